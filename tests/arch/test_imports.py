@@ -149,7 +149,7 @@ def test_one_door_in(modules: Modules) -> None:
 
 
 def test_model_families_are_named_in_their_files_and_tables_only(modules: Modules) -> None:
-    tables = ("facts/hub/packaged.py", "text/files.py", "text/bpe.py")
+    tables = ("facts/hub/packaged.py", "text/files.py", "text/bpe.py", "text/tools/families.py")
     # a RoPE scaling "llama3", programs "llama-server" and "llama.cpp"
     words_of_files = ("facts/headers/config_rope.py", "facts/headers/rope.py", "facts/hub/others.py", "config/env.py", "bench/servers.py")
     allowed = ("models/", *tables, *words_of_files)

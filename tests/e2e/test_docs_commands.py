@@ -100,10 +100,10 @@ class Reader:
             self.run(f"curl {self.url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"a\", \"max_tokens\": 4}}'")
 
     def stop(self) -> None:
-        """Ends the server, as Ctrl-C does."""
+        """Ends the server, as a service manager does."""
         if self.server is not None:
-            self.server.send_signal(signal.SIGINT)
-            assert self.server.wait(timeout=30) in (0, 130), (self.folder / "serve.log").read_text()
+            self.server.send_signal(signal.SIGTERM)
+            assert self.server.wait(timeout=30) == 0, (self.folder / "serve.log").read_text()
         self.server, self.url = None, self.demo_url
 
 

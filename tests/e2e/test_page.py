@@ -157,6 +157,8 @@ def test_markdown_is_shown_and_code_is_copied(page: Any) -> None:
     assert page.value("copied") == ['print("<b>1</b>")', MARKDOWN]
     answer_with(page, "<think>First this.", "\nThen that.</think>\n\nThe **answer**")
     assert chat(page, "Think") == "The answer" and text(page, "#turns > li:last-child .thinking .plain") == "First this.\nThen that."
+    answer_with(page, "It ", "is so.", thoughts=("Hm", "m."))
+    assert chat(page, "Again") == "It is so." and text(page, "#turns > li:last-child .thinking .plain") == "Hmm."
     assert page.problems == []
 
 

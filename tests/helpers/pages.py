@@ -92,9 +92,10 @@ def stats(browser: Any) -> str:
     return browser.value("[...document.querySelectorAll('.assistant .stats')].at(-1).textContent")
 
 
-def answer_with(browser: Any, *pieces: str, tail: str = "data: [DONE]\n\n") -> None:
-    """The server's next answers are replaced by one that streams these pieces."""
-    events = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None, "logprobs": None}]} for piece in pieces]
+def answer_with(browser: Any, *pieces: str, thoughts: tuple[str, ...] = (), tail: str = "data: [DONE]\n\n") -> None:
+    """The server's next answers are replaced by one that streams these pieces, thoughts before them."""
+    deltas = [{"reasoning_content": piece} for piece in thoughts] + [{"content": piece} for piece in pieces]
+    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} for delta in deltas]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + tail
     replace_answers(browser, f"new Response({json.dumps(body)})")
 

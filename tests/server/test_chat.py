@@ -14,7 +14,7 @@ def test_the_shape_of_a_whole_answer(chat_site: Any) -> None:
     assert answer["system_fingerprint"].startswith("fp_") and answer["created"] > 1_700_000_000
     (choice,) = answer["choices"]
     assert set(choice) == {"index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"}
-    empty = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content"))
+    empty = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content", "tool_calls"))
     assert choice["message"] == {"role": "assistant", "content": choice["message"]["content"], **empty}
     prompt = len("<user>hello</>\n<assistant>")
     assert answer["usage"] == {
@@ -85,6 +85,7 @@ class Turns:
     source = "model"
     is_usable = True
     variables: tuple[str, ...] = ()
+    family = reasoning = None
 
     def folded_roles(self, conversation: Any) -> list[str]:
         return []

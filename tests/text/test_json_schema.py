@@ -54,6 +54,8 @@ def takes(matching: Matching, grammar: Grammar, text: str) -> bool:
         ({"type": "string", "format": "date"}, ['"2024-02-29"', '"2000-02-29"'], ['"2023-02-29"', '"1900-02-29"', '"2024-04-31"']),
         ({"format": "time"}, ['"23:59:59Z"', '"01:02:03.5+23:59"', "1"], ['"23:59:60Z"', '"24:00:00Z"', '"01:02:03"', '"1:02:03Z"']),
         ({"format": "date-time", "pattern": "^2"}, ['"2024-02-29T00:00:00Z"'], ['"1924-02-29T00:00:00Z"', '"2023-02-29T00:00:00Z"']),
+        ({"format": "email"}, [f'"{"a" * 64}@x.org"'], [f'"{"a" * 65}@x.org"', '"a@@x.org"']),
+        ({"format": "duration"}, ['"P1Y2M3DT4H5M6S"', '"PT123456789S"', '"P2W"'], ['"P1234567890D"', '"P"', '"PT"', '"1D"']),
         ({"items": {"properties": {"at": {"format": "date"}}}}, ['[{"at":"2024-02-29"}]'], ['[{"at":"2023-02-29"}]']),
         ({"type": "array", "maxItems": 1.0, "uniqueItems": False}, ["[1]"], ["[1,1]"]),
         ({"type": "object", "minProperties": 1}, ['{"a":1}'], ["{}"]),

@@ -69,12 +69,21 @@ def test_links_lead_somewhere() -> None:
     assert {name for name, _ in LINK.findall(GUIDE["README.md"]) if not name.startswith("..")} == GUIDE.keys() - {"README.md"}
 
 
+def test_messages_that_the_guide_explains_are_those_of_the_program() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src" / "ridgeline").rglob("*.py"))
+    first = re.findall(r"^\| (.*?) \|", GUIDE["troubleshoot.md"], re.MULTILINE)
+    told = [text for cell in first for text in re.findall(r"`([a-zA-Z][a-z_]+(?: [a-z' ]+)?)`", cell)]
+    unknown = {text for text in told if text not in sources and text != "No such option"}  # that one is the parser's
+    assert len(told) > 12 and not unknown
+
+
 def test_the_table_of_flags_says_what_serve_does() -> None:
     """The long table is what the script makes; in the short one a foreign flag leads to the setting in the last column, or is ours."""
     assert runpy.run_path(str(ROOT / "docs" / "flags.py"))["page"]() == GUIDE["flags.md"], "run: python docs/flags.py"
     ours = {flag_of(name) for name in serve.__signature__.parameters} | {"--no-enable-prefix-caching"}
     meanings = {name: each for each in FOREIGN for name in each.names}
-    rows = [line for line in GUIDE["flags.md"].partition("<!--")[0].splitlines() if line.startswith("| ") and not line.startswith("| to set")]
+    short = GUIDE["flags.md"].partition("<!--")[0]
+    rows = [line for line in short.splitlines() if line.startswith("| ") and not line.startswith("| to set")]
     assert len(rows) > 20
     for row in rows:
         *theirs, last = row.strip("| ").split(" | ")

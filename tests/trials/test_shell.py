@@ -184,6 +184,13 @@ def test_n16_whatif_says_what_helps_most_is_of(run: Run, trace: Path) -> None:
     assert "No lever gains 2%" in out and "Bottleneck today: none" in out
 
 
+@pytest.mark.parametrize("line", ["--help", "bench --help", "plan --help", "serve --help", "whatif -h"])
+def test_n16_help_fits_and_no_verb_is_cut(line: str, run: Run) -> None:
+    status, out, _ = run(line, 80)
+    assert status == 0 and max(map(cell_len, out.splitlines())) <= 80
+    assert not any(text.endswith("...") for text in out.splitlines() if "[" not in text)
+
+
 # ── bench serve ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -17,11 +17,11 @@ from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
-    "serve": "Put load on an OpenAI-compatible server and measure what its users see.",
+    "serve": "Put load on a server and measure what its users see.",
     "compare": "Measure servers in turn, on the same prompts, and compare them.",
-    "roofline": "Measure the peak rates of this machine: memory, caches, arithmetic.",
-    "kernels": "Time products with packed weights beside the machine's peak rates.",
-    "gpu": "Measure a GPU: ceilings, kernels, decode, prefill and serving, in under ten minutes.",
+    "roofline": "Measure this machine: memory, caches, arithmetic.",
+    "kernels": "Time products with packed weights beside these peaks.",
+    "gpu": "Measure a GPU: ceilings, kernels, decode, prefill, serving.",
     "offline": "Run batches through the engine alone, without HTTP.",
 }
 MODULES: Final = dict.fromkeys(VERBS, "bench") | {"gpu": "bench_gpu"}

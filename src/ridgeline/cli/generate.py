@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
 import typer
 
+from ridgeline.cli.form import Choice, GrammarFile, JsonSchema, Regex, read_form
 from ridgeline.cli.sampling import check_sampling, make_sampling_params, with_sampling_flags
 from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
@@ -21,6 +22,8 @@ from ridgeline.text.chat_content import Conversation
 
 MAX_TOKENS: Final = 64
 """Default of --max-tokens where the model has none."""
+MAX_FORM_TOKENS: Final = 512
+"""The same where answers have a form, which they should reach the end of."""
 
 
 @with_sampling_flags
@@ -37,6 +40,10 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many top tokens (with --json).")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    grammar: GrammarFile = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     max_model_len: Annotated[int | None, size_option("--max-model-len", "Tokens of prompt and output [what model and cache hold].")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
@@ -51,11 +58,13 @@ def generate(
     inputs = read_prompts(prompts or [], input_file)
     sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     check_sampling(sampling)
+    form = read_form(json_schema, regex, choice, grammar)
     settings: dict[str, Any] = {"chat_template": chat_template, "generation_config": generation_config}
     settings |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": kv_cache_memory_bytes}
     with _open_output(output) as out, LoadingProgress() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
         loading.close()
-        params = make_sampling_params(sampling, llm.get_default_sampling_params(MAX_TOKENS))
+        params = make_sampling_params(sampling, llm.get_default_sampling_params(MAX_TOKENS if form is None else MAX_FORM_TOKENS))
+        params = replace(params, structured_outputs=form)
         answers = []
         for each in inputs:
             try:

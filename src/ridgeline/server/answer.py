@@ -131,6 +131,7 @@ class AnswerFormat(Protocol):
 
     has_start_event  a stream has an event at the start of each choice
     is_text_only     an event with new text contains nothing else of it
+    delta_event      None where there is nothing to tell yet
     """
 
     @property
@@ -141,7 +142,7 @@ class AnswerFormat(Protocol):
 
     def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct: ...
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct | None: ...
 
     def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> msgspec.Struct: ...
 
@@ -196,7 +197,9 @@ async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSet
                 case ChoiceStart() if form.has_start_event:
                     yield await _encoded(len(part.prompt_logprobs), form.start_event, part, usage)
                 case ChoiceDelta():
-                    yield _ENCODE(form.delta_event(part, usage))
+                    event = form.delta_event(part, usage)
+                    if event is not None:
+                        yield _ENCODE(event)
                 case ChoiceEnd():
                     yield _ENCODE(form.end_event(part, last.pop(part.index, None), usage))
                 case Idle():
@@ -220,7 +223,7 @@ class TextEvents:
     `make_event` makes the event of new text; of one choice they differ in their text alone.
     """
 
-    def __init__(self, make_event: Callable[[ChoiceDelta], msgspec.Struct]) -> None:
+    def __init__(self, make_event: Callable[[ChoiceDelta], msgspec.Struct | None]) -> None:
         self._make_event = make_event
         self._affixes: dict[int, tuple[bytes, bytes]] = {}
 

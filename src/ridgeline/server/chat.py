@@ -7,7 +7,7 @@ conversation and the fields that say how it is rendered. Templates are `text.cha
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -16,16 +16,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
-from ridgeline.server import body, fields, replies, wire
+from ridgeline.server import body, fields, replies, tools, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
-from ridgeline.server.structured import structured_outputs
+from ridgeline.server.spoken import Reading, Speaker
+from ridgeline.server.structured import Asked, structured_outputs
 from ridgeline.server.transport import read_body
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
@@ -43,18 +45,32 @@ def routes(service: Service) -> list[BaseRoute]:
         logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
         prompt = await tokenise_chat(payload, model, notes)
         max_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
-        asked = structured_outputs(payload)
+        asked, how = _form(payload, model, prompt)
+        special = {"skip_special_tokens": False} if how is not None and how.kept else {}
         form = asked and asked.outputs
-        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens, structured_outputs=form)
+        params = body.sampling_params(
+            payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens, structured_outputs=form, **special
+        )  # fmt: skip
         grammar = await service.compile_grammar(asked)
         with body.client_field_names(payload, limit):
             source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
         header = Header.make(model, f"chatcmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
-        bodies = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids))
+        bodies = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids), how)
         return await respond(request, source, bodies, params.n, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+
+def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:
+    """The form that the answer must have, and how it is read. A call that must be made comes before any form of an answer."""
+    assert model.chat is not None, "tokenise_chat has refused the request"
+    asked = structured_outputs(payload)
+    choice = tools.choose(payload, model.chat)
+    how = tools.reading(payload, choice, model.chat, model.tokenizer, prompt)
+    if choice.forced and how is not None:
+        asked = tools.call_grammar(choice, how)
+    return asked, how
 
 
 def _default_max_tokens(payload: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:
@@ -76,6 +92,7 @@ class ChatFormat:
     logprobs         log-probabilities are given
     prompt_logprobs  number of likeliest ids given beside each token of the prompt; None: no log-probabilities
     token_ids        ids of prompt and outputs are given too
+    reading          how reasoning and calls are read from the text; None: it is content as it is
     """
 
     header: Header
@@ -83,6 +100,8 @@ class ChatFormat:
     logprobs: bool
     prompt_logprobs: int | None
     token_ids: bool
+    reading: Reading | None = None
+    _speakers: dict[int, Speaker] = field(default_factory=dict)
 
     @property
     def has_start_event(self) -> bool:
@@ -91,8 +110,8 @@ class ChatFormat:
 
     @property
     def is_text_only(self) -> bool:
-        """True if neither ids nor log-probabilities are asked for."""
-        return not self.logprobs and not self.token_ids
+        """True if neither ids nor log-probabilities are asked for, and text is content as it is."""
+        return not self.logprobs and not self.token_ids and self.reading is None
 
     def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """The chunk with the role."""
@@ -100,19 +119,28 @@ class ChatFormat:
         delta = replies.Delta(role="assistant", content="")
         return self._chunk([replies.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
 
-    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
-        """A chunk with new text."""
-        return self._chunk([self._delta(delta)], usage)
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.ChatCompletionChunk | None:
+        """A chunk with new text; None where nothing of it can be told yet."""
+        choice = self._delta(delta)
+        if self.reading is not None and choice.delta == replies.Delta() and self.is_silent:
+            return None
+        return self._chunk([choice], usage)
+
+    @property
+    def is_silent(self) -> bool:
+        """True if a chunk without text says nothing."""
+        return not self.logprobs and not self.token_ids
 
     def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """The last chunk of a choice, with its last text."""
-        choice = self._delta(ChoiceDelta(end.index, TextDelta(0)) if last is None else last)
-        delta = choice.delta if choice.delta.content else replies.Delta()
-        return self._chunk([structs.replace(choice, delta=delta, finish_reason=end.reason.value, stop_reason=end.stop_reason)], usage)
+        choice = self._delta(ChoiceDelta(end.index, TextDelta(0)) if last is None else last, is_last=True)
+        delta = replies.Delta() if choice.delta.content == "" else choice.delta
+        reason = _finish_reason(end, self._speakers.get(end.index))
+        return self._chunk([structs.replace(choice, delta=delta, finish_reason=reason, stop_reason=end.stop_reason)], usage)
 
     def usage_event(self, usage: replies.Usage) -> replies.ChatCompletionChunk:
         """The chunk after all choices."""
-        return self._chunk([], usage)
+        return self._chunk([], self._with_reasoning(usage))
 
     def full_body(self, choices: Sequence[CollectedChoice], usage: replies.Usage) -> replies.ChatCompletion:
         """All choices at once."""
@@ -120,29 +148,44 @@ class ChatFormat:
         of_prompt = None
         if self.prompt_logprobs is not None:
             of_prompt = prompt_logprobs(self.names, start.prompt, start.prompt_logprobs, self.prompt_logprobs)
+        found = [self._choice(each) for each in choices]
         return replies.ChatCompletion(
-            header.id, "chat.completion", header.created, header.model, header.fingerprint, [self._choice(each) for each in choices], usage,
+            header.id, "chat.completion", header.created, header.model, header.fingerprint, found, self._with_reasoning(usage),
             prompt_logprobs=of_prompt, prompt_token_ids=list(start.prompt) if self.token_ids else None,
         )  # fmt: skip
 
-    def _delta(self, delta: ChoiceDelta) -> replies.ChatChunkChoice:
-        new = delta.delta
+    def _delta(self, delta: ChoiceDelta, is_last: bool = False) -> replies.ChatChunkChoice:
+        new, speaker = delta.delta, self._speaker(delta.index)
         return replies.ChatChunkChoice(
             index=delta.index,
-            delta=replies.Delta(content=new.text),
+            delta=replies.Delta(content=new.text) if speaker is None else speaker.take(new, is_last) or replies.Delta(),
             logprobs=chat_logprobs(self.names, new.ids, new.logprobs) if self.logprobs and new.ids else None,
             token_ids=self._ids(new.ids),
         )
 
+    def _speaker(self, index: int) -> Speaker | None:
+        """The reader of a choice; None where text is content as it is."""
+        if self.reading is None:
+            return None
+        return self._speakers.setdefault(index, Speaker(self.reading))
+
     def _choice(self, choice: CollectedChoice) -> replies.ChatChoice:
+        speaker = self._speaker(choice.end.index)
         return replies.ChatChoice(
             index=choice.end.index,
-            message=replies.AssistantMessage("assistant", choice.text),
+            message=replies.AssistantMessage("assistant", choice.text) if speaker is None else speaker.whole(choice.deltas),
             logprobs=chat_logprobs(self.names, choice.ids, choice.logprobs) if self.logprobs else None,
-            finish_reason=choice.end.reason.value,
+            finish_reason=_finish_reason(choice.end, speaker),
             stop_reason=choice.end.stop_reason,
             token_ids=self._ids(choice.ids),
         )
+
+    def _with_reasoning(self, usage: replies.Usage) -> replies.Usage:
+        """The usage, with the tokens of reasoning where the model can reason."""
+        if self.reading is None or self.reading.reasoning is None:
+            return usage
+        tokens = sum(each.reasoning_tokens for each in self._speakers.values())
+        return structs.replace(usage, completion_tokens_details=replies.CompletionTokensDetails(tokens))
 
     def _ids(self, ids: Sequence[int]) -> list[int] | None:
         return list(ids) if self.token_ids else None
@@ -157,6 +200,11 @@ class ChatFormat:
         return replies.ChatCompletionChunk(
             header.id, "chat.completion.chunk", header.created, header.model, header.fingerprint, choices, usage, prompt
         )
+
+
+def _finish_reason(end: ChoiceEnd, speaker: Speaker | None) -> str:
+    """OpenAI's: an answer that ended by itself with whole calls ended for them."""
+    return "tool_calls" if speaker is not None and speaker.has_called and end.reason is Finish.STOP else end.reason.value
 
 
 MAX_CONTENT_PARTS: Final = 1_024
@@ -183,7 +231,6 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     salt = None
     if isinstance(payload, wire.ChatCompletionRequest):
         salt = payload.cache_salt
-        _check_tools(payload)
     encoder = model.prompt_encoder(salt)
     asked = conversation(payload, _arguments(payload, template, notes))
     if template.is_usable:
@@ -230,20 +277,6 @@ def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, arg
         continue_final_message=continued,
         arguments=arguments,
     )
-
-
-def _check_tools(payload: wire.ChatCompletionRequest) -> None:
-    """Raises ApiError where a client may expect tool calls: answers are text here, and nothing parses calls out of them. Tools that the
-    template does not read have been rejected before, so that no hint leads to another error."""
-    if payload.tool_choice not in (None, "none", "auto"):
-        message = "this server does not parse tool calls yet, so an answer cannot be made to be one; leave tool_choice out"
-        raise ApiError("unsupported_parameter", message, param="tool_choice")
-    if payload.tools and payload.tool_choice != "none":
-        raise ApiError(
-            "unsupported_parameter",
-            'this server does not parse tool calls yet; send tool_choice: "none" to show the tools to the model and get its answer as text',
-            param="tools",
-        )
 
 
 def _checked_messages(messages: list[wire.ChatMessage] | None) -> list[wire.ChatMessage]:

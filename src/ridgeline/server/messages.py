@@ -46,7 +46,7 @@ def routes(service: Service) -> list[BaseRoute]:
             prompt = await tokenise_chat(chat, model, notes)
             limit = min(most, max(1, model.limits.max_model_len - len(prompt)))
             params = body.sampling_params(chat, model.defaults, max_tokens=limit)
-            source = start_generation(service, chat, [prompt], params, notes, stop_ids=model.turn_end_ids)
+            source = await start_generation(service, chat, [prompt], params, notes, stop_ids=model.turn_end_ids)
         form = MessageFormat(f"msg_{source.id}", model.name, limit < most)
         stream = None
         if payload.stream:

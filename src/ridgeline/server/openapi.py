@@ -225,7 +225,9 @@ _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
         }
     },
     wire.ChatCompletionRequest: {
-        "tool_choice": {"enum": [None, "none", "auto"], "description": 'With tools only "none": calls are not parsed.', "default": None}
+        "tool_choice": {
+            "anyOf": [{"enum": [None, "none", "auto", "required"]}, {"type": "object", "required": ["type", "function"]}], "default": None
+        }
     },
     wire.ContentPart: {"type": {"const": "text"}},
     wire.ChatMessage: {"audio": {"type": "null"}, "function_call": {"type": "null"}},

@@ -15,12 +15,18 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     """Absent while the answer is under way."""
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Given for a chat with a model that thinks, at its end."""
 
 
 class PromptLogprob(Struct, frozen=True):
@@ -99,15 +105,31 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class CalledFunction(Struct, frozen=True):
+    """`arguments` is a text of JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Struct, frozen=True):
+    """`content` is null for an answer of nothing but calls."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    reasoning: None = None
-    reasoning_content: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -135,9 +157,26 @@ class ChatCompletion(Struct, frozen=True):
     kv_transfer_params: None = None
 
 
+class FunctionDelta(Struct, frozen=True, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class CallDelta(Struct, frozen=True, omit_defaults=True):
+    """More of the call of that index: id and name once, then its arguments piece by piece."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class Delta(Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

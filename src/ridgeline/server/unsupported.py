@@ -94,7 +94,7 @@ WITHOUT_EFFECT: Final = frozenset({
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
     "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
-    # of a stream, and of what a model that thinks says: nothing is parsed out of it here
+    # of a stream, and of reasoning, which is always given
     "include_reasoning", "stream_options.include_obfuscation",
 })  # fmt: skip
 """Known names whose values change no answer."""

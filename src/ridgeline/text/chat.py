@@ -19,6 +19,8 @@ from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, Var
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tools.detect import find_family
+from ridgeline.text.tools.families import Family, reasoning_of
 
 Source = Literal["model", "file", "built in"]
 
@@ -146,6 +148,8 @@ class ChatTemplate:
     source    the model's files, the file that `--chat-template` names, or Ridgeline itself
     stop_ids  ids that end an assistant's turn, found at load; an answer to a chat ends at them as at EOS
     findings  problems that the check at load found
+    reasoning  the marks around reasoning that it knows; None: none
+    family    how the model writes calls of tools; None: in no form that is known, or the template shows it no tools
     """
 
     def __init__(self, files: TemplateFiles, tokenizer: Tokenizer, clock: Clock = datetime.now) -> None:
@@ -176,6 +180,8 @@ class ChatTemplate:
                 raise ConfigError(f"--chat-template: {self._reason}", fix={"--chat-template": None})
         self.stop_ids = result.stop_ids
         self.findings = result.findings
+        self.reasoning = reasoning_of(files.texts.values())
+        self.family = self._find_family(files, tokenizer) if self.is_usable else None
 
     @property
     def is_usable(self) -> bool:
@@ -223,14 +229,20 @@ class ChatTemplate:
         variant = TOOL_USE if variables["tools"] is not None and TOOL_USE in self._variants else DEFAULT
         return self._renderer.render(variant, variables, self._clock().timetuple()[:6])
 
-    def _check(self, tokenizer: Tokenizer) -> TemplateCheck:
-        def attempt(conversation: Conversation) -> str:
-            variables = self._builder.build(conversation)
-            try:
-                return self._render(variables)
-            except OverloadedError:  # a busy moment of the machine is no fault of the template
-                return self._render(variables)
+    def _attempt(self, conversation: Conversation) -> str:
+        variables = self._builder.build(conversation)
+        try:
+            return self._render(variables)
+        except OverloadedError:  # a busy moment of the machine is no fault of the template
+            return self._render(variables)
 
+    def _find_family(self, files: TemplateFiles, tokenizer: Tokenizer) -> Family | None:
+        if "tools" not in self.variables and TOOL_USE not in self._variants:
+            return None
+        return find_family(self._attempt, TOOLS, files.texts.values(), tokenizer)
+
+    def _check(self, tokenizer: Tokenizer) -> TemplateCheck:
+        attempt = self._attempt
         self._builder = replace(self._builder, format=detect_format(attempt))
         roles = probe_roles(attempt)
         with_tools = probe_roles(attempt, TOOLS) if "tools" in self.variables or TOOL_USE in self._variants else roles

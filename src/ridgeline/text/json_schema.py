@@ -19,6 +19,8 @@ _DATE: Final = rf"(?:[0-9]{{4}}-(?:{_DAY})|{_LEAP_YEAR}-02-29)"
 _TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS: Final[Mapping[str, str]] = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
 """Formats whose own grammar in the library knows neither leap years nor when seconds are 60. Here they never are."""
+ENDS: Final[Mapping[str, str]] = {"email": "^[^@]{1,64}@.{1,255}$", "duration": "^P(?:T?[0-9]{1,9}[YMWDHS])+$"}
+"""Formats to which the library knows no end: what bounds them beside its grammar. RFC 5321 has the lengths of addresses."""
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords with a schema for each name."""
@@ -129,8 +131,10 @@ def _rewritten(schema: Any) -> Any:
             made[word] = value
     if made.get("uniqueItems") is False:
         del made["uniqueItems"]
-    pattern = FORMATS.get(made["format"]) if isinstance(made.get("format"), str) else None
+    named = made.get("format")
+    pattern = FORMATS.get(named) or ENDS.get(named) if isinstance(named, str) else None
     if pattern is not None and isinstance(made.get("allOf", []), list):
-        del made["format"]
         made["allOf"] = [*made.get("allOf", []), {"pattern": pattern}]
+        if named in FORMATS:
+            del made["format"]
     return made

@@ -146,6 +146,13 @@ def test_a_grammar_is_taken_once_its_signal_is_there(monkeypatch: pytest.MonkeyP
     compiler.close()
 
 
+def test_a_grammar_of_no_text_says_so(compiler: GrammarCompiler) -> None:
+    asked = grammar("start: X\nX: /a/ & /b/")
+    assert ready(compiler, asked) is None
+    with pytest.raises(GrammarError, match="no text goes on"):
+        compiler.start(asked, ()).masks((), np.zeros((1, compiler.words), np.uint32))
+
+
 def samplers() -> list[sampler.Sampled]:
     native = [sampling.Sampler(VOCAB, ext.native().Team(1), level=level) for level in ext.isa_levels()]
     return [sampler.sample_rows, *(each.sample_rows for each in native)]

@@ -62,7 +62,7 @@ class RowGrammar:
             if not matcher.is_stopped():
                 matcher.unsafe_compute_mask_ptr(found[place].ctypes.data, self._mask_bytes)
             if matcher.is_error():
-                raise GrammarError(matcher.get_error())
+                raise GrammarError(_reason(matcher.get_error()))
             if matcher.is_stopped():
                 found[place] = self._ends
             if place == len(drafts) or not _has(found[place], drafts[place]) or _has(self._ends, drafts[place]):
@@ -76,6 +76,11 @@ class RowGrammar:
         """Takes ids that the row has sampled."""
         if not self._matcher.is_stopped():
             self._matcher.consume_tokens(list(ids))
+
+
+def _reason(message: str) -> str:
+    """The library's message; of a grammar that has come to a dead end it has only the name."""
+    return "no text goes on as this grammar asks; change it" if message.startswith("NoExtension") else message.partition("\n")[0]
 
 
 def _has(mask: Mask, token: int) -> bool:

@@ -107,9 +107,15 @@ async function keep(conversation) {
   host.onChange(conversation.id);
 }
 
-function parse(choice) {
-  const text = choice.delta.content ?? "";
-  return { text, tokens: choice.logprobs ? tokens.ofChat(text, choice.logprobs.content) : [] };
+// Reads the parts of one answer. Thoughts, which come apart from the answer, are kept in front of it between their marks.
+function reader() {
+  let thinking = false;
+  return ({ delta, logprobs }) => {
+    const content = delta.content ?? "", thought = delta.reasoning_content ?? "";
+    const opened = thought && !thinking ? "<think>" : "", closed = content && (thinking || thought) ? "</think>\n" : "";
+    thinking = (thinking || thought !== "") && content === "";
+    return { text: opened + thought + closed + content, tokens: logprobs ? tokens.ofChat(content, logprobs.content) : [] };
+  };
 }
 
 function messages({ system, turns }) {
@@ -142,7 +148,7 @@ async function answer(conversation, replaced = []) {
       if (stay) requestAnimationFrame(follow);
       if (performance.now() - saved > SAVE_EVERY) { saved = performance.now(); keep(conversation); }
     };
-    turn.stats = await stream({ path: "v1/chat/completions", body, parse, signal: controller.signal, onPart });
+    turn.stats = await stream({ path: "v1/chat/completions", body, parse: reader(), signal: controller.signal, onPart });
     conversation.model = body.model;
   } catch (error) {
     failures.set(id, error);

@@ -1,0 +1,128 @@
+"""What an assistant said in a chat: its text split into content, reasoning and tool calls, as a stream's deltas or a whole message.
+
+Owns the shapes and the ids of calls. How a model writes them is `text.tools`'s.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ridgeline.server import replies
+from ridgeline.text.stream import TextDelta
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tools.families import Family, Reasoning
+from ridgeline.text.tools.forms import Parameters
+from ridgeline.text.tools.parser import AnswerParser, CallArguments, CallBegin, Event, Text, Thought
+
+SHORT_ID: Final = 9
+"""Letters of an id where templates refuse any other number, as Mistral's do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers to a request are read.
+
+    thinks      the prompt has begun the reasoning
+    parallel    more than one call is given
+    kept        control tokens that are marks; None: the client asked for all of them
+    """
+
+    family: Family | None
+    reasoning: Reasoning | None
+    parameters: Parameters
+    tokenizer: Tokenizer
+    thinks: bool
+    parallel: bool
+    kept: frozenset[int] | None
+
+
+class Speaker:
+    """One choice: its tokens in, deltas out. `reasoning_tokens` and `has_called` are known so far."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._parser = AnswerParser(reading.family, reading.reasoning, reading.parameters, thinks=reading.thinks)
+        self._calls = 0
+        self.reasoning_tokens = 0
+        self._is_whole = True
+
+    @property
+    def has_called(self) -> bool:
+        """True if there are calls, all of them whole."""
+        return self._calls > 0 and self._is_whole
+
+    def take(self, new: TextDelta | None, is_last: bool) -> replies.Delta | None:
+        """What has become final with these tokens; None for nothing."""
+        events: list[Event] = []
+        for token, text in zip(new.ids, new.texts, strict=True) if new is not None else ():
+            was_thinking = self._parser.is_thinking
+            events += self._parser.push("" if self._is_hidden(token) else text)
+            self.reasoning_tokens += was_thinking or self._parser.is_thinking
+        if is_last:
+            events += self._parser.finish()
+        return self._delta(events) if events else None
+
+    def whole(self, deltas: Sequence[TextDelta]) -> replies.AssistantMessage:
+        """The message of all deltas."""
+        found = [self.take(each, False) for each in deltas]
+        said = [each for each in (*found, self.take(None, True)) if each is not None]
+        thought = "".join(each.reasoning_content or "" for each in said) or None
+        content = "".join(each.content or "" for each in said)
+        names: list[replies.CallDelta] = [call for each in said for call in each.tool_calls or () if call.id is not None]
+        calls = [
+            replies.ToolCall(
+                str(begin.id), "function",
+                replies.CalledFunction(begin.function.name or "", "".join(
+                    call.function.arguments for each in said for call in each.tool_calls or () if call.index == begin.index
+                )),
+            )
+            for begin in names
+        ]  # fmt: skip
+        return replies.AssistantMessage(
+            "assistant", content if content or not calls else None, reasoning=thought, reasoning_content=thought, tool_calls=calls or None
+        )
+
+    def _is_hidden(self, token: int) -> bool:
+        kept = self._reading.kept
+        return kept is not None and token not in kept and self._reading.tokenizer.is_control(token)
+
+    def _delta(self, events: Sequence[Event]) -> replies.Delta | None:
+        content, thought = "", ""
+        calls: dict[int, replies.CallDelta] = {}
+        for event in events:
+            if isinstance(event, Text):
+                content += event.text
+            elif isinstance(event, Thought):
+                thought += event.text
+            elif isinstance(event, CallBegin):
+                self._calls, self._is_whole = self._calls + 1, False
+                self._add(calls, replies.CallDelta(
+                    self._calls - 1, replies.FunctionDelta("", event.name), event.id or self._new_id(), "function"
+                ))  # fmt: skip
+            elif isinstance(event, CallArguments):
+                self._add(calls, replies.CallDelta(self._calls - 1, replies.FunctionDelta(event.text)))
+            else:
+                self._is_whole = True
+        if not (content or thought or calls):
+            return None
+        return replies.Delta(
+            content=content or None, reasoning=thought or None, reasoning_content=thought or None,
+            tool_calls=list(calls.values()) or None,
+        )  # fmt: skip
+
+    def _add(self, calls: dict[int, replies.CallDelta], new: replies.CallDelta) -> None:
+        """Joins what one delta says of a call."""
+        if new.index and not self._reading.parallel:
+            return
+        old = calls.get(new.index)
+        if old is not None:
+            function = replies.FunctionDelta(old.function.arguments + new.function.arguments, old.function.name)
+            new = replies.CallDelta(new.index, function, old.id, old.type)
+        calls[new.index] = new
+
+    def _new_id(self) -> str:
+        family = self._reading.family
+        if family is not None and family.begin == "[TOOL_CALLS]":
+            return secrets.token_hex(SHORT_ID)[:SHORT_ID]
+        return f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,114 @@
+"""The table of families: how each writes calls and reasoning, and which of them a model's template belongs to.
+
+A row is found by what the model's own template makes of a call: the family is the first whose parser reads that same call back.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from ridgeline.text.tools.forms import Form, Head, Literal, Objects, Tagged
+from ridgeline.text.tools.scan import Marks
+
+_NAME: Final = r"(?P<name>[\w.:/-]{1,128})"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family writes calls.
+
+    begin  mark before a call, or before a list of them; empty: an answer that begins so is a call
+    form   what follows it
+    drop   marks around calls that say nothing
+    inner  other control tokens within a call
+    call   text before and behind the arguments of a call, with NAME for the name, where they are JSON in the form that `form` reads
+    """
+
+    name: str
+    begin: str
+    form: Form
+    drop: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    call: tuple[str, str] | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What the family's parser looks for in a text."""
+        return (*([self.begin] if self.begin else ()), *self.drop)
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The marks around reasoning, at the beginning of an answer."""
+
+    begin: str
+    end: str
+
+
+def _tagged(head: str, key: str, after: str, close: str, over: str | None = None, *, lines: bool = False) -> Tagged:
+    end = None if over is None else re.compile(over)
+    return Tagged(re.compile(head), re.compile(key), Marks([after]), re.compile(close), lines, end)
+
+
+def _invoke(prefix: str, over: str, attributes: str = "") -> Tagged:
+    return _tagged(
+        rf'\s*<{prefix}invoke name="{_NAME}">', rf'\s*<{prefix}parameter name="(?P<key>[^"<>]{{1,128}})"{attributes}>',
+        f"</{prefix}parameter>", rf"\s*</{prefix}invoke>", rf"\s*{over}",
+    )  # fmt: skip
+
+
+_TEXT: Final = ' string="(?P<string>true|false)"'
+FAMILIES: Final = (
+    Family("hermes", "<tool_call>", Objects(), ("</tool_call>",), (), (
+        '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"
+    )),
+    Family("qwen3-coder", "<tool_call>", _tagged(
+        rf"\s*<function={_NAME}>", r"\s*<parameter=(?P<key>[^<>\n]{1,128})>", "</parameter>", r"\s*</function>", lines=True
+    ), ("</tool_call>",)),
+    Family("glm", "<tool_call>", _tagged(
+        rf"\s*{_NAME}\s*(?=<)", r"\s*<arg_key>(?P<key>[^<>]{1,128})</arg_key>\s*<arg_value>", "</arg_value>", r"\s*</tool_call>"
+    )),
+    Family("mistral", "[TOOL_CALLS]", Head(re.compile(
+        rf"\s*{_NAME}(?:\[CALL_ID\](?P<id>[^\[\]{{]{{1,64}}))?(?:\[ARGS\])?\s*(?=\{{)"
+    )), (), ("[CALL_ID]", "[ARGS]")),
+    Family("mistral-list", "[TOOL_CALLS]", Objects()),
+    Family("deepseek", "<｜tool▁call▁begin｜>", Head(
+        re.compile(rf"(?:function<｜tool▁sep｜>)?{_NAME}(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{{)"), Marks(["<｜tool▁call▁end｜>"])
+    ), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>")),
+    Family("deepseek-dsml", "<｜DSML｜function_calls>", _invoke("｜DSML｜", "</｜DSML｜function_calls>", _TEXT)),
+    Family("deepseek-dsml-tools", "<｜DSML｜tool_calls>", _invoke("｜DSML｜", "</｜DSML｜tool_calls>", _TEXT)),
+    Family("kimi", "<|tool_call_begin|>", Head(
+        re.compile(r"\s*(?P<id>functions\.(?P<name>[\w.-]{1,128}):\d{1,6})\s*<\|tool_call_argument_begin\|>\s*(?=\{)"),
+        Marks(["<|tool_call_end|>"]),
+    ), ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), ("<|tool_call_argument_begin|>", "<|tool_call_end|>")),
+    Family("gemma", "<|tool_call>", Literal("<tool_call|>", '<|"|>'), ("<|tool_response>",), ("<tool_call|>", '<|"|>')),
+    Family("lfm2", "<|tool_call_start|>", Literal("<|tool_call_end|>"), (), ("<|tool_call_end|>",)),
+    Family("minimax", "<minimax:tool_call>", _invoke("", "</minimax:tool_call>")),
+    Family("nemotron", "<TOOLCALL>", Objects(), ("</TOOLCALL>",)),
+    Family("apriel", "<tool_calls>", Objects(), ("</tool_calls>",)),
+    Family("apertus", "<|tools_prefix|>", Objects(keyed=True), ("<|tools_suffix|>",)),
+    Family("granite-3", "<|tool_call|>", Objects(), ("<|/tool_call|>",)),
+    Family("functionary", "<function=", Head(re.compile(rf"{_NAME}>\s*(?=\{{)"), Marks(["</function>"])), (), (), (
+        "<function=NAME>", "</function>"
+    )),
+    Family("gigachat", "<|function_call|>", Objects()),
+    Family("solar", "<|tool_call:begin|>", Head(
+        re.compile(rf"(?P<id>[\w-]{{1,64}})<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>\s*(?=\{{)"), Marks(["<|tool_call:end|>"])
+    ), ("<|tool_calls|>",), (
+        "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
+    )),
+    Family("llama", "", Objects(), ("<|python_tag|>",), (), ('{"name": "NAME", "parameters": ', "}")),
+)  # fmt: skip
+
+REASONING: Final = (
+    Reasoning("<think>", "</think>"),
+    Reasoning("<mm:think>", "</mm:think>"),
+    Reasoning("[THINK]", "[/THINK]"),
+    Reasoning("<|channel>thought\n", "<channel|>"),
+)
+
+
+def reasoning_of(templates: Collection[str]) -> Reasoning | None:
+    """The marks that a model's templates know."""
+    return next((each for each in REASONING if any(each.end in text for text in templates)), None)

@@ -1,0 +1,205 @@
+"""An assistant's text as it comes, split into answer, reasoning and calls of tools.
+
+Owns what surrounds the forms: where reasoning ends, white space between an answer and its calls, what is given out as text after all.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final
+
+from ridgeline.text.tools.families import Family, Reasoning
+from ridgeline.text.tools.forms import Parameters
+from ridgeline.text.tools.scan import Marks, Scanner
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call begins. `id` None: the model gave it none."""
+
+    name: str
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of the call, a text of JSON."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is complete."""
+
+
+Event = Text | Thought | CallBegin | CallArguments | CallEnd
+_NOTHING: Final = Marks([])
+
+
+class _Recorder(Scanner):
+    """A scanner that keeps what was taken since `record`, until a call begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: list[str] | None = None
+        self._from = 0
+
+    def record(self, mark: str) -> None:
+        """Keeps what is taken from now on, behind `mark`."""
+        self._taken, self._from = [mark], self.at
+
+    def forget(self) -> None:
+        """Keeps nothing any more."""
+        self._taken = None
+
+    def taken(self) -> str:
+        """What was taken, the mark first; empty where that was forgotten."""
+        return "" if self._taken is None else "".join(self._taken) + self.text[self._from : self.at]
+
+    def feed(self, piece: str) -> None:
+        if self._taken is not None:
+            self._taken.append(self.text[self._from : self.at])
+            self._from = 0
+        super().feed(piece)
+
+
+class AnswerParser:
+    """Splits one answer. `push` its text in pieces of any size, then `finish`; both return what has become final."""
+
+    def __init__(
+        self, family: Family | None, reasoning: Reasoning | None, parameters: Parameters | None = None, *, thinks: bool = False
+    ) -> None:
+        """family: None: calls are text. thinks: the prompt has begun the reasoning."""
+        self._family, self._reasoning, self._thinks = family, reasoning, thinks
+        self._parameters: Parameters = parameters or {}
+        self._scanner = _Recorder()
+        self._events: list[Event] = []
+        self._spaces: list[str] = []
+        self._has_called = False
+        self.is_thinking = thinks
+        """What comes next is reasoning."""
+        self._steps = self._run()
+
+    def push(self, text: str) -> list[Event]:
+        """Takes more text."""
+        if text:
+            self._scanner.feed(text)
+            next(self._steps, None)
+        return self._given()
+
+    def finish(self) -> list[Event]:
+        """Takes the end of the text."""
+        self._scanner.is_closed = True
+        next(self._steps, None)
+        return self._given()
+
+    def _given(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # ── what a form calls ───────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """A call begins; white space before it is dropped."""
+        self._scanner.forget()
+        self._spaces, self._has_called = [], True
+        self._events.append(CallBegin(name, call_id))
+
+    def add(self, arguments: str) -> None:
+        """More of its arguments."""
+        if arguments:
+            self._events.append(CallArguments(arguments))
+
+    def end(self) -> None:
+        """It is complete."""
+        self._events.append(CallEnd())
+
+    # ── the text around calls ───────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> Generator[None, None, None]:
+        scanner = self._scanner
+        yield from self._reason()
+        family = self._family
+        if family is None:
+            yield from scanner.through(_NOTHING, self._say)
+            self._flush()
+            return
+        marks = Marks(family.marks)
+        if not family.begin and (yield from self._starts_object()):
+            yield from self._call("")
+        while (mark := (yield from scanner.through(marks, self._say))) is not None:
+            if mark == family.begin:
+                yield from self._call(mark)
+        self._flush()
+
+    def _call(self, mark: str) -> Generator[None, None, None]:
+        assert self._family is not None
+        self._scanner.record(mark)
+        yield from self._family.form.read(self._scanner, self, self._parameters)
+        self._say(self._scanner.taken())
+        self._scanner.forget()
+
+    def _starts_object(self) -> Generator[None, None, bool]:
+        """True if the answer begins with an object of JSON, perhaps behind white space or the mark of a call."""
+        scanner = self._scanner
+        while not scanner.is_closed and not scanner.text[scanner.at :].strip():
+            yield
+        return scanner.text[scanner.at :].lstrip().startswith(("{", "<|python_tag|>{"))
+
+    def _reason(self) -> Generator[None, None, None]:
+        """Reads reasoning, where the answer begins with it."""
+        if self._reasoning is None:
+            return
+        scanner, mark = self._scanner, self._reasoning.begin
+        if not self._thinks:
+            while not scanner.is_closed and mark.startswith(scanner.text[scanner.at :].lstrip()[: len(mark)]):
+                if scanner.text[scanner.at :].lstrip().startswith(mark):
+                    break
+                yield
+            text = scanner.text[scanner.at :]
+            if not text.lstrip().startswith(mark):
+                return
+            scanner.at += len(text) - len(text.lstrip()) + len(mark)
+        self.is_thinking = True
+        yield from scanner.through(Marks([self._reasoning.end]), self._think)
+        self._spaces, self.is_thinking = [], False
+        text = ""
+        while not scanner.is_closed and not (text := scanner.text[scanner.at :].lstrip()):
+            scanner.at = len(scanner.text)
+            yield
+        scanner.at = len(scanner.text) - len(text) if text else scanner.at
+
+    def _think(self, piece: str) -> None:
+        self._pass(piece, Thought)
+
+    def _say(self, piece: str) -> None:
+        self._pass(piece, Text)
+
+    def _pass(self, piece: str, kind: Callable[[str], Event]) -> None:
+        """Gives out text without the white space at its end, which is held until more text follows."""
+        text = piece.rstrip()
+        if text:
+            self._events.append(kind("".join(self._spaces) + text))
+            self._spaces = []
+        if len(piece) > len(text):
+            self._spaces.append(piece[len(text) :])
+
+    def _flush(self) -> None:
+        """White space at the very end belongs to the answer, unless that ends with calls."""
+        if self._spaces and not self._has_called:
+            self._events.append(Text("".join(self._spaces)))
+        self._spaces = []
