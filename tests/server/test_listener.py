@@ -7,7 +7,7 @@ import pytest
 from ridgeline.errors import ConfigError
 from ridgeline.server import listener
 from ridgeline.server.connection import HttpConnection
-from ridgeline.server.listener import SPARE_CONNECTIONS, Connections, connection_limit
+from ridgeline.server.listener import SPARE_CONNECTIONS, Connections, Room, connection_limit
 
 
 class Loop:
@@ -44,9 +44,10 @@ class Site:
     def __init__(self, limit: int, per_client: int) -> None:
         self.table, self.loop = Connections(limit, per_client), Loop()
 
-    def connect(self, address: bytes = b"a") -> tuple[bool | None, Connection | None]:
-        room = self.table.make_room(address)
-        return room, None if room is None else Connection(self.table, address, self.loop)
+    def connect(self, address: bytes = b"a", after: float = 1.0) -> tuple[Room, Connection | None]:
+        self.loop.now += after
+        room = self.table.make_room(address, self.loop.now)
+        return room, Connection(self.table, address, self.loop) if room in (Room.FREE, Room.PROBES) else None
 
     def fill(self, count: int, address: bytes = b"a") -> list[Connection]:
         made = [self.connect(address)[1] for _ in range(count)]
@@ -59,7 +60,7 @@ def test_a_new_connection_takes_the_place_of_the_one_that_owes_longest() -> None
     first.work()
     first.rest()  # has just been answered
     room, _ = site.connect()
-    assert room and [each.is_dropped for each in (first, second, third)] == [False, True, False]
+    assert room is Room.FREE and [each.is_dropped for each in (first, second, third)] == [False, True, False]
 
 
 def test_who_is_at_work_is_not_closed_and_the_next_are_crowded() -> None:
@@ -72,32 +73,39 @@ def test_who_is_at_work_is_not_closed_and_the_next_are_crowded() -> None:
         rooms.append(room)
         if made is not None:
             made.work()
-    assert rooms == [False] * SPARE_CONNECTIONS + [None]
+    assert rooms == [Room.PROBES] * SPARE_CONNECTIONS + [Room.NONE]
 
 
-def test_a_crowded_connection_that_rests_makes_room() -> None:
+def test_a_crowded_connection_that_rests_makes_room_for_another_crowded_one() -> None:
     site = Site(2, 2)
     for each in site.fill(2):
         each.work()
     _, crowded = site.connect()
-    assert crowded is not None and site.connect()[0] and crowded.is_dropped
+    assert crowded is not None and site.connect()[0] is Room.PROBES and crowded.is_dropped
+
+
+def test_nobody_is_closed_before_it_had_a_chance_to_send() -> None:
+    site = Site(2, 2)
+    young = site.fill(2)
+    assert site.connect(after=-0.95)[0] is Room.LATER and not young[0].is_dropped
+    assert site.connect(after=0.1)[0] is Room.FREE and young[0].is_dropped
 
 
 def test_an_address_at_its_limit_displaces_its_own() -> None:
     site = Site(10, 2)
     [other] = site.fill(1, b"b")
     mine = site.fill(2)
-    assert site.connect()[0] and mine[0].is_dropped and not other.is_dropped
+    assert site.connect()[0] is Room.FREE and mine[0].is_dropped and not other.is_dropped
     for each in mine:
         each.work()
-    assert site.connect(b"b")[0] is True
+    assert site.connect(b"b")[0] is Room.FREE
 
 
 def test_at_the_limit_the_address_with_most_connections_pays() -> None:
     site = Site(4, 4)
     [early] = site.fill(1, b"b")
     many = site.fill(3)
-    assert site.connect(b"c")[0] and many[0].is_dropped and not early.is_dropped
+    assert site.connect(b"c")[0] is Room.FREE and many[0].is_dropped and not early.is_dropped
 
 
 def test_what_is_closed_is_forgotten() -> None:
@@ -114,7 +122,7 @@ def test_what_is_closed_is_forgotten() -> None:
 
 def test_deadlines() -> None:
     site = Site(9, 9)
-    head, idle, busy = site.fill(3)
+    head, idle, busy = (Connection(site.table, b"a", site.loop) for _ in range(3))
     idle.rest(75.0)
     busy.work()
     site.table.check(9.9)
@@ -130,7 +138,6 @@ def test_a_line_about_limits_at_most_every_ten_seconds(caplog: pytest.LogCapture
     with caplog.at_level("WARNING", "ridgeline"):
         for second in range(25):
             site.connect()
-            site.loop.now = second
             site.table.check(second)
     assert len(caplog.records) == 3
     assert sum(each.__dict__["fields"]["closed"] for each in caplog.records) == 21

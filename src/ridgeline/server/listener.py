@@ -11,7 +11,9 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from enum import Enum, auto
+from functools import partial
+from typing import Final, NamedTuple
 
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
@@ -28,8 +30,10 @@ RESERVED_FILES: Final = 64 + ACCEPTS_PER_TURN
 MIN_CONNECTIONS: Final = 16
 CHECK_SECONDS: Final = 1.0
 """Time between two looks for clients that take too long."""
-ACCEPT_PAUSE_SECONDS: Final = 0.05
-"""Pause after an error of the system, such as a lack of files."""
+ACCEPT_PAUSE_SECONDS: Final = 0.02
+"""Pause after an error of the system, such as a lack of files, and where there is room in a moment."""
+LEAST_PATIENCE_SECONDS: Final = 0.1
+"""Time that every client has before its connection is closed for another's. New ones wait in the system's queue meanwhile."""
 WARNING_SECONDS: Final = 10.0
 """Least time between two lines about limits."""
 
@@ -54,6 +58,23 @@ def connection_limit(wanted: int) -> int:
     return wanted
 
 
+class Room(Enum):
+    """What there is for a new connection: room as for any; for probes alone; some in a moment, when the clients of others have had a chance
+    to send something; none."""
+
+    FREE = auto()
+    PROBES = auto()
+    LATER = auto()
+    NONE = auto()
+
+
+class Turn(NamedTuple):
+    """The time since which a client owes bytes, and the time until which it may."""
+
+    since: float
+    deadline: float
+
+
 class Connections:
     """All connections, and which of their clients owe bytes: a handshake, the rest of a request, or the next one."""
 
@@ -63,30 +84,27 @@ class Connections:
         self._all: set[HttpConnection] = set()
         self._addresses: dict[bytes, int] = {}
         """Connections of each client address."""
-        self._owing: dict[HttpConnection, float] = {}
-        """Deadlines of those whose clients owe bytes, longest first."""
+        self._owing: dict[HttpConnection, Turn] = {}
+        """Those whose clients owe bytes, longest first."""
         self._displaced = 0
-        """Connections closed to make room, or not taken, since the last line about them."""
+        """Connections closed to make room since the last line about them."""
         self._warned_at = -WARNING_SECONDS
 
-    def make_room(self, address: bytes) -> bool | None:
-        """Makes room for one more connection from there, by closing another where needed.
-
-        False: it is one too many, and is only to be asked how the server is. None: it cannot be taken.
-        """
-        is_address_full = self._addresses.get(address, 0) >= self._limit_per_address
-        if not is_address_full and len(self._all) < self._limit:
-            return True
-        busiest = address if is_address_full else max(self._addresses, key=self._addresses.__getitem__)
-        longest = next((each for each in self._owing if each.address == busiest), None)
-        if longest is None and not is_address_full:
-            longest = next(iter(self._owing), None)
-        self._displaced += 1
-        if longest is not None:
+    def make_room(self, address: bytes, now: float) -> Room:
+        """Makes room for one more connection from there, by closing others where needed."""
+        while (is_address_full := self._addresses.get(address, 0) >= self._limit_per_address) or len(self._all) >= self._limit:
+            busiest = address if is_address_full else max(self._addresses, key=self._addresses.__getitem__)
+            longest = next((each for each in self._owing if each.address == busiest), None)
+            if longest is None and not is_address_full:
+                longest = next(iter(self._owing), None)
+            if longest is None:
+                return Room.PROBES if len(self._all) < self._limit + SPARE_CONNECTIONS else Room.NONE
+            if now - self._owing[longest].since < LEAST_PATIENCE_SECONDS:
+                return Room.LATER
             self.remove(longest)
             longest.drop()
-            return True
-        return False if len(self._all) < self._limit + SPARE_CONNECTIONS else None
+            self._displaced += 1
+        return Room.FREE
 
     def add(self, connection: HttpConnection) -> None:
         """A connection that has been accepted."""
@@ -107,7 +125,8 @@ class Connections:
         """Calls `time_out` unless `await_server` or `remove` is called within that time."""
         self._owing.pop(connection, None)
         if connection in self._all:
-            self._owing[connection] = connection.loop.time() + seconds
+            now = connection.loop.time()
+            self._owing[connection] = Turn(now, now + seconds)
 
     def await_server(self, connection: HttpConnection) -> None:
         """The client may take its time from now on."""
@@ -115,7 +134,7 @@ class Connections:
 
     def check(self, now: float) -> None:
         """Ends connections whose clients have taken too long, and says in the log where limits were met."""
-        for connection in [connection for connection, deadline in self._owing.items() if deadline <= now]:
+        for connection in [connection for connection, turn in self._owing.items() if turn.deadline <= now]:
             self._owing.pop(connection, None)
             connection.time_out()
         if self._displaced and now - self._warned_at >= WARNING_SECONDS:
@@ -173,15 +192,30 @@ class Listener:
                 return
             except OSError as error:
                 log.warning("no connection can be accepted", extra=with_fields(reason=error.strerror))
-                self._loop.remove_reader(self._socket.fileno())
-                self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._listen)
+                self._pause(self._listen)
                 return
-            address = _address(peer[0])
-            has_room = self._connections.make_room(address)
-            if has_room is None:
-                accepted.close()
-            else:
-                self._open(accepted, self._make(accepted, address, not has_room))
+            if not self._place(accepted, _address(peer[0])):
+                return
+
+    def _place(self, accepted: socket.socket, address: bytes) -> bool:
+        """Opens the connection, or closes it where there is no room. False: it waits, and so do those behind it."""
+        room = Room.NONE if self._is_closed else self._connections.make_room(address, self._loop.time())
+        if room is Room.LATER:
+            self._pause(partial(self._place_again, accepted, address))
+            return False
+        if room in (Room.FREE, Room.PROBES):
+            self._open(accepted, self._make(accepted, address, room is Room.PROBES))
+        else:
+            accepted.close()
+        return True
+
+    def _place_again(self, accepted: socket.socket, address: bytes) -> None:
+        if self._place(accepted, address):
+            self._listen()
+
+    def _pause(self, then: Callable[[], None]) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.call_later(ACCEPT_PAUSE_SECONDS, then)
 
     def _open(self, accepted: socket.socket, connection: HttpConnection) -> None:
         accepted.setblocking(False)
