@@ -101,6 +101,7 @@ class GrammarCompiler:
         self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
         self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
         self._open = 0
+        self._closing = False
         self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
@@ -145,8 +146,9 @@ class GrammarCompiler:
         return row
 
     def close(self) -> None:
-        """Ends the thread. Safe to call twice."""
+        """Ends the thread, and waits until it has left the library. Safe to call twice."""
         if self._signal >= 0:
+            self._closing = True
             self._waiting.put(None)
             if self._thread is not None:
                 self._thread.join()
@@ -165,7 +167,7 @@ class GrammarCompiler:
             self._tokenizer = self._read_vocabulary()
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
-        while (grammar := self._waiting.get()) is not None:
+        while not self._closing and (grammar := self._waiting.get()) is not None:
             reason = lost or (self._compiled.get(grammar.digest) or self._make(grammar)).get_error() or None
             self._report(grammar.digest, reason)
 
@@ -184,6 +186,8 @@ class GrammarCompiler:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         vocabulary = self._load()
+        if self._closing:  # what follows takes about a second
+            return None
         self._mask_bytes = 4 * -(-len(vocabulary.pieces) // 32)
         for token in vocabulary.ends:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
