@@ -155,6 +155,12 @@ def smollm2_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     return target
 
 
+@pytest.fixture(autouse=True)
+def _own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they are without a terminal: the processes of pytest-xdist tell theirs."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def demo_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's GGUF file, assembled once under pytest's cache directory, or for this run where there is none."""

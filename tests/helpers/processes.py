@@ -18,7 +18,10 @@ from urllib.request import urlopen
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+import ridgeline
+
+SOURCE = Path(ridgeline.__file__).resolve().parents[1]
+"""The package under test, which may be an installed one."""
 COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+import ridgeline
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server.app import build_app
 from ridgeline.server.service import Service
@@ -24,7 +25,7 @@ TEMPLATE = """{%- for message in messages -%}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 """A chat template for fake models."""
 
-SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+SOURCE = str(Path(ridgeline.__file__).resolve().parents[1])
 
 
 class Site:

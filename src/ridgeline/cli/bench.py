@@ -63,8 +63,8 @@ def serve(
 ) -> None:
     """Put load on an OpenAI-compatible server and measure what its users see."""
     from ridgeline.bench.session import RequestOptions
-    from ridgeline.cli.bench_serve import LoadOptions, ServeRuns, check_json, make_loads, parse_api, parse_body, random_seed, write_json
-    from ridgeline.cli.output import check_writable, write_page
+    from ridgeline.cli.bench_serve import LoadOptions, ServeRuns, make_loads, parse_api, parse_body, random_seed, write_json
+    from ridgeline.cli.output import check_json, check_writable, write_page
     from ridgeline.planning.arguments import parse_objective
 
     number = random_seed() if seed is None else seed
@@ -112,7 +112,8 @@ def compare(
     from ridgeline.bench.compare import ComparisonOptions, parse_scenarios
     from ridgeline.bench.session import RequestOptions
     from ridgeline.cli.bench_compare import ComparisonRun, parse_servers, print_comparison, read_ceilings
-    from ridgeline.cli.bench_serve import check_json, parse_api, parse_body, random_seed, write_json
+    from ridgeline.cli.bench_serve import parse_api, parse_body, random_seed, write_json
+    from ridgeline.cli.output import check_json
 
     number = random_seed() if seed is None else seed
     start, selected = parse_scenarios(scenarios)

@@ -67,7 +67,7 @@ def gpu(
 def prepare_gpu(given: Mapping[str, Any]) -> "list[Job]":
     """The parts to run, of the flags of `bench gpu`, by parameter. Raises what is wrong with one of them."""
     from ridgeline.bench.gpu import make_jobs
-    from ridgeline.cli.bench_serve import check_json
+    from ridgeline.cli.output import check_json
     from ridgeline.facts.headers.read import find_config
 
     check_json(given["as_json"])

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ridgeline.bench.client import Api, RequestOutcome
 from ridgeline.bench.report import LoadReport, as_dict, make_report, report_notes, table_rows
 from ridgeline.bench.session import Load, Measurement, RequestOptions, Session
-from ridgeline.cli.output import check_writable, print_notes, print_table
+from ridgeline.cli.output import print_notes, print_table
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
@@ -262,11 +262,6 @@ def parse_body(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"--extra-body {text!r:.60} is not a JSON object", fix={"--extra-body": '{"temperature": 1}'})
     return found
-
-
-def check_json(path: Path | None) -> None:
-    """Checks before a long run. Raises ConfigError where the file cannot be written."""
-    check_writable(path if str(path) != "-" else None, "--json")
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:

@@ -214,8 +214,8 @@ def _check_address(url: str, flag: str) -> None:
 
 
 def _check_bench_serve(given: Given) -> None:
-    from ridgeline.cli.bench_serve import LoadOptions, check_json, make_loads, parse_api, parse_body
-    from ridgeline.cli.output import check_writable
+    from ridgeline.cli.bench_serve import LoadOptions, make_loads, parse_api, parse_body
+    from ridgeline.cli.output import check_json, check_writable
     from ridgeline.planning.arguments import parse_objective
 
     parse_api(given["api"])
@@ -230,7 +230,8 @@ def _check_bench_serve(given: Given) -> None:
 def _check_bench_compare(given: Given) -> None:
     from ridgeline.bench.compare import parse_scenarios
     from ridgeline.cli.bench_compare import parse_servers
-    from ridgeline.cli.bench_serve import check_json, parse_api, parse_body
+    from ridgeline.cli.bench_serve import parse_api, parse_body
+    from ridgeline.cli.output import check_json
 
     parse_api(given["api"])
     parse_body(given["extra_body"])

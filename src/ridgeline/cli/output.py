@@ -34,6 +34,11 @@ def check_writable(path: Path | None, flag: str = "--html") -> None:
         raise ConfigError(f"{flag} {str(path)!r:.200} cannot be written: {error.strerror}", fix={flag: f"page.{flag[2:]}"}) from error
 
 
+def check_json(path: Path | None) -> None:
+    """Checks before a long run that `--json` can be written; - is stdout. Raises ConfigError."""
+    check_writable(path if str(path) != "-" else None, "--json")
+
+
 def write_page(path: Path, document: str) -> None:
     """Writes the document and reports it on stderr. Raises ConfigError where the file cannot be written."""
     check_writable(path)
