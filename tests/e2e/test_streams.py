@@ -22,9 +22,10 @@ WHOLE_ONLY: list[dict[str, Any]] = [
 
 
 def free_blocks(server: Any) -> float:
-    """Free blocks in the first step of a small request that runs alone: the engine reports them once per step."""
+    """Free blocks behind a small request that ran alone: the engine reports them once per step, and when it has become idle."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="fake", prompt=[1], max_tokens=1)
+    time.sleep(0.5)
     return server.metric("ridgeline_kv_blocks_free") + server.metric("ridgeline_kv_blocks_cached")
 
 
