@@ -1,46 +1,18 @@
 """What is written otherwise for the grammar library, or refused by name, since it would get it wrong: each with answers that show it."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from byte_grammars import takes
 
-from ridgeline.compute.decoding.grammar import GrammarCompiler as Matching
-from ridgeline.compute.decoding.grammar import Vocabulary
-from ridgeline.core.params import Grammar, StructuredOutputs
+from ridgeline.compute.decoding.grammar import GrammarCompiler
+from ridgeline.core.params import StructuredOutputs
 from ridgeline.errors import RequestError
-from ridgeline.text.structured import GrammarCompiler
+from ridgeline.text.structured import StructuredOutputCompiler
 
-END = 256
 DRAFT_7, DRAFT_4 = "http://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-04/schema#"
 NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
 KINDS = [{"type": "object", "properties": {"kind": {"const": each}}, "required": ["kind"]} for each in "ab"]
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def matching() -> Iterator[Matching]:
-    pieces = [bytes((token,)) for token in range(256)] + [b"<end>"]
-    made = Matching(lambda: Vocabulary(pieces, [END], [END], lambda text: list(text.encode())), len(pieces))
-    made.compile(Grammar(b"", "start: /a/"))
-    yield made
-    made.close()
-
-
-def takes(matching: Matching, grammar: Grammar, text: str) -> bool:
-    ids = [*text.encode(), END]
-    masks = np.zeros((1 + len(ids), matching.words), np.uint32)
-    while matching.pending:
-        matching.take()
-    matching.start(grammar, ()).masks(ids, masks)
-    return all(masks[place, token // 32] >> np.uint32(token % 32) & 1 for place, token in enumerate(ids))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +38,7 @@ def takes(matching: Matching, grammar: Grammar, text: str) -> bool:
     ],
     ids=str,
 )
-def test_valid_answers_and_no_others(compiler: GrammarCompiler, matching: Matching, schema: Any, good: list[str], bad: list[str]) -> None:
+def test_valid_answers_and_no_others(compiler: StructuredOutputCompiler, matching: GrammarCompiler, schema: Any, good: list[str], bad: list[str]) -> None:
     grammar = compiler.compile(StructuredOutputs(json=schema))
     assert [text for text in good if not takes(matching, grammar, text)] == []
     assert [text for text in bad if takes(matching, grammar, text)] == []
@@ -91,19 +63,19 @@ def test_valid_answers_and_no_others(compiler: GrammarCompiler, matching: Matchi
     ],
     ids=str,
 )
-def test_refused_by_name(compiler: GrammarCompiler, schema: Any, named: str) -> None:
+def test_refused_by_name(compiler: StructuredOutputCompiler, schema: Any, named: str) -> None:
     with pytest.raises(RequestError, match=named) as caught:
         compiler.compile(StructuredOutputs(json=schema), "response_format")
     assert caught.value.param == "response_format"
 
 
-def test_names_of_properties_and_data_are_no_keywords(compiler: GrammarCompiler, matching: Matching) -> None:
+def test_names_of_properties_and_data_are_no_keywords(compiler: StructuredOutputCompiler, matching: GrammarCompiler) -> None:
     named = {"properties": {"minProperties": {"type": "integer"}, "format": {"const": {"extends": 1}}}, "default": {"disallow": 1}}
     grammar = compiler.compile(StructuredOutputs(json=named))
     assert takes(matching, grammar, '{"minProperties":2,"format":{"extends":1}}') and not takes(matching, grammar, '{"minProperties":"x"}')
 
 
-def test_schemas_of_structural_tags_are_followed_alike(compiler: GrammarCompiler, matching: Matching) -> None:
+def test_schemas_of_structural_tags_are_followed_alike(compiler: StructuredOutputCompiler, matching: GrammarCompiler) -> None:
     def tag(schema: Any) -> StructuredOutputs:
         return StructuredOutputs(structural_tag={"structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}], "triggers": ["<f"]})
 

@@ -4,26 +4,24 @@ no invalid one. docs/json-schema.md has what is followed and what is refused, pe
 import itertools
 import json
 import re
-import select
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from byte_grammars import takes
 
-from ridgeline.compute.decoding.grammar import GrammarCompiler as Matching
-from ridgeline.compute.decoding.grammar import Vocabulary
+from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.errors import RequestError
-from ridgeline.text.structured import GrammarCompiler
+from ridgeline.text.structured import StructuredOutputCompiler
 
 TESTS = Path(__file__).resolve().parents[1]
 DRAFTS = {"draft7": "http://json-schema.org/draft-07/schema#", "draft2020-12": "https://json-schema.org/draft/2020-12/schema"}
 SUITE = {draft: json.loads((TESTS / "gold" / "jsonschema" / f"{draft}.json").read_text()) for draft in DRAFTS}
 DOCUMENT = TESTS.parent / "docs" / "json-schema.md"
-END, MOST_ORDERS = 256, 60
+MOST_ORDERS = 60
 ANNOTATIONS = ("is only an annotation by default", "optional/content")
 """Instances that a validator may refuse: formats are always followed here, contents of strings never."""
 NEVER_WRITTEN = {
@@ -45,38 +43,14 @@ OTHER_DIALECT = ("zero-width whitespace does not match",)
 """Invalid instances that are taken: patterns are of Rust's dialect, in which \\S is U+FEFF."""
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def matching() -> Iterator[Matching]:
-    pieces = [bytes((token,)) for token in range(256)] + [b"<end>"]
-    made = Matching(lambda: Vocabulary(pieces, [END], [END], lambda text: list(text.encode())), len(pieces))
-    made.warm_up()
-    yield made
-    made.close()
-
-
 class Matcher:
     """A schema's grammar over bytes."""
 
-    def __init__(self, schema: Any, compiler: GrammarCompiler, matching: Matching) -> None:
+    def __init__(self, schema: Any, compiler: StructuredOutputCompiler, matching: GrammarCompiler) -> None:
         self.grammar, self._matching = compiler.compile(StructuredOutputs(json=schema)), matching
-        matching.compile(self.grammar)
-        while matching.pending:
-            assert select.select([matching], [], [], 20)[0]
-            assert all(error is None for _, error in matching.take())
 
     def takes(self, text: str) -> bool:
-        """True if every byte of the text is allowed behind those before it, and the end behind them all."""
-        ids = [*text.encode(), END]
-        masks = np.zeros((1 + len(ids), self._matching.words), np.uint32)
-        self._matching.start(self.grammar, ()).masks(ids, masks)
-        return all(masks[place, token // 32] >> np.uint32(token % 32) & 1 for place, token in enumerate(ids))
+        return takes(self._matching, self.grammar, text)
 
 
 def forms(instance: Any) -> list[str]:
@@ -123,7 +97,7 @@ def check(matcher: Matcher, file: str, test: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_followed_or_refused_by_name(compiler: GrammarCompiler, matching: Matching, draft: str) -> None:
+def test_followed_or_refused_by_name(compiler: StructuredOutputCompiler, matching: GrammarCompiler, draft: str) -> None:
     wrong, all_of, followed = [], Counter[str](), Counter[str]()
     for file, group in groups(draft):
         all_of[file] += 1

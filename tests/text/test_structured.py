@@ -1,6 +1,5 @@
 """Ways to ask for a structured output: grammars, errors that name what cannot be done, limits."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,14 +7,7 @@ import pytest
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.errors import RequestError
 from ridgeline.text import structured
-from ridgeline.text.structured import GrammarCompiler
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler()
-    yield made
-    made.close()
+from ridgeline.text.structured import StructuredOutputCompiler
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -58,27 +50,27 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("asked", GOOD, ids=str)
-def test_good_ones_compile_to_one_grammar_each(compiler: GrammarCompiler, asked: dict[str, Any]) -> None:
+def test_good_ones_compile_to_one_grammar_each(compiler: StructuredOutputCompiler, asked: dict[str, Any]) -> None:
     first, again = (compiler.compile(StructuredOutputs(**asked)) for _ in range(2))
     assert first is again and len(first.digest) == 32
 
 
 @pytest.mark.parametrize(("asked", "named"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_ones_name_what_is_wrong(compiler: GrammarCompiler, asked: dict[str, Any], named: str) -> None:
+def test_bad_ones_name_what_is_wrong(compiler: StructuredOutputCompiler, asked: dict[str, Any], named: str) -> None:
     with pytest.raises(RequestError) as caught:
         compiler.compile(StructuredOutputs(**asked), "response_format")
     assert named in str(caught.value) and caught.value.param == "response_format"
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_space_between_tokens_is_bounded(compiler: GrammarCompiler) -> None:
+def test_space_between_tokens_is_bounded(compiler: StructuredOutputCompiler) -> None:
     text = compiler.compile(StructuredOutputs(json={"type": "object"})).text
     assert "{0,16}" in text and "lenient" in text
     assert "\\\\t" in compiler.compile(StructuredOutputs(json_object=True, whitespace_pattern="\\t")).text
 
 
 def test_a_compiler_that_takes_too_long_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = GrammarCompiler()
+    compiler = StructuredOutputCompiler()
     compiler.compile(StructuredOutputs(regex="a"))
     process = compiler._process
     assert process is not None

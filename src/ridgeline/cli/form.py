@@ -56,9 +56,9 @@ def _read(name: str, flag: str) -> str:
 
 
 def _check(asked: StructuredOutputs, flag: str) -> None:
-    from ridgeline.text.structured import GrammarCompiler
+    from ridgeline.text.structured import StructuredOutputCompiler
 
-    compiler = GrammarCompiler()
+    compiler = StructuredOutputCompiler()
     try:
         compiler.compile(asked, flag)
     finally:

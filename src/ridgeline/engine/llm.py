@@ -30,7 +30,7 @@ from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
-from ridgeline.text.structured import GrammarCompiler
+from ridgeline.text.structured import StructuredOutputCompiler
 from ridgeline.text.tokenizer import bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -68,7 +68,7 @@ class LLM:
             path = resolve_checked(model, model_stores(), self.config.expect_sha256, on_progress)
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
         self.tokenizer = self._files.tokenizer
-        self._grammars = GrammarCompiler()
+        self._grammars = StructuredOutputCompiler()
         if chat_template is not None:
             _ = self.chat_template  # errors in it are raised before weights are read
         try:

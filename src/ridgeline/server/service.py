@@ -41,7 +41,7 @@ from ridgeline.server.structured import Asked
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
-from ridgeline.text.structured import GrammarCompiler
+from ridgeline.text.structured import StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -121,7 +121,7 @@ class Service:
         self._model: Model | None = None
         self._template: ChatTemplate | None = None
         self._draining = False
-        self._grammars = GrammarCompiler()
+        self._grammars = StructuredOutputCompiler()
         self._secret = secrets.token_bytes(32)
         self._draw_seed = make_seed_source(engine_config.seed)
 

@@ -32,7 +32,7 @@ MAX_REASON: Final = 400
 KINDS: Final = tuple(each.name for each in fields(StructuredOutputs))[:6]
 
 
-class GrammarCompiler:
+class StructuredOutputCompiler:
     """Compiles in a process that starts with the first grammar. From any thread, one grammar at a time."""
 
     def __init__(self) -> None:
