@@ -98,7 +98,7 @@ def test_n5_so_is_one_with_several_requests_under_way(server: Any) -> None:
     with closing(connect(server)) as client:
         for name in (b"first", b"second"):
             client.sendall(HEAD + b"X-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body)
-        time.sleep(0.2)
+            time.sleep(0.2)
     assert "error=client_disconnected" in lines(server, "id=first")[0]
 
 

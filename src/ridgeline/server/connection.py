@@ -28,6 +28,8 @@ IDLE_TIMEOUT_SECONDS: Final = 75.0
 """Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
 UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
 """Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
+MAX_PIPELINED: Final = 16
+"""Requests that may wait behind the one being answered before nothing more of the connection is read."""
 PROBE_SECONDS: Final = (0.0, 0.1, 1.0)
 """Pauses before interim answers to a client that has closed its sending side; the last is repeated."""
 REJECTED_KEY: Final = "ridgeline.rejected"
@@ -133,6 +135,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_answered:
             self._table.await_client(self, UNREAD_BODY_SECONDS)
         super().on_headers_complete()
+        if len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
         self._cycles = [each for each in self._cycles if not each.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
