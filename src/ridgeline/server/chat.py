@@ -93,8 +93,11 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     """The form that the answer must have, and how it is read. A call that must be made comes before any form of an answer."""
     assert model.chat is not None, "tokenise_chat has refused the request"
     asked = structured_outputs(payload)
-    choice = tools.choose(payload, model.chat)
-    how = tools.reading(payload, choice, model.chat, model.tokenizer, prompt)
+    offer = tools.offered(payload)
+    choice = tools.choose(offer, model.chat)
+    has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
+    skip_special = payload.skip_special_tokens is not False
+    how = tools.reading(offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special)
     if choice.forced and how is not None:
         asked = tools.call_grammar(choice, how)
     return asked, how
