@@ -4,9 +4,10 @@ Owns `tool_choice` and `parallel_tool_calls`. Forms of calls are `text.tools`'s,
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.server import wire
@@ -21,7 +22,25 @@ MAX_CALLS: Final = 16
 """Calls of an answer that must have some."""
 TAIL_TOKENS: Final = 16
 """Tokens of a prompt's end that tell whether it has begun the reasoning."""
+MAX_NAME: Final = 128
+NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+"""Names of tools: OpenAI's letters and the dot that many tools have, as long as Anthropic allows."""
 _WHITESPACE: Final = r" ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tools that a request offers, in no dialect's terms.
+
+    choice    how they may be called; a function that must be called: `required` and its name in `names`
+    names     the tools that may be called; None: all
+    parallel  more than one call is given
+    """
+
+    tools: Sequence[wire.FunctionDefinition] = ()
+    choice: Literal["auto", "none", "required"] = "auto"
+    names: Collection[str] | None = None
+    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +52,42 @@ class Choice:
     several: bool = False
 
 
-def choose(payload: wire.ChatCompletionRequest, template: ChatTemplate) -> Choice:
-    """The choice of a body. Raises ApiError for one that is none, or that this model cannot be held to."""
-    tools = {each.function.name: each.function for each in payload.tools or ()}
-    named = _named(payload.tool_choice)
-    if named is None and payload.tool_choice not in (None, "none", "auto", "required"):
-        raise ApiError("invalid_value", "tool_choice is none of auto, none, required, and names no function", param="tool_choice")
-    must = named is not None or payload.tool_choice == "required"
-    if must and not tools:
+def offered(payload: wire.ChatCompletionRequest) -> Offer:
+    """What a chat's body offers. Raises ApiError for a `tool_choice` that is none."""
+    tools = [each.function for each in payload.tools or ()]
+    parallel, asked = payload.parallel_tool_calls is not False, payload.tool_choice
+    if (asked == "required" or isinstance(asked, dict)) and payload.use_beam_search:
+        raise ApiError("invalid_value", "tool_choice has no effect on a beam search; leave it out", param="tool_choice")
+    if isinstance(asked, dict):
+        allowed = asked.get("allowed_tools") if asked.get("type") == "allowed_tools" else None
+        mode: Any = allowed.get("mode") if isinstance(allowed, dict) else "required"
+        entries = allowed.get("tools") if isinstance(allowed, dict) else [asked]
+        names = [_function_name(each) for each in entries] if isinstance(entries, list) else [None]
+        if names and None not in names and mode in ("auto", "required"):
+            return Offer(tools, mode, frozenset(map(str, names)), parallel)
+    elif asked is None or asked in ("auto", "none", "required"):
+        return Offer(tools, asked or "auto", None, parallel)  # type: ignore[arg-type]
+    message = "tool_choice is none of auto, none, required, and names no function"
+    raise ApiError("invalid_value", message, param="tool_choice")
+
+
+def _function_name(choice: Any) -> str | None:
+    """The name in `{"type": "function", "function": {"name": …}}`; None for anything else."""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def choose(offer: Offer, template: ChatTemplate) -> Choice:
+    """The choice of a request. Raises ApiError for tools that are none, and for what this model cannot be held to."""
+    tools = _by_name(offer.tools)
+    must = offer.choice == "required"
+    if (must or offer.names is not None) and not tools:
         message = "tool_choice asks for a call, and there are no tools; send tools, or leave tool_choice out"
         raise ApiError("invalid_value", message, param="tool_choice")
-    if not tools or payload.tool_choice == "none":
+    if offer.names is not None and not tools.keys() >= set(offer.names):
+        raise ApiError("invalid_value", "tool_choice names a function that tools does not have", param="tool_choice")
+    if not tools or offer.choice == "none":
         return Choice(None)
     if template.family is None:
         raise ApiError(
@@ -54,26 +98,42 @@ def choose(payload: wire.ChatCompletionRequest, template: ChatTemplate) -> Choic
         )
     if not must:
         return Choice(template.family)
-    if named is not None and named not in tools:
-        raise ApiError("invalid_value", "tool_choice names a function that tools does not have", param="tool_choice")
-    if payload.use_beam_search:
-        raise ApiError("invalid_value", "tool_choice has no effect on a beam search; leave it out", param="tool_choice")
-    several = named is None and payload.parallel_tool_calls is not False and bool(template.family.begin)
-    return Choice(template.family, [*tools.values()] if named is None else [tools[named]], several)
+    forced = [tool for name, tool in tools.items() if offer.names is None or name in offer.names]
+    is_named = offer.names is not None and len(offer.names) == 1
+    return Choice(template.family, forced, not is_named and offer.parallel and bool(template.family.begin))
 
 
-def _named(choice: str | dict[str, Any] | None) -> str | None:
-    """The name of the function that must be called."""
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+def _by_name(tools: Sequence[wire.FunctionDefinition]) -> dict[str, wire.FunctionDefinition]:
+    """Tools by their names. Raises ApiError for names that no call can have, and for two of the same."""
+    found: dict[str, wire.FunctionDefinition] = {}
+    for at, tool in enumerate(tools):
+        if not NAME.fullmatch(tool.name):
+            message = f"tools[{at}] needs a name of 1 to {MAX_NAME} letters, digits, dots, dashes and underscores"
+            raise ApiError("invalid_value", message, param="tools")
+        if tool.name in found:
+            raise ApiError("invalid_value", f"tools has two of the name {tool.name}; give each a name of its own", param="tools")
+        if (tool.parameters or {}).get("type", "object") not in ("object", ["object"]):
+            message = f"tools[{at}].parameters describes no object; send a JSON Schema of type object"
+            raise ApiError("invalid_value", message, param="tools")
+        found[tool.name] = tool
+    return found
 
 
 def reading(
-    payload: wire.ChatCompletionRequest, choice: Choice, template: ChatTemplate, tokenizer: Tokenizer, prompt: Sequence[int]
+    offer: Offer,
+    choice: Choice,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    *,
+    has_form: bool = False,
+    skip_special: bool = True,
 ) -> Reading | None:
-    """How answers are read; None: they are text alone. A form that a client asks for begins with the first token, without reasoning."""
-    has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
+    """How answers are read; None: they are text alone.
+
+    has_form      the client asks for a form of the answer, which begins with the first token, without reasoning
+    skip_special  texts leave control tokens out
+    """
     thought = None if has_form and not choice.forced else template.reasoning
     family = choice.family
     if family is None and thought is None:
@@ -82,11 +142,11 @@ def reading(
     marks = [] if family is None else [*family.marks, *family.inner]
     marks += [] if thought is None else [thought.begin, thought.end]
     parameters: dict[str, Mapping[str, Any]] = {}
-    for each in payload.tools or ():
-        properties = (each.function.parameters or {}).get("properties")
-        parameters[each.function.name] = properties if isinstance(properties, dict) else {}
-    kept = None if payload.skip_special_tokens is False else control_ids(marks, tokenizer)
-    return Reading(family, thought, parameters, tokenizer, thinks, payload.parallel_tool_calls is not False, kept)
+    for each in offer.tools:
+        properties = (each.parameters or {}).get("properties")
+        parameters[each.name] = properties if isinstance(properties, dict) else {}
+    kept = control_ids(marks, tokenizer) if skip_special else None
+    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept)
 
 
 def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:
