@@ -141,7 +141,9 @@ def reading(
     family = choice.family
     if family is None and thought is None:
         return None
-    thinks = thought is not None and tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip().endswith(thought.begin.rstrip())
+    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip()
+    thinks = thought is not None and tail.endswith(thought.begin.rstrip())
+    has_thought = thought is not None and tail.endswith(thought.end.rstrip())
     marks = [] if family is None else [*family.all_marks]
     marks += [] if thought is None else [thought.begin, thought.end]
     parameters: dict[str, Mapping[str, Any]] = {}
@@ -149,7 +151,7 @@ def reading(
         properties = (each.parameters or {}).get("properties")
         parameters[each.name] = properties if isinstance(properties, dict) else {}
     kept = control_ids(marks, tokenizer) if skip_special else None
-    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept)
+    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, has_thought)
 
 
 def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:
@@ -173,7 +175,7 @@ def call_grammar(choice: Choice, how: Reading) -> Asked:
     bound += [] if thought is None else [control.get(thought.begin), control.get(thought.end)]
     free = _without(choice.control_ids, sorted({*tokenizer.eos_ids, *(token for token in bound if token is not None)}))
     must = bool(choice.forced)
-    around = None if thought is None else (thought.begin, thought.end)
+    around = None if thought is None or how.has_thought else (thought.begin, thought.end)
     form = CallForm(family.name, tools, must, choice.several, control, free, around, how.thinks)
     return Asked(form, "tools", is_optional=not must and not any(each.strict for each in choice.tools))
 
