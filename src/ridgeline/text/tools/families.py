@@ -109,10 +109,10 @@ FAMILIES: Final = (
         "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
     )),
     Family("gemma", "<|tool_call>", Literal("<tool_call|>", '<|"|>'), ("<|tool_response>",), ('<|"|>',), Written(
-        ("<|tool_call>call:‹name›{‹members›}<tool_call|>",), between="", literal="gemma"
+        ("<|tool_call>call:‹name›{‹members›}<tool_call|>",), between="", literal="bare"
     )),
     Family("lfm2", "<|tool_call_start|>", Literal("<|tool_call_end|>"), (), (), Written(
-        ("‹name›(‹members›)",), "<|tool_call_start|>[", ",‹ ›", "]<|tool_call_end|>", literal="python"
+        ("‹name›(‹members›)",), "<|tool_call_start|>[", ",‹ ›", "]<|tool_call_end|>", literal="keywords"
     )),
     Family(
         "minimax", "<minimax:tool_call>", _invoke("", "</minimax:tool_call>"), (), (),

@@ -42,8 +42,8 @@ class _Style:
 
 
 _STYLES: Final = {
-    "gemma": _Style(":", ":", '","', ("true", "false"), ("null", "None"), '<|"|>', keyed=False, ordered=True),
-    "python": _Style("=", ": ", '"," " "?', ("True", "False"), ("None",), "", keyed=True, ordered=False),
+    "bare": _Style(":", ":", '","', ("true", "false"), ("null", "None"), '<|"|>', keyed=False, ordered=True),
+    "keywords": _Style("=", ": ", '"," " "?', ("True", "False"), ("None",), "", keyed=True, ordered=False),
 }
 
 

@@ -22,7 +22,7 @@ class Written:
 
     calls      the ways to write one
     parameter  one argument, where arguments stand between tags
-    literal    "gemma" or "python", where arguments are members of a literal
+    literal    how arguments are written that are members of a literal: "keywords" (Python's), or "bare" (names without quotes)
     several    an answer may have more than one
     """
 
