@@ -6,7 +6,7 @@ each, which a header tells apart.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
 from ridgeline.server import anthropic, replies, wire
+from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
@@ -39,6 +40,7 @@ class Row:
     request         type of the request's JSON body
     event           type of a stream's events, with `stream: true`; None: nothing is streamed
     header          name of the header that picks this row among those of its path
+    query           name in the query → JSON type of its value
     max_body_bytes  bytes of a request's body
     is_queued       a request takes a place in the queue: in a full one it is rejected before its body is read
     """
@@ -53,6 +55,7 @@ class Row:
     access: Access = "client"
     dialect: Dialect = "openai"
     header: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
     max_body_bytes: int = MAX_BODY_BYTES
     is_queued: bool = False
 
@@ -96,6 +99,17 @@ ROWS: Final = (
     Row(
         "POST", "/v1/messages/count_tokens", "Number of tokens of a message's prompt",
         anthropic.TokenCount, BODY, anthropic.CountTokensRequest, dialect="anthropic",
+    ),
+    Row(
+        "POST", "/v1/responses", "Answer with items, which can be stored and continued",
+        shapes.Response, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
+    ),
+    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.Response, (404,), dialect="responses"),
+    Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
+    Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.Response, (404,), dialect="responses"),
+    Row(
+        "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
+        shapes.ItemPage, (404,), dialect="responses", query={"after": "string", "limit": "integer", "order": "string"},
     ),
     Row("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
