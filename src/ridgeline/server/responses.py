@@ -59,7 +59,7 @@ def routes(service: Service) -> list[BaseRoute]:
             begun = await start_chat(service, chat, notes, clips=True)
         answer = _Answer(service, payload, tools, begun, is_stored)
 
-        async def store(response: shapes.Response) -> None:
+        async def store(response: shapes.ResponseObject) -> None:
             if is_stored:
                 await shelf.put(owner, response, items)
 
@@ -149,7 +149,7 @@ def _page(items: Sequence[Item], query: Query) -> shapes.ItemPage:
 
 # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Store = Callable[[shapes.Response], Any]
+Store = Callable[[shapes.ResponseObject], Any]
 """Stores an answer, if it is to be; awaited."""
 
 
@@ -161,7 +161,7 @@ class _Answer:
         names = TokenNames(model.tokenizer, False) if wants_logprobs(payload) else None
         self._source = begun.source
         self._output = Output(begun.reading, tools.called, names)
-        self._base = shapes.Response(
+        self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
             created_at=int(time.time()),
             status="in_progress",
@@ -188,7 +188,7 @@ class _Answer:
             user=payload.user,
         )
 
-    def response(self, status: shapes.Status, **more: Any) -> shapes.Response:
+    def response(self, status: shapes.Status, **more: Any) -> shapes.ResponseObject:
         """The answer so far."""
         return structs.replace(self._base, status=status, output=list(self._output.items), **more)
 
@@ -214,7 +214,7 @@ class _Answer:
         kind = shapes.Completed if response.status == "completed" else shapes.Incomplete
         yield kind(sequence_number=output.number(), response=response)
 
-    def _ended(self, reason: Finish) -> shapes.Response:
+    def _ended(self, reason: Finish) -> shapes.ResponseObject:
         more: dict[str, Any] = {"completed_at": int(time.time()), "usage": self._usage()}
         if reason is Finish.LENGTH:
             return self.response("incomplete", incomplete_details=shapes.IncompleteDetails("max_output_tokens"), **more)

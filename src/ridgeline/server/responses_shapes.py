@@ -193,7 +193,7 @@ class IncompleteDetails(Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
-class Response(Struct, frozen=True, kw_only=True):
+class ResponseObject(Struct, frozen=True, kw_only=True):
     """An answer, whole or so far, with the fields of its request. `store`: it can be asked for by its id, and continued."""
 
     id: str
@@ -254,7 +254,7 @@ class _Event(Struct, frozen=True, kw_only=True):
 
 
 class _OfResponse(_Event, frozen=True):
-    response: Response
+    response: ResponseObject
 
 
 class Created(_OfResponse, frozen=True, tag="response.created"):

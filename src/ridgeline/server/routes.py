@@ -102,11 +102,11 @@ ROWS: Final = (
     ),
     Row(
         "POST", "/v1/responses", "Answer with items, which can be stored and continued",
-        shapes.Response, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
+        shapes.ResponseObject, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
     ),
-    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.Response, (404,), dialect="responses"),
+    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.ResponseObject, (404,), dialect="responses"),
     Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
-    Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.Response, (404,), dialect="responses"),
+    Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.ResponseObject, (404,), dialect="responses"),
     Row(
         "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
         shapes.ItemPage, (404,), dialect="responses", query={"after": "string", "limit": "integer", "order": "string"},

@@ -11,7 +11,7 @@ import msgspec
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.response_store import ResponseStore
-from ridgeline.server.responses_shapes import Item, Response
+from ridgeline.server.responses_shapes import Item, ResponseObject
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Shelf:
         """True if answers can be stored."""
         return self._store is not None
 
-    async def put(self, owner: bytes, response: Response, items: Sequence[Item]) -> None:
+    async def put(self, owner: bytes, response: ResponseObject, items: Sequence[Item]) -> None:
         """Stores an answer with the conversation before it."""
         if self._store is not None:
             record = Record(msgspec.Raw(msgspec.json.encode(response)), list(items))
