@@ -30,6 +30,7 @@ from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
 from ridgeline.server.responses_shapes import Item, ResponsesRequest
+from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
 from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, encode_event, json_response, read_body
@@ -125,15 +126,15 @@ def _without_unread_effort(payload: ResponsesRequest, service: Service, notes: N
     return structs.replace(payload, reasoning=None)
 
 
-MAX_LIMIT, DEFAULT_LIMIT = 100, 20
+DEFAULT_ITEMS: Final = 20
 Query = Callable[[str], str | None]
 
 
 def _page(items: Sequence[Item], query: Query) -> shapes.ItemPage:
     """The page of items that a query asks for, newest first unless it says otherwise. Raises ApiError."""
-    limit, order, after = query("limit") or str(DEFAULT_LIMIT), query("order") or "desc", query("after")
-    if not (limit.isdecimal() and limit.isascii() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
-        raise ApiError("invalid_value", f"limit must be a whole number from 1 to {MAX_LIMIT}", param="limit")
+    limit, order, after = query("limit") or str(DEFAULT_ITEMS), query("order") or "desc", query("after")
+    if not (limit.isdecimal() and limit.isascii() and len(limit) <= 3 and 1 <= int(limit) <= MAX_ITEMS):
+        raise ApiError("invalid_value", f"limit must be a whole number from 1 to {MAX_ITEMS}", param="limit")
     if order not in ("asc", "desc"):
         raise ApiError("invalid_value", "order is neither asc nor desc", param="order")
     ordered = list(items) if order == "asc" else list(items)[::-1]
