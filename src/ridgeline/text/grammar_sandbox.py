@@ -1,7 +1,8 @@
 """The process that compiles clients' grammars: `python -m ridgeline.text.grammar_sandbox FD`. Started by `text.structured`.
 
-Owns what each way to ask means as a grammar of llguidance. It compiles every grammar once, without a vocabulary, so that only grammars that
-compile within its memory reach an engine. Answers each frame with one frame until the other end closes.
+Owns what each way to ask means as a grammar of llguidance. It compiles every grammar once, over bytes in place of a vocabulary, and follows
+it for some bytes, so that only grammars that compile within its time and memory, and begin some text, reach an engine. Answers each frame
+with one frame until the other end closes.
 """
 
 import json
@@ -11,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
@@ -21,12 +22,21 @@ WHITESPACE: Final = r" ?|\n {0,16}"
 MEMORY_BYTES: Final = 512 << 20
 ORPHAN_SECONDS: Final = 8.0
 """Work of this length has no parent any more: the kernel ends this process."""
+FOLLOWED_BYTES: Final = 4
+"""Bytes for which a grammar is followed: what is too large mostly shows by then."""
+END: Final = 256
+"""Id of the end of an output, behind those of bytes."""
 PLAINER: Final[Mapping[str, str]] = {
     "Unimplemented keys: ": "keywords that cannot be followed: {}",
     "Unknown format: ": "the format {} cannot be followed; leave it out, or send a pattern",
     "oneOf constraints": "oneOf can be followed only where no value fits two of its schemas, as their types or a property with const show; "
     "use anyOf",
     "Failed to generate regex for float range: ": "a minimum or maximum is too large to be followed: {}",
+    "lexer precomputation failed": "its regular expressions, taken together, have too many states; simplify them",
+    "lexer error: ": "its regular expressions, taken together, have too many states ({}); simplify them",
+    "Parser Error: Current row has ": "it has too many ways to go on at one place: {}",
+    "parser error: Too many items": "it has too many ways to be read; make it less ambiguous",
+    "NoExtension": "no text follows this grammar; change it",
 }
 """Beginnings of the library's messages."""
 
@@ -96,14 +106,31 @@ def main(descriptor: int) -> None:
         send(stream, frame({"failed": str(error)}))
         return
     _limit()
+    tokenizer = _bytes()
     send(stream, frame({}))
     while (request := receive(stream)) is not None:
         signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
-        send(stream, frame(_compile(request)))
+        send(stream, frame(_compile(request, tokenizer)))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _compile(request: dict[str, Any]) -> dict[str, Any]:
+def _bytes() -> Any:
+    """A vocabulary of all bytes and an end."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    class Bytes:
+        tokens: ClassVar[list[bytes]] = [*(bytes((value,)) for value in range(END)), b"<end>"]
+        special_token_ids: ClassVar[list[int]] = [END]
+        bos_token_id = None
+        eos_token_id = END
+
+        def __call__(self, text: str) -> list[int]:
+            return [*text.encode()]
+
+    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=END, slices=[])
+
+
+def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The grammar of a request, or why there is none. A warning counts: what the library would ignore is not followed."""
     from llguidance import LLMatcher
 
@@ -114,14 +141,34 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     except (MemoryError, RecursionError):
         return {"error": "the grammar is too large"}
     _, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return {"error": _explained(messages[0])} if messages else {"grammar": text}
+    problem = messages[0] if messages else _followed(text, tokenizer)
+    return {"error": _explained(problem)} if problem else {"grammar": text}
+
+
+def _followed(text: str, tokenizer: Any) -> str:
+    """Why a grammar cannot be compiled and followed; "" if it can, for some bytes of the text that begins it with the lowest ones."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    for _ in range(FOLLOWED_BYTES):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            break
+        allowed = [value for value in range(END) if mask[value // 8] >> value % 8 & 1]
+        if not allowed:
+            break
+        matcher.consume_token(allowed[0])
+    return str(matcher.get_error())
 
 
 def _explained(message: str) -> str:
     """The library's message; those that its users meet often in plainer words."""
+    message = message.partition("<non-verbose/>")[0].strip()
     for begin, plainer in PLAINER.items():
         if message.startswith(begin):
-            return plainer.format(message[len(begin) :])
+            return plainer.format(message[len(begin) :].partition(";")[0])
     return message
 
 
