@@ -26,7 +26,7 @@ from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.service import Service
-from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, json_response, read_body
+from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body
 from ridgeline.text.chat_content import MAX_MESSAGES
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
@@ -38,6 +38,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def messages(request: Request) -> Response:
         payload, notes = fields.MESSAGES.read(await read_body(request))
+        notes.client = client_of(request)
         most = _max_tokens(payload)
         model = service.model
         model.check_name(payload.model)

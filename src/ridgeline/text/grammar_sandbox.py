@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
@@ -32,8 +32,8 @@ PLAINER: Final[Mapping[str, str]] = {
     "oneOf constraints": "oneOf can be followed only where no value fits two of its schemas, as their types or a property with const show; "
     "use anyOf",
     "Failed to generate regex for float range: ": "a minimum or maximum is too large to be followed: {}",
-    "lexer precomputation failed": "its regular expressions, taken together, have too many states; simplify them",
-    "lexer error: ": "its regular expressions, taken together, have too many states ({}); simplify them",
+    "lexer precomputation failed": "its regular expressions have too many states together; simplify them",
+    "lexer error: ": "its regular expressions have too many states together ({}); simplify them",
     "Parser Error: Current row has ": "it has too many ways to go on at one place: {}",
     "parser error: Too many items": "it has too many ways to be read; make it less ambiguous",
     "NoExtension": "no text follows this grammar; change it",
@@ -118,16 +118,12 @@ def _bytes() -> Any:
     """A vocabulary of all bytes and an end."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    class Bytes:
-        tokens: ClassVar[list[bytes]] = [*(bytes((value,)) for value in range(END)), b"<end>"]
-        special_token_ids: ClassVar[list[int]] = [END]
-        bos_token_id = None
-        eos_token_id = END
+    def encode(text: str) -> list[int]:
+        return [*text.encode()]
 
-        def __call__(self, text: str) -> list[int]:
-            return [*text.encode()]
-
-    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=END, slices=[])
+    pieces = [*(bytes((value,)) for value in range(END)), b"<end>"]
+    vars(encode).update(tokens=pieces, special_token_ids=[END], bos_token_id=None, eos_token_id=END)
+    return LLTokenizer(TokenizerWrapper(encode), n_vocab=END + 1, eos_token=END, slices=[])
 
 
 def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ error: the others of its steps wait for it.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -107,8 +107,17 @@ class RowGrammar:
 
 
 def _reason(message: str) -> str:
-    """The library's message; of a grammar that has come to a dead end it has only the name."""
-    return "no text goes on as this grammar asks; change it" if message.startswith("NoExtension") else message.partition("\n")[0]
+    """The library's message, in plainer words where clients meet it often."""
+    known = next((plainer for begin, plainer in _PLAINER.items() if message.startswith(begin)), None)
+    return known or message.partition("\n")[0]
+
+
+_PLAINER: Final[Mapping[str, str]] = {
+    "NoExtension": "no text goes on as this grammar asks; change it",
+    "lexer precomputation failed": "its regular expressions have too many states together; simplify them",
+    "lexer error: too many expressions": "its regular expressions have too many states together; simplify them",
+}
+"""By the beginning of a message."""
 
 
 def _has(mask: Mask, token: int) -> bool:
@@ -199,7 +208,8 @@ class GrammarCompiler:
         self._memory = allocated_bytes()
         while not self._closing and (grammar := self._waiting.get()) is not None:
             if grammar is not _NONE:
-                self._report(grammar.digest, lost or (self._kept(grammar) or self._make(grammar)).error)
+                problem = lost or (self._kept(grammar) or self._make(grammar)).error
+                self._report(grammar.digest, problem and _reason(problem))
             self._trim()
 
     def _kept(self, grammar: Grammar) -> Matcher | None:

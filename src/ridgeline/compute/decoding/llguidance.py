@@ -136,7 +136,7 @@ def allocated_bytes() -> int:
     if info is None:
         return 0
     info.restype = _MallocInfo
-    found = info()
+    found: _MallocInfo = info()
     return int(found.uordblks + found.hblkhd)
 
 
