@@ -50,6 +50,11 @@ class Speaker:
         self._is_whole = True
 
     @property
+    def can_reason(self) -> bool:
+        """True if reasoning is split off."""
+        return self._reading.reasoning is not None
+
+    @property
     def has_called(self) -> bool:
         """True if there are calls, all of them whole."""
         return self._calls > 0 and self._is_whole
