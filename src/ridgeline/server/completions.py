@@ -43,7 +43,7 @@ def routes(service: Service) -> list[BaseRoute]:
         asked = structured_outputs(payload)
         params = body.sampling_params(
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
-            structured_outputs=asked and asked.outputs,
+            structured_outputs=asked and asked.params,
         )  # fmt: skip
         grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))

@@ -11,11 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
+from ridgeline.text.tools.grammar import CallForm, to_lark
 
 WHITESPACE: Final = r" ?|\n {0,16}"
 """Between tokens of JSON. The library's default takes any amount: models that fall into it never come to an end."""
@@ -26,6 +28,8 @@ FOLLOWED_BYTES: Final = 4
 """Bytes for which a grammar is followed: what is too large mostly shows by then."""
 END: Final = 256
 """Id of the end of an output, behind those of bytes."""
+TRUSTED: Final = "no tokenizer"
+"""Beginning of the library's words about control tokens, of which this process knows none. Grammars of clients may not have them."""
 PLAINER: Final[Mapping[str, str]] = {
     "Unimplemented keys: ": "keywords that cannot be followed: {}",
     "Unknown format: ": "the format {} cannot be followed; leave it out, or send a pattern",
@@ -127,18 +131,32 @@ def _bytes() -> Any:
 
 
 def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The grammar of a request, or why there is none. A warning counts: what the library would ignore is not followed."""
-    from llguidance import LLMatcher
-
+    """The grammar of a request, or why there is none."""
     try:
-        text = to_grammar(request["kind"], request["value"], request["whitespace"])
+        if request["kind"] == "calls":
+            text, reason = _calls(CallForm(**request["value"]), tokenizer)
+        else:
+            text = to_grammar(request["kind"], request["value"], request["whitespace"])
+            reason = _fault(text, tokenizer)
     except (Unsupported, ValueError) as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
         return {"error": "the grammar is too large"}
+    return {"error": reason} if reason else {"grammar": text}
+
+
+def _fault(text: str, tokenizer: Any) -> str | None:
+    """Why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not followed."""
+    message = _warning(text) or _followed(text, tokenizer)
+    return _explained(message) if message else None
+
+
+def _warning(text: str, trusted: str | None = None) -> str | None:
+    """The first message about a grammar; those that begin with `trusted` mean nothing."""
+    from llguidance import LLMatcher
+
     _, messages = LLMatcher.validate_grammar_with_warnings(text)
-    problem = messages[0] if messages else _followed(text, tokenizer)
-    return {"error": _explained(problem)} if problem else {"grammar": text}
+    return next((each for each in messages if trusted is None or not each.startswith(trusted)), None)
 
 
 def _followed(text: str, tokenizer: Any) -> str:
@@ -157,6 +175,27 @@ def _followed(text: str, tokenizer: Any) -> str:
             break
         matcher.consume_token(allowed[0])
     return str(matcher.get_error())
+
+
+def _calls(form: CallForm, tokenizer: Any) -> tuple[str, str | None]:
+    """The grammar of calls, and why it cannot be followed. A tool that is not strict has any arguments where its schema cannot be.
+
+    It is followed with marks as texts, since here are no control tokens. Raises Unsupported.
+    """
+    loose: list[str] = []
+    plain = replace(form, control={}, free=())
+    for tool in form.tools:
+        try:
+            reason = _fault(to_lark(replace(plain, tools=[tool], must=True, thought=None), WHITESPACE), tokenizer)
+        except Unsupported as error:
+            reason = str(error)
+        if reason and tool["strict"]:
+            raise Unsupported(f"the parameters of {tool['name']}: {reason}")
+        if reason:
+            loose.append(tool["name"])
+    text = to_lark(form, WHITESPACE, loose)
+    message = _warning(text, TRUSTED) or _followed(to_lark(plain, WHITESPACE, loose), tokenizer)
+    return text, _explained(message) if message else None
 
 
 def _explained(message: str) -> str:
