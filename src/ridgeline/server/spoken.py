@@ -25,6 +25,7 @@ class Reading:
 
     thinks      the prompt has begun the reasoning
     parallel    more than one call is given
+    has_thought  the prompt has ended the reasoning
     kept        control tokens that are marks; None: the client asked for all of them
     """
 
@@ -35,6 +36,7 @@ class Reading:
     thinks: bool
     parallel: bool
     kept: frozenset[int] | None
+    has_thought: bool = False
 
 
 class Speaker:
@@ -48,6 +50,11 @@ class Speaker:
         """Index of the call that was told last."""
         self.reasoning_tokens = 0
         self._is_whole = True
+
+    @property
+    def can_reason(self) -> bool:
+        """True if reasoning is split off."""
+        return self._reading.reasoning is not None
 
     @property
     def has_called(self) -> bool:
