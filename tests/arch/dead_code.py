@@ -47,6 +47,8 @@ ALLOWED = {
     "compute/decoding/llguidance.py:log_stderr_level": "read by llguidance",
     "compute/decoding/llguidance.py:verbose_errors": "read by llguidance",
     "compute/decoding/llguidance.py:max_lexer_states": "read by llguidance",
+    "compute/decoding/llguidance.py:step_lexer_fuel": "read by llguidance",
+    "compute/decoding/llguidance.py:_MallocInfo (never made)": "the C library returns it",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
     "compute/ops/definition.py:Definition.writes": "the tests of runners read it: what is compared beside results",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",

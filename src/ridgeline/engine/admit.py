@@ -76,7 +76,7 @@ def admit(
 
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
-    grammar    `params.structured_outputs` compiled (`text.structured`)
+    grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     domain     the tenant's
     arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
@@ -163,7 +163,7 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], gramma
 
 def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
     """Raises RequestError for wishes that a structured output leaves no room for."""
-    if (params.structured_outputs is None) != (grammar is None):
+    if params.structured_outputs is not None and grammar is None:
         raise RequestError("structured_outputs have no compiled grammar; send them without one.", param="structured_outputs")
     if grammar is not None:
         for name, is_asked in (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None)):

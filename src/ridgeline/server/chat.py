@@ -28,7 +28,7 @@ from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
 from ridgeline.server.spoken import Reading, Speaker
 from ridgeline.server.structured import Asked, structured_outputs
-from ridgeline.server.transport import read_body
+from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.stream import TextDelta
@@ -39,6 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def chat(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
+        notes.client = client_of(request)
         service.model.check_name(payload.model)
         body.check_generation(payload)
         begun = await start_chat(service, payload, notes)
@@ -79,11 +80,11 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     is_cut = clips and asked_tokens is not None and asked_tokens > room
     asked, how = _form(payload, model, prompt)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-    form = asked and asked.outputs
+    form = asked and asked.params
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form, **special
     )
-    grammar = await service.compile_grammar(asked)
+    grammar = await service.compile_grammar(asked, notes.client)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
     return StartedChat(source, how, params.n, is_cut)
@@ -98,7 +99,8 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
     skip_special = payload.skip_special_tokens is not False
     how = tools.reading(offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special)
-    if choice.forced and how is not None:
+    is_free = asked is None and not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None)
+    if how is not None and choice.family is not None and (choice.forced or is_free):
         asked = tools.call_grammar(choice, how)
     return asked, how
 

@@ -30,6 +30,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "no_chat_template": (400, INVALID),
     "empty_prompt": (400, INVALID),
     "context_length_exceeded": (400, INVALID),
+    "grammar_failed": (400, INVALID),
     "request_rejected": (400, INVALID),
     "invalid_http": (400, INVALID),
     "invalid_api_key": (401, DENIED),

@@ -25,6 +25,7 @@ class Reading:
 
     thinks      the prompt has begun the reasoning
     parallel    more than one call is given
+    has_thought  the prompt has ended the reasoning
     kept        control tokens that are marks; None: the client asked for all of them
     """
 
@@ -35,6 +36,7 @@ class Reading:
     thinks: bool
     parallel: bool
     kept: frozenset[int] | None
+    has_thought: bool = False
 
 
 class Speaker:

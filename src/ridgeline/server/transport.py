@@ -7,6 +7,7 @@ body, never talks to the engine. Disconnects are watched here, since middleware 
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -69,6 +70,18 @@ async def read_body(request: Request) -> bytes:
     if received > limit:
         raise _too_large(limit)
     return bytes(body)
+
+
+def client_of(request: Request) -> bytes:
+    """The client's address, as `address_of` has it; b"" where there is none."""
+    return address_of(request.client.host) if request.client else b""
+
+
+def address_of(host: str) -> bytes:
+    """What connections and requests are counted by: an IPv4 address, or the /64 of an IPv6 address, which is one client's."""
+    if ":" not in host or host.startswith("::ffff:"):
+        return host.encode()
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
 
 
 def _too_large(limit: int) -> ApiError:

@@ -18,7 +18,7 @@ from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, dete
 from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, own_markup, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizer import Tokenizer, control_ranges
 from ridgeline.text.tools.detect import find_family
 from ridgeline.text.tools.families import Family, reasoning_of
 
@@ -150,6 +150,7 @@ class ChatTemplate:
     findings  problems that the check at load found
     reasoning  the marks around reasoning that it knows; None: none
     family    how the model writes calls of tools; None: in no form that is known, or the template shows it no tools
+    control_ids  where calls can be read: the tokenizer's control tokens, as ranges [first, last]
     """
 
     def __init__(self, files: TemplateFiles, tokenizer: Tokenizer, clock: Clock = datetime.now) -> None:
@@ -182,6 +183,7 @@ class ChatTemplate:
         self.findings = result.findings
         self.reasoning = reasoning_of(files.texts.values())
         self.family = self._find_family(files, tokenizer) if self.is_usable else None
+        self.control_ids = control_ranges(tokenizer) if self.family is not None else ()
 
     @property
     def is_usable(self) -> bool:
