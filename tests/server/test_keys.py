@@ -44,9 +44,9 @@ def test_tenants_of_keys(tmp_path: Path) -> None:
     assert plain and a and b and c and keys.find(f"sha256:{digest}") is None and keys.find(digest) is None
     assert (plain.tenant, plain.weight, plain.is_admin, plain.quota) == ("", 1, False, None)
     assert (a.tenant, a.weight, a.is_admin) == ("acme", 4, False) and (b.tenant, b.weight, b.is_admin) == ("acme", 4, True)
-    assert (c.tenant, c.quota) == ("", None)
+    assert len({each.owner for each in (plain, a, b, c)}) == 4 and (c.tenant, c.quota) == ("", None)
     keys.reload()
-    assert (again := keys.find("hashed")) and again.quota is a.quota, "what is left of limits stays"
+    assert (again := keys.find("hashed")) and again.quota is a.quota and again.owner == a.owner, "what is left of limits stays"
     write(tmp_path / "keys", f"a sha256:{digest} rpm=3 tpm=100")
     keys.reload()
     assert (other := keys.find("hashed")) and other.quota is not a.quota

@@ -46,12 +46,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request: what its key says. `quota` is None where the key has no limits."""
+    """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
+    always the same and no secret, and is empty where no key is needed."""
 
     tenant: str = ""
     weight: int = 1
     is_admin: bool = False
     quota: Quota | None = None
+    owner: bytes = b""
 
 
 class ApiKeys:
@@ -88,7 +90,7 @@ class ApiKeys:
     def _caller(self, key: Key) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
-        return Caller(key.tenant, key.weight, key.is_admin, quota)
+        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest())
 
 
 def read_keys(path: str) -> list[Key]:
