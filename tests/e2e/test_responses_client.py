@@ -16,7 +16,7 @@ SCRIPT = [["My name is Ada.", "Hello, Ada."], ["Who am I?", "You are Ada."]]
 
 class Planet(BaseModel):
     name: Literal["Jupiter", "Saturn", "Neptune"]
-    moons: int
+    rings: bool
 
 
 def test_a_model_answers(demo_server: Any) -> None:
