@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import History, Mask, history_of
-from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar
+from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar, mask_words
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
+from ridgeline.core.thinking import Thought
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
@@ -38,6 +39,7 @@ class StepRows(NamedTuple):
     sampling_ids     int32: permanent rows of those
     has_drafts       True where a row samples more than one position
     has_grammars     True where a row that samples follows a grammar
+    has_budgets      True where the reasoning of a row that samples has a budget
     """
 
     row: IntColumn
@@ -49,6 +51,7 @@ class StepRows(NamedTuple):
     sampling_ids: NDArray[np.int32]
     has_drafts: bool
     has_grammars: bool
+    has_budgets: bool
 
     def matches(self, plan: Plan) -> bool:
         """True where the plan has the same rows and samples. Plans of the same rows share their column."""
@@ -151,30 +154,40 @@ class RowState:
     last       int32 [rows]: last sampled id, to the end of the steps that have been computed
     histories  ids for penalties and bans; None for rows that need none
     grammars   places in the grammars of rows that follow one
-    compiler   makes them; None where no row follows a grammar
+    thoughts   places in the reasoning of rows where that has a budget
+    compiler   makes grammars; None where no row follows one
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, vocab: int) -> None:
         self.last = np.zeros(rows, np.int32)
         self.histories: list[History | None] = [None] * rows
         self.grammars: list[RowGrammar | None] = [None] * rows
+        self.thoughts: list[Thought | None] = [None] * rows
         self.compiler: GrammarCompiler | None = None
+        self._words = mask_words(vocab)
 
     def apply(self, plan: Plan) -> None:
         """Updates rows that come and go."""
         for row in plan.freed_rows:
-            self.histories[row] = self.grammars[row] = None
+            self.histories[row] = self.grammars[row] = self.thoughts[row] = None
         for new in plan.new_rows:
+            asked, outputs = new.params.sampling, new.ids[new.params.prompt_tokens :]
             self.histories[new.row] = history_of(new.params, new.ids)
-            if new.params.sampling.grammar is not None:
+            if asked.thinking is not None:
+                self.thoughts[new.row] = Thought(asked.thinking, outputs)
+            if asked.grammar is not None:
                 assert self.compiler is not None, "a row follows a grammar where none is compiled"
-                self.grammars[new.row] = self.compiler.start(new.params.sampling.grammar, new.ids[new.params.prompt_tokens :])
+                self.grammars[new.row] = self.compiler.start(asked.grammar, outputs)
 
     def sampled(self, rows: NDArray[np.int32], ids: Sequence[tuple[int, ...]]) -> None:
-        """Stores the last ids of rows that have sampled, and advances their grammars; the sampler has pushed their histories."""
+        """Stores the last ids of rows that have sampled, and advances their grammars and thoughts; the sampler has pushed their
+        histories."""
         for row, each in zip(rows.tolist(), ids, strict=True):
             if (grammar := self.grammars[row]) is not None:
                 grammar.advance(each)
+            if (thought := self.thoughts[row]) is not None:
+                for token in each:
+                    thought.push(token)
         if all(ids):
             self.last[rows] = [each[-1] for each in ids]
         else:
@@ -188,14 +201,28 @@ class RowState:
         found: list[Mask | None] = [None] * len(rows)
         failures: dict[int, str] = {}
         for number, (row, drafts) in enumerate(zip(rows, work.drafts, strict=True)):
-            grammar = self.grammars[row]
-            if grammar is not None and self.compiler is not None:
-                found[number] = mask = np.zeros((1 + len(drafts), self.compiler.words), np.uint32)
+            grammar, thought = self.grammars[row], self.thoughts[row]
+            if grammar is not None:
+                found[number] = mask = np.zeros((1 + len(drafts), self._words), np.uint32)
                 try:
                     grammar.masks(drafts, mask)
                 except GrammarError as error:
                     failures[number] = f"the output cannot follow its grammar any further: {error}"
+            if thought is not None:
+                found[number] = self._forced(thought.walk(drafts), found[number])
         return Masks(found, failures)
+
+    def _forced(self, ids: Sequence[int | None], mask: Mask | None) -> Mask | None:
+        """The masks of a row's positions, those with an id in `ids` changed to it alone. None: any id may come at all of them."""
+        if not any(token is not None for token in ids):
+            return mask
+        if mask is None:
+            mask = np.full((len(ids), self._words), 0xFFFFFFFF, np.uint32)
+        for place, token in enumerate(ids):
+            if token is not None:
+                mask[place] = 0
+                mask[place, token // 32] = 1 << token % 32
+        return mask
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

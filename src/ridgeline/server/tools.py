@@ -17,11 +17,10 @@ from ridgeline.server.structured import Asked
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family
+from ridgeline.text.tools.marks import begins_reasoning
 
 MAX_CALLS: Final = 16
 """Calls of an answer that must have some."""
-TAIL_TOKENS: Final = 16
-"""Tokens of a prompt's end that tell whether it has begun the reasoning."""
 MAX_NAME: Final = 128
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 """Names of tools: OpenAI's letters and the dot that many tools have, as long as Anthropic allows."""
@@ -138,7 +137,7 @@ def reading(
     family = choice.family
     if family is None and thought is None:
         return None
-    thinks = thought is not None and tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip().endswith(thought.begin.rstrip())
+    thinks = thought is not None and begins_reasoning(prompt, thought, tokenizer)
     marks = [] if family is None else [*family.marks, *family.inner]
     marks += [] if thought is None else [thought.begin, thought.end]
     parameters: dict[str, Mapping[str, Any]] = {}

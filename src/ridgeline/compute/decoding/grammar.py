@@ -25,6 +25,11 @@ MASK_BLOCK: Final = 256
 LOW_PRIORITY: Final = 19
 
 
+def mask_words(vocab: int) -> int:
+    """Words of 32 ids of a mask of so many ids."""
+    return -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
+
+
 class Vocabulary(NamedTuple):
     """The vocabulary that grammars are matched in.
 
@@ -93,7 +98,7 @@ class GrammarCompiler:
     def __init__(self, load: Callable[[], Vocabulary], vocab: int) -> None:
         """load: reads the vocabulary, of at most `vocab` ids; called by the thread."""
         self._load, self._vocab = load, vocab
-        self.words = -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
+        self.words = mask_words(vocab)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
         self._mask_bytes = 0

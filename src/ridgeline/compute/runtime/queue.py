@@ -102,7 +102,7 @@ class QueueBackend:
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
-        self._state = RowState(rows)
+        self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
         self._parts = 0
@@ -156,13 +156,16 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
-        making_masks = self._masks if work.rows.has_grammars else None
+        making_masks, masks = self._masks if work.rows.has_grammars else None, None
         if making_masks is not None:
             making_masks.put(work)
+        elif work.rows.has_budgets:
+            masks = self._state.masks(work)
         self._parts += 1
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
         finite: NDArray[np.bool_] = values["finite"]
-        masks = None if making_masks is None else making_masks.take()
+        if making_masks is not None:
+            masks = making_masks.take()
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
         self._parts += 1
