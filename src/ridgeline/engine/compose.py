@@ -28,6 +28,7 @@ from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
+GRAMMAR_MODULE: Final = "ridgeline.compute.decoding.grammar"
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -122,7 +123,7 @@ def _vocabulary(model: str, vocab: int) -> Any:
     """The vocabulary in which outputs follow grammars, with the fields of `compute.decoding.grammar.Vocabulary`."""
     from ridgeline.text.files import read_files  # loads a tokenizer's library: with the first grammar
 
-    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, model_stores())
+    path = None if model.startswith((FAKE_PREFIX, RANDOM_PREFIX)) else resolve_model(model, model_stores())
     files = read_files(model, path, chat_template=None, generation_config="none")
     tokenizer, size = files.tokenizer, files.vocab(vocab)
     return SimpleNamespace(
@@ -134,10 +135,15 @@ def _vocabulary(model: str, vocab: int) -> Any:
 
 
 def _start_fake(text: str) -> Executor:
+    """A fake executor of the arguments in `text`. Raises ConfigError for arguments that it does not have."""
     try:
         arguments = json.loads(text or "{}")
-        executor: Executor = importlib.import_module(FAKE_EXECUTOR_MODULE).fake_executor(**arguments)
+        executor = importlib.import_module(FAKE_EXECUTOR_MODULE).fake_executor(**arguments)
     except (TypeError, ValueError) as error:
         simple = FAKE_PREFIX + '{"rows": 4}'
         raise ConfigError(f"the model fake:{text} cannot be made: {error}; try {simple}", fix={"MODEL": simple}) from None
-    return executor
+    info = executor.info
+    if info.has_grammars:
+        compiler = importlib.import_module(GRAMMAR_MODULE).GrammarCompiler
+        executor.grammars = compiler(partial(_vocabulary, FAKE_PREFIX, info.vocab), info.vocab)
+    return executor  # type: ignore[no-any-return]

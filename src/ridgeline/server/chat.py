@@ -20,7 +20,7 @@ from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, replies, tools, wire
-from ridgeline.server.answer import Header, respond
+from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -39,27 +39,54 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def chat(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
-        model = service.model
-        model.check_name(payload.model)
+        service.model.check_name(payload.model)
         body.check_generation(payload)
-        logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
-        prompt = await tokenise_chat(payload, model, notes)
-        max_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
-        asked, how = _form(payload, model, prompt)
-        special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-        form = asked and asked.outputs
-        params = body.sampling_params(
-            payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens, structured_outputs=form, **special
-        )  # fmt: skip
-        grammar = await service.compile_grammar(asked)
-        with body.client_field_names(payload, limit):
-            source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
-        header = Header.make(model, f"chatcmpl-{source.id}")
-        names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
-        bodies = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids), how)
-        return await respond(request, source, bodies, params.n, body.stream_settings(payload, service.config), notes)
+        begun = await start_chat(service, payload, notes)
+        header = Header.make(service.model, f"chatcmpl-{begun.source.id}")
+        names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
+        logprobs = body.num_logprobs(payload) is not None
+        bodies = ChatFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.return_token_ids), begun.reading)
+        return await respond(request, begun.source, bodies, begun.choices, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedChat:
+    """A chat that generates.
+
+    reading  how reasoning and calls are read from the text; None: it is content as it is
+    choices  answers to be given
+    is_cut   the context has less room than the client asked for
+    """
+
+    source: AnswerSource
+    reading: Reading | None
+    choices: int
+    is_cut: bool
+
+
+async def start_chat(service: Service, payload: wire.ChatCompletionRequest, notes: Notes, *, clips: bool = False) -> StartedChat:
+    """Renders, tokenises, admits and submits a chat, of every dialect alike. `clips`: a length that does not fit the context is made to.
+
+    Raises ApiError, RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
+    """
+    model = service.model
+    logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
+    prompt = await tokenise_chat(payload, model, notes)
+    asked_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
+    room = max(1, model.limits.max_model_len - len(prompt))
+    is_cut = clips and asked_tokens is not None and asked_tokens > room
+    asked, how = _form(payload, model, prompt)
+    special = {"skip_special_tokens": False} if how is not None and how.kept else {}
+    form = asked and asked.outputs
+    params = body.sampling_params(
+        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form, **special
+    )
+    grammar = await service.compile_grammar(asked)
+    with body.client_field_names(payload, limit):
+        source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
+    return StartedChat(source, how, params.n, is_cut)
 
 
 def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:

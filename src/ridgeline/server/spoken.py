@@ -13,7 +13,7 @@ from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family, Reasoning
 from ridgeline.text.tools.forms import Parameters
-from ridgeline.text.tools.parser import AnswerParser, CallArguments, CallBegin, Event, Text, Thought
+from ridgeline.text.tools.parser import AnswerParser, CallArguments, CallBegin, CallEnd, Event, Text, Thought
 
 SHORT_ID: Final = 9
 """Letters of an id where templates refuse any other number, as Mistral's do."""
@@ -44,6 +44,8 @@ class Speaker:
         self._reading = reading
         self._parser = AnswerParser(reading.family, reading.reasoning, reading.parameters, thinks=reading.thinks)
         self._calls = 0
+        self._told = -1
+        """Index of the call that was told last."""
         self.reasoning_tokens = 0
         self._is_whole = True
 
@@ -54,6 +56,11 @@ class Speaker:
 
     def take(self, new: TextDelta | None, is_last: bool) -> replies.Delta | None:
         """What has become final with these tokens; None for nothing."""
+        return self._delta(self.hear(new, is_last))
+
+    def hear(self, new: TextDelta | None, is_last: bool) -> list[Event]:
+        """What has become final with these tokens, in the order in which it was said. Every call has an id; those beyond the first are left
+        out where only one is given."""
         events: list[Event] = []
         for token, text in zip(new.ids, new.texts, strict=True) if new is not None else ():
             was_thinking = self._parser.is_thinking
@@ -61,7 +68,7 @@ class Speaker:
             self.reasoning_tokens += was_thinking or self._parser.is_thinking
         if is_last:
             events += self._parser.finish()
-        return self._delta(events) if events else None
+        return [given for each in events if (given := self._given(each)) is not None]
 
     def whole(self, deltas: Sequence[TextDelta]) -> replies.AssistantMessage:
         """The message of all deltas."""
@@ -87,6 +94,17 @@ class Speaker:
         kept = self._reading.kept
         return kept is not None and token not in kept and self._reading.tokenizer.is_control(token)
 
+    def _given(self, event: Event) -> Event | None:
+        """The event as it is told; None for one of a call that is not."""
+        if isinstance(event, (Text, Thought)):
+            return event
+        if isinstance(event, CallBegin):
+            self._calls, self._is_whole = self._calls + 1, False
+            event = CallBegin(event.name, event.id or self._new_id())
+        elif isinstance(event, CallEnd):
+            self._is_whole = True
+        return event if self._calls == 1 or self._reading.parallel else None
+
     def _delta(self, events: Sequence[Event]) -> replies.Delta | None:
         content, thought = "", ""
         calls: dict[int, replies.CallDelta] = {}
@@ -96,30 +114,18 @@ class Speaker:
             elif isinstance(event, Thought):
                 thought += event.text
             elif isinstance(event, CallBegin):
-                self._calls, self._is_whole = self._calls + 1, False
-                self._add(calls, replies.CallDelta(
-                    self._calls - 1, replies.FunctionDelta("", event.name), event.id or self._new_id(), "function"
-                ))  # fmt: skip
+                self._told += 1
+                calls[self._told] = replies.CallDelta(self._told, replies.FunctionDelta("", event.name), event.id, "function")
             elif isinstance(event, CallArguments):
-                self._add(calls, replies.CallDelta(self._calls - 1, replies.FunctionDelta(event.text)))
-            else:
-                self._is_whole = True
+                begun = calls.get(self._told, replies.CallDelta(self._told, replies.FunctionDelta("")))
+                function = replies.FunctionDelta(begun.function.arguments + event.text, begun.function.name)
+                calls[self._told] = replies.CallDelta(self._told, function, begun.id, begun.type)
         if not (content or thought or calls):
             return None
         return replies.Delta(
             content=content or None, reasoning=thought or None, reasoning_content=thought or None,
             tool_calls=list(calls.values()) or None,
         )  # fmt: skip
-
-    def _add(self, calls: dict[int, replies.CallDelta], new: replies.CallDelta) -> None:
-        """Joins what one delta says of a call."""
-        if new.index and not self._reading.parallel:
-            return
-        old = calls.get(new.index)
-        if old is not None:
-            function = replies.FunctionDelta(old.function.arguments + new.function.arguments, old.function.name)
-            new = replies.CallDelta(new.index, function, old.id, old.type)
-        calls[new.index] = new
 
     def _new_id(self) -> str:
         family = self._reading.family

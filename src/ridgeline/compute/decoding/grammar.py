@@ -77,6 +77,13 @@ class RowGrammar:
         if taken:
             matcher.rollback(taken)
 
+    def allowed(self) -> list[int]:
+        """Ids that may come next, ascending; for executors without arrays. Raises GrammarError."""
+        found = np.zeros((1, len(self._ends)), np.uint32)
+        self.masks((), found)
+        ids: list[int] = np.flatnonzero(np.unpackbits(found.view(np.uint8), bitorder="little")).tolist()
+        return ids
+
     def advance(self, ids: Sequence[int]) -> None:
         """Takes ids that the row has sampled."""
         if not self._matcher.is_stopped():

@@ -7,6 +7,7 @@ block: token, position, identity and group of every slot are checked with one co
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
 from ridgeline.core.step_time import StepSeconds
@@ -15,6 +16,7 @@ from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
 from ridgeline.sim.laws.model import FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
+from ridgeline.sim.laws.script import GrammarCompiler, ScriptedModel, followed
 
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
 """A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
@@ -27,8 +29,6 @@ class SimExecutor:
     Both happen on real devices, and the answer must not depend on it.
     """
 
-    grammars = None
-
     def __init__(
         self,
         info: ExecutorInfo,
@@ -37,6 +37,8 @@ class SimExecutor:
         latency: Latency | None = None,
         eager: bool = False,
     ) -> None:
+        self.grammars: GrammarCompiler | None = None
+        """Set by who composes the engine, where `info.has_grammars`."""
         self._info = info
         self._model = model
         self._clock = clock
@@ -98,6 +100,8 @@ class SimExecutor:
         self._queue.clear()
         self._eager_results.clear()
         self._rows = [None] * self._info.rows
+        if self.grammars is not None:
+            self.grammars.close()
 
     # ── submission: rows, tables, writers of blocks ──────────────────────────────────────────────────
 
@@ -111,7 +115,10 @@ class SimExecutor:
                 raise LawViolation(2, f"row {new.row} is given to two sequences")
             if len(new.tables) != len(self._windows):
                 raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
-            self._rows[new.row] = ResidentRow(new, self._model)
+            self._rows[new.row] = resident = ResidentRow(new, self._model)
+            grammar = new.params.sampling.grammar
+            if grammar is not None and self.grammars is not None:
+                resident.grammar = self.grammars.start(grammar, new.ids[new.params.prompt_tokens :])
         for row, group, first, block_ids in plan.blocks:
             resident = self._resident(row)
             table = resident.tables[group]
@@ -252,6 +259,8 @@ class SimExecutor:
                 resident.ids.append(0)  # steps in flight continue from any id
                 break
             token = self._model.sample(resident.chain[position], resident.params, position + 1, resident.past)
+            if resident.grammar is not None:
+                token = followed(resident.grammar, token, resident.chain[position])
             resident.ids.append(token)
             found.append(token)
             if position - begin < len(drafts) and token != drafts[position - begin]:
@@ -290,12 +299,14 @@ def fake_executor(
     token_seconds: float = 0.0,
     host_blocks: int = 0,
     hang: str = "",
+    script: Sequence[Sequence[str]] | None = None,
 ) -> SimExecutor:
     """An executor for tests of the layers above it: needs no weights and samples printable ASCII by default.
 
     `windows` has one entry per KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long in real time.
-    `hang`: see `HungModel`.
+    `hang`: see `HungModel`. `script`: see `ScriptedModel`; its answers follow the grammars of requests.
     """
+    model = ScriptedModel(script=tuple((*each,) for each in script)) if script else model or FakeModel()  # type: ignore[misc]
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(
         kv=KVShape(groups, block_tokens, blocks, b"fake", host_blocks),
@@ -306,8 +317,9 @@ def fake_executor(
         runner="fake",
         weights_bytes=0,
         kv_bytes=0,
+        has_grammars=bool(script),
         seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)
     clock: MovableClock = SleepingClock() if step_seconds or token_seconds else VirtualClock()
-    return SimExecutor(info, HungModel(hang=hang) if hang else model or FakeModel(), clock, latency)
+    return SimExecutor(info, HungModel(hang=hang) if hang else model, clock, latency)

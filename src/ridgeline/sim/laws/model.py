@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Event
+from typing import ClassVar
 
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import Plan, TokenLogprobs
@@ -41,7 +42,10 @@ class FakeModel:
     stop_ids       ids that it samples at `stop_permille` of the positions, beside the alphabet
     identities     KV content differs between seeds that differ modulo this number: models tenant domain, adapter and media
     nan_permille   so many of 1,000 choices have one position (below `nan_positions`) whose hidden state is not finite
+    reads_ids      `sample` is told all ids before, whatever the request's parameters
     """
+
+    reads_ids: ClassVar[bool] = False
 
     alphabet: tuple[int, ...] = PRINTABLE
     stop_ids: tuple[int, ...] = ()
@@ -64,7 +68,8 @@ class FakeModel:
     def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
         """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy.
 
-        past  all ids before, where `depends_on_history`: every parameter then matters; biased ids and ends of bad words are avoided
+        past  all ids before, where `depends_on_history` or `reads_ids`: every parameter then matters; biased ids and ends of bad words
+              are avoided
         """
         if past is not None and params.sampling.thinking is not None:
             forced = Thought(params.sampling.thinking, past[params.prompt_tokens :]).forced

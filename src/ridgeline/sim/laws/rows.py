@@ -8,6 +8,7 @@ from collections import deque
 from ridgeline.core.plan import LAST, NewRow
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import NOT_FINITE, FakeModel, chain_stamps, depends_on_history, next_stamp
+from ridgeline.sim.laws.script import RowGrammar
 
 
 class ResidentRow:
@@ -17,6 +18,7 @@ class ResidentRow:
         "chain",
         "ends",
         "finite",
+        "grammar",
         "handed_out",
         "ids",
         "in_flight",
@@ -36,8 +38,9 @@ class ResidentRow:
         self.sequence = new.sequence
         self.params = new.params
         self.ids = list(new.ids)
-        self.past = self.ids if depends_on_history(new.params.sampling) else None
-        """All ids, where the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
+        self.past = self.ids if model.reads_ids or depends_on_history(new.params.sampling) else None
+        """All ids, where the model or the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
+        self.grammar: RowGrammar | None = None
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params)
         self.nan_at = model.nan_position(new.params)
