@@ -18,7 +18,7 @@ from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
-from ridgeline.core.thinking import Thought
+from ridgeline.core.thinking import ThinkingState
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
@@ -162,7 +162,7 @@ class RowState:
         self.last = np.zeros(rows, np.int32)
         self.histories: list[History | None] = [None] * rows
         self.grammars: list[RowGrammar | None] = [None] * rows
-        self.thoughts: list[Thought | None] = [None] * rows
+        self.thoughts: list[ThinkingState | None] = [None] * rows
         self.compiler: GrammarCompiler | None = None
         self._words = mask_words(vocab)
 
@@ -174,7 +174,7 @@ class RowState:
             asked, outputs = new.params.sampling, new.ids[new.params.prompt_tokens :]
             self.histories[new.row] = history_of(new.params, new.ids)
             if asked.thinking is not None:
-                self.thoughts[new.row] = Thought(asked.thinking, outputs)
+                self.thoughts[new.row] = ThinkingState(asked.thinking, outputs)
             if asked.grammar is not None:
                 assert self.compiler is not None, "a row follows a grammar where none is compiled"
                 self.grammars[new.row] = self.compiler.start(asked.grammar, outputs)

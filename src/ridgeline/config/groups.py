@@ -221,6 +221,14 @@ class ServerConfig:
         "answers differ from those of another server: its defaults", choices=("auto", "none"),
         also={"vllm": "none"},
     )  # fmt: skip
+    reasoning_budget: int = _set(
+        -1, "Most tokens of reasoning where a request names no budget; -1 is no limit.", "a request's own budget always wins",
+        "answers that end with length before they answer: set", bounds=(-1, 2**31 - 1),
+    )  # fmt: skip
+    reasoning_budget_message: str | None = _set(
+        None, "Text before the mark that ends a reasoning whose budget is spent.", "the mark alone ends it",
+        "answers that go on as if they still reasoned: set",
+    )  # fmt: skip
     sse_keep_alive_interval: float = _set(
         15.0, "Seconds without output after which a stream gets a comment.", "proxies close a connection that is silent for long",
         "streams cut by a proxy: too long", unit="seconds", bounds=(0.1, 3_600),

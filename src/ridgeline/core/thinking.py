@@ -47,7 +47,7 @@ class Thinking:
         return self.tokens is not None and output >= self.tokens
 
 
-class Thought:
+class ThinkingState:
     """The place of a sequence in its reasoning, which follows from its outputs.
 
     tokens  ids of reasoning so far, without its marks
@@ -126,8 +126,8 @@ class Thought:
         if self._at == len(thinking.close):
             self._at, self._state = None, thinking.marks.end
 
-    def _copy(self) -> "Thought":
-        other = object.__new__(Thought)
-        for name in Thought.__slots__:
+    def _copy(self) -> "ThinkingState":
+        other = object.__new__(ThinkingState)
+        for name in ThinkingState.__slots__:
             setattr(other, name, getattr(self, name))
         return other

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
+from ridgeline.core.thinking import Thinking
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
-from ridgeline.server import body, fields, replies, tools, wire
+from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -79,14 +80,24 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     is_cut = clips and asked_tokens is not None and asked_tokens > room
     asked, how = _form(payload, model, prompt)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-    form = asked and asked.outputs
+    form, thinking = asked and asked.outputs, _budget(service, payload, how, notes)
     params = body.sampling_params(
-        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form, **special
-    )
-    grammar = await service.compile_grammar(asked)
+        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form,
+        thinking_token_budget=None if thinking is None else thinking.tokens, **special,
+    )  # fmt: skip
+    grammar, ends = await service.compile_grammar(asked), model.turn_end_ids
     with body.client_field_names(payload, limit):
-        source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
+        source = await start_generation(service, payload, [prompt], params, notes, stop_ids=ends, grammar=grammar, thinking=thinking)
     return StartedChat(source, how, params.n, is_cut)
+
+
+def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> Thinking | None:
+    """The budget of the answer's reasoning."""
+    model, config = service.model, service.config
+    if model.chat is None or payload.use_beam_search:
+        return None
+    default, message = config.reasoning_budget, config.reasoning_budget_message
+    return reasoning.budget(reasoning.wish(payload), how, model.chat, model.tokenizer, default, message, notes)
 
 
 def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:
@@ -97,7 +108,10 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     choice = tools.choose(offer, model.chat)
     has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
     skip_special = payload.skip_special_tokens is not False
-    how = tools.reading(offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special)
+    is_told = reasoning.wish(payload).is_told
+    how = tools.reading(
+        offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special, is_told=is_told
+    )
     if choice.forced and how is not None:
         asked = tools.call_grammar(choice, how)
     return asked, how
@@ -275,25 +289,15 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
 
 
 def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> dict[str, object]:
-    """`chat_template_kwargs` that the template reads, and what `reasoning_effort` means to it; notes the others.
-
-    Raises ApiError for an effort that the template does not read.
-    """
+    """`chat_template_kwargs` that the template reads, and what a wish about reasoning means to it; notes the others. Raises ApiError."""
     given = payload.chat_template_kwargs or {}
     unread = template.unread(given) if template.is_usable else ()
     for name in unread:
         notes.ignore(f"chat_template_kwargs.{name}", "this model's chat template does not read it")
     found = {name: value for name, value in given.items() if name not in unread}
-    effort = payload.reasoning_effort if isinstance(payload, wire.ChatCompletionRequest) else None
-    if effort == "none":
-        if "enable_thinking" in template.variables:
-            found.setdefault("enable_thinking", False)
-    elif effort is not None:
-        if "reasoning_effort" not in template.variables:
-            message = 'this model\'s chat template does not read reasoning_effort; leave it out, or send "none"'
-            raise ApiError("unsupported_parameter", message, param="reasoning_effort")
-        found.setdefault("reasoning_effort", effort)
-    return found
+    if not isinstance(payload, wire.ChatCompletionRequest):
+        return found
+    return reasoning.template_arguments(reasoning.wish(payload), found, template, notes)
 
 
 def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, arguments: Mapping[str, object]) -> Conversation:

@@ -24,6 +24,7 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.core.thinking import Thinking
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.canary import canary_request, judge
@@ -258,6 +259,7 @@ class Service:
         bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
         grammar: Grammar | None = None,
+        thinking: Thinking | None = None,
     ) -> Admitter:
         """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `bad_words` are those of
         `params` as ids; `arrived`: see `Admitted`.
@@ -271,7 +273,7 @@ class Service:
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority, arrived=arrived, grammar=grammar,
+                priority=priority, arrived=arrived, grammar=grammar, thinking=thinking,
             )  # fmt: skip
 
         return admit_prompt

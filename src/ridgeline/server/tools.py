@@ -127,11 +127,13 @@ def reading(
     *,
     has_form: bool = False,
     skip_special: bool = True,
+    is_told: bool = True,
 ) -> Reading | None:
     """How answers are read; None: they are text alone.
 
     has_form      the client asks for a form of the answer, which begins with the first token, without reasoning
     skip_special  texts leave control tokens out
+    is_told       the reasoning is given
     """
     thought = None if has_form and not choice.forced else template.reasoning
     family = choice.family
@@ -145,7 +147,9 @@ def reading(
         properties = (each.parameters or {}).get("properties")
         parameters[each.name] = properties if isinstance(properties, dict) else {}
     kept = control_ids(marks, tokenizer) if skip_special else None
-    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept)
+    ids = None if thought is None else template.reasoning_ids
+    found = None if ids is None else ids.marks
+    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, found, is_told)
 
 
 def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:

@@ -156,7 +156,7 @@ def test_a_history_is_a_function_of_ids() -> None:
 
 def test_the_order_is_vllms() -> None:
     names = [edit.apply.__name__ for edit in EDITS]
-    assert names == ["follow_grammar", "allow", "ban_bad_words", "ban_stops", "add_bias", "penalise"]
+    assert names == ["follow_mask", "allow", "ban_bad_words", "ban_stops", "add_bias", "penalise"]
 
 
 # ── all at once ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import Plan, TokenLogprobs
-from ridgeline.core.thinking import Thought
+from ridgeline.core.thinking import ThinkingState
 
 NOT_FINITE = 0x4E614E
 HANG_POSITION = 12
@@ -72,7 +72,7 @@ class FakeModel:
               are avoided
         """
         if past is not None and params.sampling.thinking is not None:
-            forced = Thought(params.sampling.thinking, past[params.prompt_tokens :]).forced
+            forced = ThinkingState(params.sampling.thinking, past[params.prompt_tokens :]).forced
             if forced is not None:
                 return forced
         draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
