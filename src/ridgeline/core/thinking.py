@@ -73,6 +73,11 @@ class ThinkingState:
         """The only id that may come next; None: any may."""
         return None if self._at is None else self._thinking.close[self._at]
 
+    @property
+    def has_ended(self) -> bool:
+        """True behind the reasoning, and where there is none."""
+        return self._at is None and self._state in (NOTHING, self._thinking.marks.end)
+
     def push(self, token: int) -> None:
         """One more output."""
         end = self._thinking.marks.end

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
-from ridgeline.core.thinking import Thinking
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
@@ -80,24 +79,24 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     is_cut = clips and asked_tokens is not None and asked_tokens > room
     asked, how = _form(payload, model, prompt)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-    form, thinking = asked and asked.outputs, _budget(service, payload, how, notes)
+    form = asked and asked.outputs
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form,
-        thinking_token_budget=None if thinking is None else thinking.tokens, **special,
+        thinking_token_budget=_budget(service, payload, how, notes), **special,
     )  # fmt: skip
-    grammar, ends = await service.compile_grammar(asked), model.turn_end_ids
+    grammar = await service.compile_grammar(asked)
     with body.client_field_names(payload, limit):
-        source = await start_generation(service, payload, [prompt], params, notes, stop_ids=ends, grammar=grammar, thinking=thinking)
+        source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
     return StartedChat(source, how, params.n, is_cut)
 
 
-def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> Thinking | None:
-    """The budget of the answer's reasoning."""
-    model, config = service.model, service.config
-    if model.chat is None or payload.use_beam_search:
+def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> int | None:
+    """The most tokens of the answer's reasoning; None: no limit."""
+    template = service.model.chat
+    if template is None or payload.use_beam_search:
         return None
-    default, message = config.reasoning_budget, config.reasoning_budget_message
-    return reasoning.budget(reasoning.wish(payload), how, model.chat, model.tokenizer, default, message, notes)
+    can_reason = how is not None and how.marks is not None
+    return reasoning.budget(reasoning.wish(payload), template, service.config.reasoning_budget, notes, can_reason=can_reason)
 
 
 def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:

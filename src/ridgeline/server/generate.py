@@ -9,7 +9,6 @@ from typing import Final
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
-from ridgeline.core.thinking import Thinking
 from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
@@ -36,10 +35,8 @@ async def start_generation(
     notes: Notes,
     stop_ids: frozenset[int] = frozenset(),
     grammar: Grammar | None = None,
-    thinking: Thinking | None = None,
 ) -> AnswerSource:
-    """Admits and submits the prompts. `stop_ids` end a sequence as EOS does; `grammar` is `params.structured_outputs` compiled, `thinking`
-    what `params.thinking_token_budget` means to this prompt.
+    """Admits and submits the prompts. `stop_ids` end a sequence as EOS does; `grammar` is `params.structured_outputs` compiled.
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
@@ -49,9 +46,8 @@ async def start_generation(
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     admit = service.admitter(
-        params, priority=priority, salt=salt, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived, grammar=grammar,
-        thinking=thinking,
-    )  # fmt: skip
+        params, priority=priority, salt=salt, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived, grammar=grammar
+    )
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ridgeline.core.thinking import Thinking
 from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
-from ridgeline.server.spoken import Reading
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.tokenizer import Tokenizer
 
 SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates are told whether to think."""
@@ -97,22 +94,17 @@ def template_arguments(asked: Wish, given: Mapping[str, object], template: ChatT
     return found
 
 
-def budget(
-    asked: Wish, how: Reading | None, template: ChatTemplate, tokenizer: Tokenizer, default: int, message: str | None, notes: Notes
-) -> Thinking | None:
-    """The budget of an answer's reasoning; None: it has none. A model that cannot be told not to think gets a budget of 0.
+def budget(asked: Wish, template: ChatTemplate, default: int, notes: Notes, *, can_reason: bool) -> int | None:
+    """The most tokens of an answer's reasoning; None: no limit. A model that cannot be told not to think gets 0.
 
-    default, message  the server's: budget of answers for which none is asked, and a text before the mark that ends a reasoning
+    default     for requests that state none; `NO_LIMIT`: none
+    can_reason  the answer may begin with reasoning
     """
-    tokens = default if asked.budget is None else asked.budget
-    if asked.enabled is False and not any(name in template.variables for name in SWITCHES):
-        tokens = 0
-    ids = template.reasoning_ids
-    if how is None or how.marks is None or ids is None:
+    if not can_reason:
         if asked.budget not in (None, NO_LIMIT):
             notes.ignore(asked.field, "this answer has no reasoning that could be limited")
         return None
-    if tokens == NO_LIMIT:
-        return None
-    return ids.thinking(how.thinks, tokens, tokenizer.encode(message, add_bos=False) if message else ())
-
+    if asked.enabled is False and not any(name in template.variables for name in SWITCHES):
+        return 0
+    tokens = default if asked.budget is None else asked.budget
+    return None if tokens == NO_LIMIT else tokens

@@ -24,7 +24,6 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.core.thinking import Thinking
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.canary import canary_request, judge
@@ -45,6 +44,7 @@ from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
+from ridgeline.text.tools.marks import begins_reasoning
 
 _LOG = logging.getLogger("ridgeline.server")
 _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
@@ -259,7 +259,6 @@ class Service:
         bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
         grammar: Grammar | None = None,
-        thinking: Thinking | None = None,
     ) -> Admitter:
         """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `bad_words` are those of
         `params` as ids; `arrived`: see `Admitted`.
@@ -268,12 +267,15 @@ class Service:
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        domain = tenant_domain(self._secret, salt)
+        domain, tokens, text = tenant_domain(self._secret, salt), params.thinking_token_budget, self.config.reasoning_budget_message
+        ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
+        message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority, arrived=arrived, grammar=grammar, thinking=thinking,
+                priority=priority, arrived=arrived, grammar=grammar,
+                thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
 
         return admit_prompt

@@ -51,7 +51,6 @@ REASONS: Final[Mapping[str, str]] = {
     "num_predict": "num_predict is not supported by this server; send max_tokens",
     "repeat_penalty": "repeat_penalty is not supported by this server; send repetition_penalty, which counts the whole prompt and output",
     "format": "format is not supported by this server; send response_format",
-    "thinking_token_budget": "thinking_token_budget is not supported in a completion, which knows no reasoning; send a chat",
 }
 
 COMPLETION: Final[Fields] = {
@@ -60,7 +59,6 @@ COMPLETION: Final[Fields] = {
     "suffix": ("",),
     "think": _OFF,
     "thinking": ({"type": "disabled"},),
-    "thinking_token_budget": (-1,),
     "truncation_side": ("left",),
 }
 CHAT: Final[Fields] = {
