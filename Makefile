@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint types test night extension wheel image
+.PHONY: check lint types test night clients extension wheel image
 
 check: lint types
 	$(PYTHON) -m pytest -q tests/core tests/arch
@@ -17,6 +17,10 @@ test:
 night:
 	$(PYTHON) -m pytest -m "night or not night" --timeout 7200 --record tests/night.jsonl
 	$(PYTHON) tests/arch/nights.py
+
+# Programs of others against servers of `ridgeline`, the one on the path, or RIDGELINE=…; VENV=… keeps their environment.
+clients:
+	tests/clients/run.sh $(VENV)
 
 # After an edit of csrc: compiles what changed and installs the clone as editable. Needs what `pip install ".[test]"` brings.
 extension:

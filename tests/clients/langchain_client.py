@@ -1,17 +1,44 @@
-"""LangChain's ChatOpenAI against a server: `python langchain_client.py BASE_URL MODEL`. Asserts, and prints what it used."""
+"""LangChain's ChatOpenAI: `python langchain_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
+
+With the demo a conversation whole, streamed, in a batch, and JSON of a schema; with scripted answers a loop of tools, and each way to a
+structured output.
+"""
 
 import asyncio
 import sys
 from importlib.metadata import version
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 
-def main(base_url: str, model: str) -> None:
-    chat = ChatOpenAI(base_url=base_url, api_key="none", model=model, temperature=0, max_tokens=12, seed=1, max_retries=0)
+class Person(BaseModel):
+    """A person."""
+
+    name: str = Field(max_length=24)
+    age: int = Field(ge=0, le=150)
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return {"Bern": "21 degrees", "Oslo": "9 degrees"}[city]
+
+
+def main(demo_url: str, scripted_url: str) -> None:
+    converse(demo_url)
+    chat = ChatOpenAI(base_url=scripted_url, api_key="none", model="scripted", max_retries=0)
+    use_tools(chat)
+    take_forms(chat)
+    print(f"langchain-openai {version('langchain-openai')}, langchain-core {version('langchain-core')}, openai {version('openai')}: pass")
+
+
+def converse(base_url: str) -> None:
+    chat = ChatOpenAI(base_url=base_url, api_key="none", model="demo", temperature=0, max_tokens=12, seed=1, max_retries=0)
     conversation = [SystemMessage("Be brief."), HumanMessage("Hi"), AIMessage("Hello!"), HumanMessage("Name a colour.")]
     whole = chat.invoke(conversation)
     assert isinstance(whole, AIMessage) and whole.content and whole.response_metadata["finish_reason"] in ("stop", "length")
@@ -33,16 +60,54 @@ def main(base_url: str, model: str) -> None:
     chain = ChatPromptTemplate.from_messages([("user", "Write about {topic}.")]) | chat | StrOutputParser()
     assert chain.invoke({"topic": "rivers"})
 
-    complete = OpenAI(base_url=base_url, api_key="none", model=model, temperature=0, max_tokens=6, max_retries=0)
+    complete = OpenAI(base_url=base_url, api_key="none", model="demo", temperature=0, max_tokens=6, max_retries=0)
     text = complete.invoke("1, 2, 3, 4,")
     assert text and "".join(complete.stream("1, 2, 3, 4,")) == text
-    print(f"langchain-openai {version('langchain-openai')}, langchain-core {version('langchain-core')}, openai {version('openai')}: pass")
+
+    roomy = ChatOpenAI(base_url=base_url, api_key="none", model="demo", temperature=0, max_tokens=200, max_retries=0)
+    person = roomy.with_structured_output(Person, method="json_schema", strict=True).invoke("Describe a person as JSON.")
+    assert isinstance(person, Person)
 
 
 async def _asynchronous(chat: ChatOpenAI, conversation: list) -> tuple[str, str]:
     """Whole and streamed, in one event loop: the client's connections belong to it."""
     whole = await chat.ainvoke(conversation)
     return str(whole.content), "".join([str(chunk.content) async for chunk in chat.astream(conversation)])
+
+
+def use_tools(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([weather])
+    conversation: list = [HumanMessage("Compare the weather in Bern and in Oslo.")]
+    asked = bound.invoke(conversation)
+    assert [call["args"] for call in asked.tool_calls] == [{"city": "Bern"}, {"city": "Oslo"}] and not asked.invalid_tool_calls
+    assert asked.response_metadata["finish_reason"] == "tool_calls"
+    results = [weather.invoke(call) for call in asked.tool_calls]
+    assert all(isinstance(each, ToolMessage) for each in results)
+    said = bound.invoke([*conversation, asked, *results])
+    assert said.content == "Bern is 12 degrees warmer than Oslo." and not said.tool_calls
+
+    joined = AIMessageChunk("")
+    for chunk in bound.stream(conversation):
+        joined += chunk
+    assert [call["args"] for call in joined.tool_calls] == [{"city": "Bern"}, {"city": "Oslo"}]
+
+    for choice in ("any", "weather"):
+        forced = chat.bind_tools([weather], tool_choice=choice, strict=True, parallel_tool_calls=False)
+        (call,) = forced.invoke("What is the weather in Bern?").tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Bern"})
+
+
+def take_forms(chat: ChatOpenAI) -> None:
+    anna = Person(name="Anna Keller", age=30)
+    for method, question in (
+        ("function_calling", "Store: Anna Keller, 30."), ("json_schema", "Anna Keller is 30 years old."),
+        ("json_mode", "As JSON: Anna Keller is 30 years old."),
+    ):  # fmt: skip
+        form = chat.with_structured_output(Person, method=method)
+        assert form.invoke(question) == anna, method
+        assert [*form.stream(question)][-1] == anna, method
+        found = chat.with_structured_output(Person, method=method, include_raw=True).invoke(question)
+        assert found["parsed"] == anna and found["parsing_error"] is None, method
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""lm-eval's `local-completions` against a server: `python lm_eval_client.py BASE_URL MODEL`. Asserts, and prints what it used.
+"""lm-eval's `local-completions` with the demo: `python lm_eval_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
 The harness sends token ids; here they come from the server's own /tokenize, so that nothing is downloaded. Its log-likelihoods of
 continuations are compared with the sums that the server's `prompt_logprobs` give, and must agree to 1e-4.
@@ -59,7 +59,8 @@ def scored(base_url: str, model: str, ids: list[int], start: int) -> float:
     return sum(found[at][str(ids[at])]["logprob"] for at in range(start, len(ids)))
 
 
-def main(base_url: str, model: str) -> None:
+def main(base_url: str, _: str) -> None:
+    model = "demo"
     client = Client(base_url, model)
     docs = [json.loads(line) for line in (TASK / "questions.jsonl").read_text().splitlines()]
     pairs = [(doc["question"], f" {choice}") for doc in docs for choice in doc["choices"]]

@@ -1,24 +1,50 @@
 #!/bin/sh
-# Clients of others against `ridgeline serve demo`: makes a virtual environment of their own, starts the server, runs them all.
-# Usage: tests/clients/run.sh [VENV]; `ridgeline` is the one on the path, or $RIDGELINE.
+# Clients of others against `ridgeline serve`: makes a virtual environment of their own, starts a server of the demo and one of a model whose
+# answers are scripted (script.json), and runs them all. Prints a line per client; ends with 1 if one fails.
+# Usage: tests/clients/run.sh [VENV [CLIENT...]]; `ridgeline` is the one on the path, or $RIDGELINE.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-venv=${1:-$(mktemp -d)/venv}
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-"$venv/bin/pip" install -q langchain-openai litellm "lm_eval[api]" "transformers>=5,<6"
-log=$(mktemp)
-${RIDGELINE:-ridgeline} serve demo --port 0 --max-model-len 1024 >"$log" 2>&1 &
-server=$!
-trap 'kill $server; rm -f "$log"' EXIT
-url=
-for _ in $(seq 240); do
-    url=$(sed -n 's/.* at \(http:[^ ]*\).*/\1/p' "$log" | head -n 1)
-    [ -n "$url" ] && break
-    kill -0 $server || { cat "$log"; exit 1; }
-    sleep 0.5
+work=$(mktemp -d)
+venv=${1:-$work/venv}
+[ $# -eq 0 ] || shift
+servers=
+trap 'kill $servers 2>/dev/null; rm -rf "$work"' EXIT
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q -r "$here/requirements.txt"
+fi
+
+# start NAME ARGUMENT...: a server, whose address goes to the file $work/NAME
+start() {
+    name=$1
+    shift
+    : >"$work/$name.log"
+    ${RIDGELINE:-ridgeline} serve --port 0 "$@" >"$work/$name.log" 2>&1 &
+    server=$!
+    servers="$servers $server"
+    for _ in $(seq 240); do
+        sed -n 's/.* at \(http:[^ ]*\).*/\1/p' "$work/$name.log" | head -n 1 >"$work/$name"
+        [ ! -s "$work/$name" ] || return 0
+        kill -0 $server || break
+        sleep 0.5
+    done
+    cat "$work/$name.log"
+    exit 1
+}
+
+start demo demo --max-model-len 2048
+start scripted "fake:{\"vocab\": 258, \"max_model_len\": 65536, \"blocks\": 16384, \"script\": $(cat "$here/script.json")}" \
+    --served-model-name scripted --chat-template "$here/../gold/templates/Qwen-Qwen3-0.6B.jinja"
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
+[ $# -gt 0 ] || set -- $(cd "$here" && ls ./*_client.py | sed 's/^\.\///; s/_client\.py$//')
+failed=0
+for client in "$@"; do
+    if ! "$venv/bin/python" "$here/${client}_client.py" "$(cat "$work/demo")/v1" "$(cat "$work/scripted")/v1" >"$work/out" 2>&1; then
+        failed=1
+        cat "$work/out"
+        echo "$client: FAIL"
+    else
+        tail -n 1 "$work/out"
+    fi
 done
-[ -n "$url" ] || { cat "$log"; exit 1; }
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
-for client in langchain_client litellm_client lm_eval_client; do
-    "$venv/bin/python" "$here/$client.py" "$url/v1" demo
-done
+exit $failed

@@ -24,7 +24,9 @@ class Pieces(ByteTokenizer):
 
 
 THINK = REASONING[0]
-PIECES = [b"</", b"think", b">\n\n", b" </", b"\n", b"<think", b">x", b"a</th", b"ink>b", b" ", b"<", b"x<th", b"ink", b"</think>", b"<think>"]
+PIECES = [
+    b"</", b"think", b">\n\n", b" </", b"\n", b"<think", b">x", b"a</th", b"ink>b", b" ", b"<", b"x<th", b"ink", b"</think>", b"<think>"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("texts", REASONING)
@@ -40,7 +42,8 @@ def test_marks_are_found_however_texts_are_divided(begun: bool) -> None:
     thinking = ids.thinking(begun, None)
     ended = 0
     for _ in range(4000):
-        outputs = [*([] if begun or rng.random() < 0.3 else [261, 262]), *rng.choices(range(256, tokenizer.vocab_size), k=rng.randint(0, 9))]
+        begin = [] if begun or rng.random() < 0.3 else [261, 262]
+        outputs = [*begin, *rng.choices(range(256, tokenizer.vocab_size), k=rng.randint(0, 9))]
         text = b"".join(map(tokenizer.piece, outputs))
         reasons = begun or text.lstrip().startswith(b"<think>")
         body = text if begun else text.lstrip().removeprefix(b"<think>")
@@ -62,7 +65,8 @@ def run(thinking: Thinking, outputs: list[int], drafts: bool = False) -> tuple[l
         token = rest.pop() if state.forced is None else state.forced
         if drafts:
             ahead = [*found, token, *outputs[:3]]
-            assert state.walk(ahead[len(found) :]) == [ThinkingState(thinking, ahead[:at]).forced for at in range(len(found), len(ahead) + 1)]
+            single = [ThinkingState(thinking, ahead[:at]).forced for at in range(len(found), len(ahead) + 1)]
+            assert state.walk(ahead[len(found) :]) == single
         found.append(token)
         state.push(token)
         assert ThinkingState(thinking, found).forced == state.forced
@@ -76,7 +80,8 @@ def test_a_mark_of_one_id(tokens: int) -> None:
     assert mark is not None
     for message in (b"", b"ok"):
         thinking = close(tokenizer, tokens, message)
-        assert run(thinking, [*b"abcdefgh"], drafts=True) == ([*b"abcdefgh"[:tokens], *message, mark, *b"abcdefgh"[tokens:]], tokens + len(message))
+        expected = [*b"abcdefgh"[:tokens], *message, mark, *b"abcdefgh"[tokens:]]
+        assert run(thinking, [*b"abcdefgh"], drafts=True) == (expected, tokens + len(message))
     assert run(close(tokenizer, 4), [97, mark, 98, 99, 100, 101]) == ([97, mark, 98, 99, 100, 101], 1), "behind its end nothing is counted"
 
 

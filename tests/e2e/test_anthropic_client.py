@@ -56,7 +56,7 @@ def test_the_bytes_of_a_stream(demo_server: Any) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream") and answer.headers["request-id"]
     *events, nothing = answer.text.split("\n\n")
     names = [event.split("\n")[0] for event in events]
-    assert nothing == "" and names[:3] == ["event: message_start", "event: content_block_start", "event: ping"]
+    assert nothing == "" and names[:3] == ["event: message_start", "event: ping", "event: content_block_start"]
     assert names[-1] == "event: message_stop" and "[DONE]" not in answer.text
     assert all(f'data: {{"type":"{name[7:]}"' in event for name, event in zip(names, events, strict=True))
 
@@ -97,9 +97,9 @@ def test_models(client: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("tools", [{"name": "f", "input_schema": {}}], "tools"),
-        ("thinking", {"type": "enabled", "budget_tokens": 1024}, "thinking"),
-        ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}], "tool_result"),
+        ("tools", [{"name": "f", "input_schema": {}}], "does not read tools"),
+        ("thinking", {"type": "always"}, "thinking"),
+        ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}], "blocks of image"),
         ("extra_body", {"temperature": -1}, "temperature"),
         ("stop_sequences", ["x" * 999], "stop_sequences"),
         ("messages", [], "messages"),

@@ -14,7 +14,7 @@ END = 256
 def byte_compiler() -> GrammarCompiler:
     """Close it."""
     pieces = [bytes((token,)) for token in range(END)] + [b"<end>"]
-    return GrammarCompiler(lambda: Vocabulary(pieces, [END], [END], lambda text: list(text.encode())), len(pieces))
+    return GrammarCompiler(lambda: Vocabulary(pieces, [END], [END]), len(pieces))
 
 
 def takes(matching: GrammarCompiler, grammar: Grammar, text: str) -> bool:

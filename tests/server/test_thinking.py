@@ -79,8 +79,9 @@ def test_a_budget_that_is_not_spent_changes_nothing(site: Any, tokens: int) -> N
 
 @pytest.mark.parametrize("body", [
     {"thinking_budget": 4}, {"thinking_budget_tokens": 4}, {"reasoning_budget": 4}, {"reasoning_budget_tokens": 4},
-    {"thinking": {"type": "enabled", "budget_tokens": 4}}, {"reasoning": {"max_tokens": 4}}, {"thinking_budget": 9, "thinking_token_budget": 4},
-    {"thinking_budget": 4, "reasoning_budget": -1}, {"thinking_token_budget": 4, "n": 3},
+    {"thinking": {"type": "enabled", "budget_tokens": 4}}, {"reasoning": {"max_tokens": 4}},
+    {"thinking_budget": 9, "thinking_token_budget": 4}, {"thinking_budget": 4, "reasoning_budget": -1},
+    {"thinking_token_budget": 4, "n": 3},
 ])  # fmt: skip
 def test_other_names_of_a_budget(site: Any, body: Any) -> None:
     choices = site.chat("go", max_tokens=200, **body).json()["choices"]

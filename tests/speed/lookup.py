@@ -1,15 +1,18 @@
 """Prompt lookup on and off in turn, in one process: is it faster where text repeats, and not slower elsewhere?
 
-    python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96] [--depth 2]
+    python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96] [--depth 2] [--host]
 
-Ratios are seconds without drafts over seconds with them, in pairs whose order changes; the tokens of each pair must be equal.
+Ratios are seconds without drafts over seconds with them, in pairs whose order changes; the tokens of each pair must be equal. With --host
+the drafter's own time is read too, in microseconds per row and step.
 """
 
 import argparse
 import time
-from statistics import median
+from statistics import median, quantiles
+from typing import Any
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 
 CODE = """def area(shape):
     if shape.kind == "circle":
@@ -30,13 +33,39 @@ LOADS = {
 """Prompts and temperature."""
 
 
+def time_drafter() -> list[float]:
+    """Returns a list that gets the seconds of the drafter for each step from now on."""
+    steps, spent = [], 0.0
+
+    def timed(name: str) -> Any:
+        method = getattr(PromptLookupDrafter, name)
+
+        def call(*arguments: Any) -> Any:
+            nonlocal spent
+            began = time.perf_counter()
+            found = method(*arguments)
+            spent += time.perf_counter() - began
+            if name == "on_commit":  # the last of a step
+                steps.append(spent)
+                spent = 0.0
+            return found
+
+        return call
+
+    for name in ("should_wait", "propose", "on_commit"):
+        setattr(PromptLookupDrafter, name, timed(name))
+    return steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--depth", type=int, default=2, help="steps in flight")
+    parser.add_argument("--host", action="store_true")
     options = parser.parse_args()
+    steps = time_drafter() if options.host else []
     engines = {
         mode: LLM(options.model, speculative=mode, depth=options.depth, max_model_len=2_048, enable_prefix_caching=False)
         for mode in ("off", "ngram")
@@ -55,6 +84,10 @@ def main() -> None:
             if number:  # the first pair warms both up
                 ratios.append(seconds["off"] / seconds["ngram"])
         print(f"{name}: {median(ratios):.3f} [{min(ratios):.2f}-{max(ratios):.2f}]", flush=True)
+        if steps:
+            tenths = [1e6 * each / len(prompts) for each in quantiles(steps, n=10)]
+            print(f"    drafter, µs per row and step: median {tenths[4]:.1f}, p90 {tenths[8]:.1f}, of {len(steps)} steps", flush=True)
+            steps.clear()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ KINDS = [{"type": "object", "properties": {"kind": {"const": each}}, "required":
     ],
     ids=str,
 )
-def test_valid_answers_and_no_others(compiler: StructuredOutputCompiler, matching: GrammarCompiler, schema: Any, good: list[str], bad: list[str]) -> None:
+def test_valid_answers_and_no_others(
+    compiler: StructuredOutputCompiler, matching: GrammarCompiler, schema: Any, good: list[str], bad: list[str]
+) -> None:
     grammar = compiler.compile(StructuredOutputs(json=schema))
     assert [text for text in good if not takes(matching, grammar, text)] == []
     assert [text for text in bad if takes(matching, grammar, text)] == []

@@ -130,7 +130,6 @@ def _vocabulary(model: str, vocab: int) -> Any:
         pieces=[tokenizer.piece(token) for token in range(size)],
         control=[token for token in range(size) if tokenizer.is_control(token)],
         ends=sorted(files.eos_ids(size)),
-        encode=lambda text: tokenizer.encode(text, add_bos=False),
     )
 
 

@@ -252,9 +252,9 @@ def _finish_reason(end: ChoiceEnd, speaker: Speaker | None) -> str:
 
 MAX_CONTENT_PARTS: Final = 1_024
 """Parts of one message's content."""
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 512
 MAX_DOCUMENTS: Final = 128
-MAX_ATTACHED_BYTES: Final = 64 * 1024
+MAX_ATTACHED_BYTES: Final = 256 * 1024
 """Bytes of tools, and of documents, as JSON."""
 TOKENISE_TIMEOUT_SECONDS: Final = 5.0
 """Time for a conversation to become ids, waiting included."""

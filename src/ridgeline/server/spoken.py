@@ -60,6 +60,11 @@ class Speaker:
         return 0 if self._thought is None else self._thought.tokens
 
     @property
+    def can_reason(self) -> bool:
+        """True if reasoning is split off."""
+        return self._reading.reasoning is not None
+
+    @property
     def has_called(self) -> bool:
         """True if there are calls, all of them whole."""
         return self._calls > 0 and self._is_whole

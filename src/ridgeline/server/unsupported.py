@@ -79,13 +79,7 @@ CHAT: Final[Fields] = {
 TOKENIZE: Final[Fields] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 MESSAGES: Final[Fields] = {
     "container": (),
-    "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"},),
-    "tools": ([],),
 }
 
 WITHOUT_EFFECT: Final = frozenset({

@@ -1,9 +1,13 @@
 """Rows that follow a grammar: masks in every sampler, masks behind drafts, and grammars that cannot go on."""
 
+import gc
 import hashlib
 import os
 import select
+import threading
 from collections.abc import Iterator, Sequence
+from time import perf_counter, sleep
+from weakref import finalize
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.compute.cpu import ext, sampling
-from ridgeline.compute.decoding import sampler
+from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
 from ridgeline.core.params import Grammar, RowParams, Sampling
@@ -25,17 +29,7 @@ def grammar(text: str) -> Grammar:
 
 
 def vocabulary() -> Vocabulary:
-    return Vocabulary(WORDS, [END], [END], encode)
-
-
-def encode(text: str) -> list[int]:
-    """The longest word first."""
-    ids, rest = [], text.encode()
-    while rest:
-        word = max((each for each in WORDS if rest.startswith(each)), key=len)
-        ids.append(WORDS.index(word))
-        rest = rest[len(word) :]
-    return ids
+    return Vocabulary(WORDS, [END], [END])
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +98,7 @@ def test_a_place_is_a_function_of_the_outputs(compiler: GrammarCompiler) -> None
     assert ready(compiler, asked) is None
     masks = np.zeros((1, compiler.words), np.uint32)
     compiler.start(asked, [ord("a")]).masks((), masks)
-    assert allowed(masks[0]) == {WORDS.index(b"bc")}, "of text without a choice the tokenizer's own ids"
+    assert allowed(masks[0]) == {ord("b"), WORDS.index(b"bc")}, "text without a choice too may be split as the model likes"
 
 
 def test_errors_are_reported() -> None:
@@ -119,6 +113,44 @@ def test_errors_are_reported() -> None:
     compiler = GrammarCompiler(lost, VOCAB)
     assert ready(compiler, grammar('start: "a"')) == "no grammar can be followed: OSError: gone"
     compiler.close()
+
+
+def test_a_library_of_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "_DEFAULTS", (1, *llguidance._DEFAULTS[1:]))
+    llguidance.library.cache_clear()
+    compiler = GrammarCompiler(vocabulary, VOCAB)
+    assert "llguidance@1.9.1 is not known" in (ready(compiler, grammar('start: "a"')) or "")
+    compiler.close()
+    monkeypatch.undo()
+
+
+def test_others_run_while_a_vocabulary_is_read() -> None:
+    pieces = [f"{number:x}".encode() for number in range(80_000)]
+    began, longest, stop = perf_counter(), 0.0, threading.Event()
+    reader = threading.Thread(target=lambda: (llguidance.Tokenizer(pieces, [0], [0]), stop.set()))
+    reader.start()
+    last = began
+    while not stop.is_set():
+        sleep(0.0005)
+        longest, last = max(longest, perf_counter() - last), perf_counter()
+    reader.join()
+    assert longest < (last - began) / 3
+
+
+def test_a_vocabulary_that_is_refused_says_why() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        llguidance.Tokenizer([b"a"], [], [7])
+
+
+def test_what_is_dropped_is_freed(monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler) -> None:
+    asked = grammar('start: "ab" "c"*')
+    assert ready(compiler, asked) is None
+    rows = [compiler.start(asked, ()) for _ in range(3)]
+    ends = [finalizer for finalizer in finalize._registry if finalizer.peek() and finalizer.peek()[0] in [row._matcher for row in rows]]
+    assert len(ends) == 3
+    del rows
+    gc.collect()
+    assert not any(finalizer.alive for finalizer in ends)
 
 
 def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler) -> None:

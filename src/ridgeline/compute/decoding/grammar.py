@@ -9,13 +9,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import Mask
+from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer
 from ridgeline.core.params import Grammar
 
 MAX_COMPILED: Final = 256
@@ -36,13 +38,11 @@ class Vocabulary(NamedTuple):
     pieces   bytes of each id
     control  ids that stand for no text
     ends     ids that may end an output, where its grammar is complete
-    encode   ids of a text
     """
 
     pieces: Sequence[bytes]
     control: Sequence[int]
     ends: Sequence[int]
-    encode: Callable[[str], list[int]]
 
 
 class GrammarError(Exception):
@@ -50,29 +50,29 @@ class GrammarError(Exception):
 
 
 class RowGrammar:
-    """A row's place in its grammar."""
+    """A row's place in its grammar. The thread that makes masks moves it: what the row samples waits until then."""
 
-    def __init__(self, matcher: Any, ends: Mask, mask_bytes: int) -> None:
-        """ends: mask of the ids that end an output. mask_bytes: of masks as the library writes them, which padding follows."""
-        self._matcher = matcher
-        self._ends, self._mask_bytes = ends, mask_bytes
+    def __init__(self, matcher: Matcher, ends: Mask, ids: Sequence[int], lost: Callable[[], None]) -> None:
+        """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on."""
+        self._matcher, self._ends, self._lost = matcher, ends, lost
+        self._ids = list(ids)
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
 
-        Raises GrammarError.
+        found: zeros. Raises GrammarError.
         """
         matcher, taken = self._matcher, 0
+        ids, self._ids = self._ids, []
+        if ids and not matcher.stopped:
+            matcher.consume(ids)
         for place in range(len(drafts) + 1):
-            if not matcher.is_stopped():
-                matcher.unsafe_compute_mask_ptr(found[place].ctypes.data, self._mask_bytes)
-            if matcher.is_error():
-                raise GrammarError(_reason(matcher.get_error()))
-            if matcher.is_stopped():
-                found[place] = self._ends
+            if not matcher.mask(found[place]):
+                self._lost()
+                raise GrammarError(_reason(matcher.error or "it cannot go on"))
             if place == len(drafts) or not _has(found[place], drafts[place]) or _has(self._ends, drafts[place]):
                 break  # behind an end nothing counts
-            matcher.consume_token(drafts[place])
+            matcher.consume(drafts[place : place + 1])
             taken += 1
         if taken:
             matcher.rollback(taken)
@@ -86,8 +86,7 @@ class RowGrammar:
 
     def advance(self, ids: Sequence[int]) -> None:
         """Takes ids that the row has sampled."""
-        if not self._matcher.is_stopped():
-            self._matcher.consume_tokens(list(ids))
+        self._ids += ids
 
 
 def _reason(message: str) -> str:
@@ -108,8 +107,8 @@ class GrammarCompiler:
         self.words = mask_words(vocab)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
-        self._mask_bytes = 0
-        self._compiled: OrderedDict[bytes, Any] = OrderedDict()
+        self._tokenizer: Tokenizer | None = None
+        self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
         self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
         self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
         self._open = 0
@@ -152,10 +151,8 @@ class GrammarCompiler:
 
     def start(self, grammar: Grammar, ids: Sequence[int]) -> RowGrammar:
         """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
-        matcher = self._compiled.get(grammar.digest) or self._make(grammar)
-        row = RowGrammar(matcher.deep_copy(), self._ends, self._mask_bytes)
-        row.advance(ids)
-        return row
+        matcher = self._kept(grammar) or self._make(grammar)
+        return RowGrammar(matcher.copy(), self._ends, ids, partial(self._compiled.pop, grammar.digest, None))
 
     def close(self) -> None:
         """Ends the thread, and waits until it has left the library. Safe to call twice."""
@@ -180,41 +177,29 @@ class GrammarCompiler:
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
         while not self._closing and (grammar := self._waiting.get()) is not None:
-            reason = lost or (self._compiled.get(grammar.digest) or self._make(grammar)).get_error() or None
+            reason = lost or (self._kept(grammar) or self._make(grammar)).error
             self._report(grammar.digest, reason)
 
-    def _make(self, grammar: Grammar) -> Any:
-        """Compiles a grammar; one without errors is kept."""
-        from llguidance import LLMatcher, LLParserLimits  # loaded with the first grammar
+    def _kept(self, grammar: Grammar) -> Matcher | None:
+        """The compiled grammar, if it is still there."""
+        with suppress(KeyError):
+            self._compiled.move_to_end(grammar.digest)
+        return self._compiled.get(grammar.digest)
 
-        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if not matcher.is_error():
+    def _make(self, grammar: Grammar) -> Matcher:
+        """Compiles a grammar; one without errors is kept."""
+        assert self._tokenizer is not None, "nothing is compiled before the vocabulary is there"
+        matcher = Matcher.of(self._tokenizer, grammar.text)
+        if matcher.error is None:
             self._compiled[grammar.digest] = matcher
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return matcher
 
-    def _read_vocabulary(self) -> Any:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
+    def _read_vocabulary(self) -> Tokenizer | None:
         vocabulary = self._load()
         if self._closing:  # what follows takes about a second
             return None
-        self._mask_bytes = 4 * -(-len(vocabulary.pieces) // 32)
         for token in vocabulary.ends:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
-        return LLTokenizer(TokenizerWrapper(_Table(vocabulary)), n_vocab=len(vocabulary.pieces), eos_token=sorted(vocabulary.ends))
-
-
-class _Table:
-    """A vocabulary as llguidance reads it."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens, self.special_token_ids = vocabulary.pieces, vocabulary.control
-        self.eos_token_id = min(vocabulary.ends)
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+        return Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)

@@ -21,6 +21,8 @@ DECAY: Final = 1 / 512
 """Share by which that estimate returns to the scaled table, per step of another size."""
 MAX_RATIO: Final = 4.0
 """A measurement counts as this multiple of its estimate at most: one slow step says little."""
+CHANCES: Final = 64
+"""Steps of a chance that are told apart where one row decodes."""
 STEPS_PER_UPDATE: Final = 16
 """Measurements between two updates of the estimates."""
 
@@ -45,6 +47,8 @@ class StepCost:
         self._estimates: dict[int, float] = {}
         self._ranges: dict[tuple[int, int], list[float]] = {}
         """Answers of `seconds` and `range` since the last update."""
+        self.depths: dict[tuple[int, int, int, int, bool], int] = {}
+        """Answers of `choose_depths` for one row since the last update."""
 
     def seconds(self, tokens: int) -> float:
         """Returns the estimated seconds of a step of `tokens` tokens."""
@@ -71,8 +75,7 @@ class StepCost:
         self._measured.append((tokens, seconds))
         if not self._is_scaled:
             self._scale, self._is_scaled = seconds / self._interpolate(tokens), True
-            self._estimates.clear()
-            self._ranges.clear()
+            self._forget_answers()
         if len(self._measured) == STEPS_PER_UPDATE:
             self._update()
 
@@ -89,8 +92,12 @@ class StepCost:
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
             self._scale *= change
         self._measured.clear()
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
         self._estimates.clear()
         self._ranges.clear()
+        self.depths.clear()
 
 
 Offer = tuple[float, float, int]
@@ -109,22 +116,14 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
     step share its time.
     """
     rows = other_rows + len(offers)
-    count = min(offers[0][2] if len(offers) == 1 else sum([most for _, _, most in offers]), max_drafts, MAX_DRAFTS_PER_STEP)
+    if rows == 1 and offers:
+        return [_choose_alone(cost, tokens, offers[0], max_drafts, barrier)]
+    count = min(sum([most for _, _, most in offers]), max_drafts, MAX_DRAFTS_PER_STEP)
     if count < 1:
         return [0] * len(offers)
     seconds = cost.range(tokens, tokens + count)
     plain, wait = seconds[0], BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW * rows if barrier else 0.0
     best, chosen = MIN_SPEEDUP * rows / plain, 0
-    if rows == 1:
-        chance, factor, _ = offers[0]
-        total = 1.0
-        for drafts in range(1, count + 1):
-            total += chance
-            chance *= factor
-            duration = seconds[drafts] + wait
-            if total > best * duration:
-                best, chosen = total / duration, drafts
-        return [chosen]
     longest = plain / MIN_ROW_RATE  # while a row has no drafts: it gets one id from the step, however long that takes
     if seconds[1] + wait > longest and (other_rows or count < rows):
         return [0] * len(offers)  # most steps of several rows: nothing to sort
@@ -141,6 +140,27 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
     for _, row in order[:chosen]:
         depths[-row] += 1
     return depths
+
+
+def _choose_alone(cost: StepCost, tokens: int, offer: Offer, max_drafts: int, barrier: bool) -> int:
+    """The number of drafts of a step of one row. Chances are rounded, so that most steps find an answer given before."""
+    count = min(offer[2], max_drafts, MAX_DRAFTS_PER_STEP)
+    steps = int(offer[0] * CHANCES), int(offer[1] * CHANCES)
+    found = cost.depths.get((tokens, count, *steps, barrier))
+    if found is not None:
+        return found
+    seconds = cost.range(tokens, tokens + max(0, count))
+    wait = BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW if barrier else 0.0
+    best, chosen, total = MIN_SPEEDUP / seconds[0], 0, 1.0
+    chance, factor = ((step + 0.5) / CHANCES for step in steps)
+    for drafts in range(1, count + 1):
+        total += chance
+        chance *= factor
+        duration = seconds[drafts] + wait
+        if total > best * duration:
+            best, chosen = total / duration, drafts
+    cost.depths[(tokens, count, *steps, barrier)] = chosen
+    return chosen
 
 
 def _by_chance(offers: Sequence[Offer]) -> list[tuple[float, int]]:

@@ -21,6 +21,8 @@ PRIOR_WEIGHT: Final = 6.0
 """Comparisons that the prior counts for."""
 COMPARISON_DECAY: Final = 0.93
 """Factor of a comparison's weight per further comparison."""
+TOTAL_WEIGHT: Final = 1.0 / (1.0 - COMPARISON_DECAY)
+"""Of endless comparisons."""
 assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
 
 
@@ -52,8 +54,8 @@ class NgramPredictor:
     def update(self) -> bool:
         """Compares the ids that came since the last call with the predicted ones, up to the first that differs, and finds another match
         unless a long one goes on. Returns False while ids are left to index."""
-        match, end = self.match, len(self._ids)
-        length = self._compare(self._ids[self._seen :]) if match >= 0 and self._seen < end else 0
+        match, seen, end = self.match, self._seen, len(self._ids)
+        length = self._compare(self._ids[seen:], match) if match >= 0 and seen < end else 0
         self._seen = end
         if length < MAX_MATCH_LENGTH:
             self.match, self.match_length = -1, 0
@@ -65,24 +67,23 @@ class NgramPredictor:
         self.due = end + (1 if self.match >= 0 else IDS_PER_SEARCH)
         return True
 
-    def _compare(self, new: list[int]) -> int:
+    def _compare(self, new: list[int], match: int) -> int:
         """Holds `new` against the ids behind the match. Returns the length of the match if it goes on behind them, else 0."""
-        ids, match, count = self._ids, self.match, len(new)
-        right, compared, length = self.right, self.compared, 0
-        if ids[match + 1 : match + 1 + count] == new:
-            self.match = match + count
-            self.match_length = length = min(self.match_length + count, MAX_MATCH_LENGTH)
-            weight = COMPARISON_DECAY**count
-            right = weight * right + (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # `count` comparisons of which the last counts 1
-            compared = weight * compared + (1.0 - weight) / (1.0 - COMPARISON_DECAY)
-        else:
-            for place, token in enumerate(new, match + 1):
-                compared = COMPARISON_DECAY * compared + 1.0
-                right = COMPARISON_DECAY * right + (token == ids[place])
-                if token != ids[place]:
-                    break
-        self.right, self.compared = right, compared
-        return length
+        ids, end = self._ids, match + len(new)
+        if ids[match + 1 : end + 1] == new:
+            self.match = end
+            length = self.match_length = min(self.match_length + end - match, MAX_MATCH_LENGTH)
+            kept = COMPARISON_DECAY ** (end - match)
+            gained = (1.0 - kept) * TOTAL_WEIGHT  # of comparisons of which the last counts 1
+            self.right = kept * self.right + gained
+            self.compared = kept * self.compared + gained
+            return length
+        for place, token in enumerate(new, match + 1):
+            self.compared = COMPARISON_DECAY * self.compared + 1.0
+            self.right = COMPARISON_DECAY * self.right + (token == ids[place])
+            if token != ids[place]:
+                break
+        return 0
 
     def _index(self) -> bool:
         """Indexes the ids that came since it last did, `MAX_IDS_PER_UPDATE` at most; returns False while some are left."""

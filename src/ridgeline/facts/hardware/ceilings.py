@@ -37,7 +37,8 @@ ROUND_SECONDS = 0.004
 """Target seconds per round: long against the clock's resolution, short against a scheduler's time slice."""
 MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
-PLAN_ROUNDS = 8
+PLAN_ROUNDS, PLAN_ARITHMETIC_ROUNDS = 8, 3
+"""Reads of memory are short and easily disturbed; a round of arithmetic is neither."""
 PLAN_PATIENCE_SECONDS = 0.1
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
 LEAST_DRAM_BYTES = 128 << 20
@@ -86,14 +87,20 @@ class RooflineLoops:
         self._memory = mmap.mmap(-1, most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         began, self.dram_bytes = time.perf_counter(), 0
         while self.dram_bytes < most and (self.dram_bytes < LEAST_DRAM_BYTES or time.perf_counter() - began < patience):
-            end = self.dram_bytes + LEAST_DRAM_BYTES
-            self._memory[self.dram_bytes : end : OS_PAGE_BYTES] = b"\1" * (LEAST_DRAM_BYTES // OS_PAGE_BYTES)  # unwritten ones share one
-            self.dram_bytes = end
+            self._provide(self._address + self.dram_bytes, threads)
+            self.dram_bytes += LEAST_DRAM_BYTES
         self._turns: dict[tuple[str, int], int] = {}
         self._at = 0
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def _provide(self, address: int, threads: int) -> None:
+        """Writes `LEAST_DRAM_BYTES`, since pages without a write share one. A system may take long to provide them, less so to several."""
+        size = LEAST_DRAM_BYTES // threads // OS_PAGE_BYTES * OS_PAGE_BYTES
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, LEAST_DRAM_BYTES, size):
+                pool.submit(ctypes.memset, address + start, 1, min(size, LEAST_DRAM_BYTES - start))
 
     def rate(self, key: str, threads: int) -> float | None:
         """Rate of one round of the ceiling `key`, on 1 or on all threads; None where this machine lacks it."""
@@ -185,10 +192,11 @@ def measure_ceilings(root: Path = Path("/")) -> Ceilings:
 def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[str, float]]:
     """(memory bytes per second, operations per second by data type) of all cores together: the best of some rounds, since other processes
     can only slow them down."""
-    loops.rate("dram_bytes_per_second", threads)  # of what was just written, some is still in a cache
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
-    best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
-    return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}
+    rates = {kind: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ARITHMETIC_ROUNDS)) for kind, key in keys.items()}
+    loops.rate("dram_bytes_per_second", threads)  # of what was just written, some is still in a cache
+    bandwidth = max(loops.rate("dram_bytes_per_second", threads) or 0.0 for _ in range(PLAN_ROUNDS))
+    return bandwidth, {kind: rate for kind, rate in rates.items() if rate}
 
 
 def measure_bandwidth(cpu_cores: int) -> float:
