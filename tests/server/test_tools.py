@@ -15,9 +15,13 @@ USER = {"role": "user", "content": "Weather in Bern?"}
 CITY = {"type": "string", "enum": ["Bern", "Zürich"]}
 
 
-def tool(name: str, **properties: Any) -> dict[str, Any]:
+def tool(name: str, strict: bool = False, **properties: Any) -> dict[str, Any]:
     parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
+
+
+UNFOLLOWED = {"type": "string", "no_such_keyword_of_schemas": 1, "not": {}}
+"""A schema that has a keyword of JSON Schema that no grammar follows."""
 
 
 TOOLS = [tool("weather", city=CITY, days={"type": "integer", "minimum": 1, "maximum": 9}), tool("clock", city=CITY)]
@@ -97,7 +101,8 @@ def test_without_tools_calls_are_text(client: Any) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_call_that_must_be_made_is_made(client: Any, temperature: float) -> None:
     for choice, names in (("required", {"weather", "clock"}), ({"type": "function", "function": {"name": "clock"}}, {"clock"})):
-        answer = client(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, temperature=temperature, seed=3).choices[0]
+        more = {"parallel_tool_calls": False, "temperature": temperature, "seed": 3, "reasoning_effort": "none"}
+        answer = client(tools=TOOLS, tool_choice=choice, **more).choices[0]
         (call,) = answer.message.tool_calls
         arguments = json.loads(call.function.arguments)
         assert answer.finish_reason == "tool_calls" and not answer.message.content
@@ -108,7 +113,10 @@ def test_a_call_that_must_be_made_is_made(client: Any, temperature: float) -> No
 @pytest.mark.parametrize(("more", "param"), [
     ({"tool_choice": "required"}, "tool_choice"), ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-    ({"tools": [tool("f", a={"type": "string", "no_such_keyword_of_schemas": 1, "not": {}})], "tool_choice": "required"}, "tools"),
+    ({"tools": [tool("f", True, a=UNFOLLOWED)], "tool_choice": "required"}, "tools"), ({"tools": [tool("f", True, a=UNFOLLOWED)]}, "tools"),
+    ({"tools": [tool("f"), tool("f")]}, "tools"), ({"tools": [tool("no name")]}, "tools"), ({"tools": [tool("x" * 129)]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
 ])  # fmt: skip
 def test_choices_that_cannot_be(client: Any, more: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as refused:

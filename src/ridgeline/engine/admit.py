@@ -81,7 +81,7 @@ def admit(
 
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
-    grammar    `params.structured_outputs` compiled (`text.structured`)
+    grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
     domain     the tenant's
     arrived    see `Admitted`
@@ -185,7 +185,7 @@ def _check_thinking(params: SamplingParams, thinking: Thinking | None, vocab: in
 
 def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
     """Raises RequestError for wishes that a structured output leaves no room for."""
-    if (params.structured_outputs is None) != (grammar is None):
+    if params.structured_outputs is not None and grammar is None:
         raise RequestError("structured_outputs have no compiled grammar; send them without one.", param="structured_outputs")
     if grammar is not None:
         for name, is_asked in (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None)):

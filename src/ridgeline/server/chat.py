@@ -79,7 +79,7 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     is_cut = clips and asked_tokens is not None and asked_tokens > room
     asked, how = _form(payload, model, prompt)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-    form = asked and asked.outputs
+    form = asked and asked.params
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form,
         thinking_token_budget=_budget(service, payload, how, notes), **special,
@@ -111,7 +111,8 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     how = tools.reading(
         offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special, is_told=is_told
     )
-    if choice.forced and how is not None:
+    is_free = asked is None and not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None)
+    if how is not None and choice.family is not None and (choice.forced or is_free):
         asked = tools.call_grammar(choice, how)
     return asked, how
 

@@ -45,7 +45,7 @@ def routes(service: Service) -> list[BaseRoute]:
         asked = structured_outputs(payload)
         params = body.sampling_params(
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
-            structured_outputs=asked and asked.outputs, thinking_token_budget=_budget(payload, model, notes),
+            structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
         )  # fmt: skip
         grammar = await service.compile_grammar(asked)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))

@@ -66,6 +66,7 @@ def _names(shape: type[msgspec.Struct]) -> set[str]:
 COMPLETION: Final = FieldTable(wire.CompletionRequest, unsupported.COMPLETION)
 CHAT: Final = FieldTable(wire.ChatCompletionRequest, unsupported.CHAT)
 TOKENIZE: Final = FieldTable(wire.TokenizeRequest, unsupported.TOKENIZE)
+LLAMA_TOKENIZE: Final = FieldTable(wire.LlamaTokenizeRequest, {})
 DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
 MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
 COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})

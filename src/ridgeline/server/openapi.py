@@ -91,11 +91,13 @@ def _operation(rows: tuple[Row, ...], locked: bool) -> Schema:
     parameters = [
         *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
         *({"name": row.header.decode(), "in": "header", "schema": {"type": "string"}} for row in rows if row.header is not None),
+        *({"name": name, "in": "query", "schema": schema} for row in rows for name, schema in row.query.items()),
     ]
     if parameters:
         operation["parameters"] = parameters
-    if endpoint.request is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(endpoint.request)}}}
+    requests = [_reference(row.request) for row in rows if row.request is not None]
+    if requests:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _any_of(requests)}}}
     return operation
 
 

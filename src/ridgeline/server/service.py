@@ -284,9 +284,14 @@ class Service:
         """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
         if asked is None:
             return None
-        if not self.model.engine.info.has_grammars:
-            raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
-        return await asyncio.to_thread(self._grammars.compile, *asked)
+        try:
+            if not self.model.engine.info.has_grammars:
+                raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
+            return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
+        except RequestError:
+            if asked.is_optional:
+                return None
+            raise
 
     def check_capacity(self, requests: int) -> EngineClient:
         """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,

@@ -26,6 +26,7 @@ class Reading:
 
     thinks      the prompt has begun the reasoning
     parallel    more than one call is given
+    has_thought  the prompt has ended the reasoning
     kept        control tokens that are marks; None: the client asked for all of them
     marks       the reasoning's, in the model's vocabulary
     is_told     the reasoning is given; it is counted even where it is not
@@ -38,6 +39,7 @@ class Reading:
     thinks: bool
     parallel: bool
     kept: frozenset[int] | None
+    has_thought: bool = False
     marks: ReasoningMarks | None = None
     is_told: bool = True
 

@@ -12,13 +12,23 @@ import msgspec
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
+from ridgeline.text.tools.grammar import CallForm
 
 
 class Asked(NamedTuple):
-    """A structured output, and the field that asks for it."""
+    """A structured output, or a form of calls, and the field that asks for it.
 
-    outputs: StructuredOutputs
+    is_optional  where it cannot be followed, the answer is free
+    """
+
+    outputs: StructuredOutputs | CallForm
     field: str
+    is_optional: bool = False
+
+    @property
+    def params(self) -> StructuredOutputs | None:
+        """What sampling parameters say of it."""
+        return self.outputs if isinstance(self.outputs, StructuredOutputs) else None
 
 
 FORMS: Final[Mapping[str, str]] = {

@@ -3,13 +3,11 @@
 Owns `tool_choice` and `parallel_tool_calls`. Forms of calls are `text.tools`'s, the bodies of answers `server.spoken`'s.
 """
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ridgeline.core.params import StructuredOutputs
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.spoken import Reading
@@ -17,14 +15,12 @@ from ridgeline.server.structured import Asked
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family
-from ridgeline.text.tools.marks import begins_reasoning
+from ridgeline.text.tools.grammar import CallForm
+from ridgeline.text.tools.marks import tail
 
-MAX_CALLS: Final = 16
-"""Calls of an answer that must have some."""
 MAX_NAME: Final = 128
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 """Names of tools: OpenAI's letters and the dot that many tools have, as long as Anthropic allows."""
-_WHITESPACE: Final = r" ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,20 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may be called. family: None, if nothing may. forced: tools of which one must be called; empty: the model decides."""
+    """What may be called.
+
+    family   None, if nothing may
+    forced   tools of which one must be called; empty: the model decides
+    several  more than one call may be made
+    tools    all that may be called
+    control_ids  the tokenizer's control tokens, as ranges [first, last]
+    """
 
     family: Family | None
     forced: Sequence[wire.FunctionDefinition] = ()
     several: bool = False
+    tools: Sequence[wire.FunctionDefinition] = ()
+    control_ids: Sequence[tuple[int, int]] = ()
 
 
 def offered(payload: wire.ChatCompletionRequest) -> Offer:
@@ -95,11 +100,9 @@ def choose(offer: Offer, template: ChatTemplate) -> Choice:
             'send tool_choice: "none" to show the tools to the model and get its answer as text',
             param="tool_choice" if must else "tools",
         )
-    if not must:
-        return Choice(template.family)
-    forced = [tool for name, tool in tools.items() if offer.names is None or name in offer.names]
-    is_named = offer.names is not None and len(offer.names) == 1
-    return Choice(template.family, forced, not is_named and offer.parallel and bool(template.family.begin))
+    allowed = [tool for name, tool in tools.items() if offer.names is None or name in offer.names]
+    is_named = must and offer.names is not None and len(offer.names) == 1
+    return Choice(template.family, allowed if must else (), not is_named and offer.parallel, allowed, template.control_ids)
 
 
 def _by_name(tools: Sequence[wire.FunctionDefinition]) -> dict[str, wire.FunctionDefinition]:
@@ -139,8 +142,10 @@ def reading(
     family = choice.family
     if family is None and thought is None:
         return None
-    thinks = thought is not None and begins_reasoning(prompt, thought, tokenizer)
-    marks = [] if family is None else [*family.marks, *family.inner]
+    end = tail(prompt, tokenizer)
+    thinks = thought is not None and end.endswith(thought.begin.rstrip())
+    has_thought = thought is not None and end.endswith(thought.end.rstrip())
+    marks = [] if family is None else [*family.all_marks]
     marks += [] if thought is None else [thought.begin, thought.end]
     parameters: dict[str, Mapping[str, Any]] = {}
     for each in offer.tools:
@@ -149,7 +154,7 @@ def reading(
     kept = control_ids(marks, tokenizer) if skip_special else None
     ids = None if thought is None else template.reasoning_ids
     found = None if ids is None else ids.marks
-    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, found, is_told)
+    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, has_thought, found, is_told)
 
 
 def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:
@@ -159,32 +164,32 @@ def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def call_grammar(choice: Choice, how: Reading) -> Asked:
-    """The grammar of an answer that is a call: the family's form around arguments of the tool's own schema, perhaps behind reasoning.
+    """The grammar of an answer with calls: the family's form around arguments of each tool's schema, perhaps behind reasoning.
 
-    Raises ApiError where the family's form cannot be held to.
+    Where no call must come, text is free up to the mark of one.
     """
     family = choice.family
-    if family is None or family.call is None or how.kept:
-        message = 'this model\'s form of calls cannot be enforced here; send tool_choice: "auto"'
-        raise ApiError("unsupported_parameter", message, param="tool_choice")
-    before, behind = family.call
-    many = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if choice.several else ""
-    rules = [f"start: {'thought ' if how.thinks else ''}call{many}"]
-    if how.thinks and how.reasoning is not None:
-        rules.append(f"thought[lazy]: /(?s:.*){_pattern(how.reasoning.end)}\\n\\n/")
-    rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(choice.forced))))
-    for at, tool in enumerate(choice.forced):
-        schema = {"type": "object", **(tool.parameters or {}), "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": False}}
-        rules.append(f"call_{at}: {_quoted(before.replace('NAME', tool.name))} arguments_{at} {_quoted(behind)}")
-        rules.append(f"arguments_{at}: %json {json.dumps(schema)}")
-    return Asked(StructuredOutputs(grammar="\n".join(rules)), "tools")
+    assert family is not None, "nothing may be called"
+    tokenizer, thought = how.tokenizer, how.reasoning
+    marks = {*family.all_marks, *(() if thought is None else (thought.begin, thought.end))}
+    control = {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None and tokenizer.is_control(token)}
+    tools = [{"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)} for each in choice.tools]
+    bound = [control.get(mark) for mark in (family.begin, *family.written.marks, *family.inner)]
+    bound += [] if thought is None else [control.get(thought.begin), control.get(thought.end)]
+    free = _without(choice.control_ids, sorted({*tokenizer.eos_ids, *(token for token in bound if token is not None)}))
+    must = bool(choice.forced)
+    around = None if thought is None or how.has_thought else (thought.begin, thought.end)
+    form = CallForm(family.name, tools, must, choice.several, control, free, around, how.thinks)
+    return Asked(form, "tools", is_optional=not must and not any(each.strict for each in choice.tools))
 
 
-def _quoted(text: str) -> str:
-    """A text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _pattern(text: str) -> str:
-    """A text as a regular expression of Lark's."""
-    return "".join(letter if letter.isalnum() else f"\\{letter}" for letter in text)
+def _without(ranges: Sequence[tuple[int, int]], ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of ids, both ascending, without some ids."""
+    found = []
+    for first, last in ranges:
+        start = first
+        for token in (*(each for each in ids if first <= each <= last), last + 1):
+            if start < token:
+                found.append((start, token - 1))
+            start = token + 1
+    return found

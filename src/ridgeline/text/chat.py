@@ -18,7 +18,7 @@ from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, dete
 from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, own_markup, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizer import Tokenizer, control_ranges
 from ridgeline.text.tools.detect import find_family
 from ridgeline.text.tools.families import Family, Reasoning, reasoning_of
 from ridgeline.text.tools.marks import ReasoningIds
@@ -152,6 +152,7 @@ class ChatTemplate:
     reasoning  the marks around reasoning that it knows; None: none
     reasoning_ids  the same in the model's vocabulary; None also where it is not usable
     family    how the model writes calls of tools; None: in no form that is known, or the template shows it no tools
+    control_ids  where calls can be read: the tokenizer's control tokens, as ranges [first, last]
     """
 
     def __init__(self, files: TemplateFiles, tokenizer: Tokenizer, clock: Clock = datetime.now) -> None:
@@ -185,6 +186,7 @@ class ChatTemplate:
         self.reasoning: Reasoning | None = reasoning_of(files.texts.values())
         self.reasoning_ids = ReasoningIds.read(self.reasoning, tokenizer) if self.reasoning is not None and self.is_usable else None
         self.family = self._find_family(files, tokenizer) if self.is_usable else None
+        self.control_ids = control_ranges(tokenizer) if self.family is not None else ()
 
     @property
     def is_usable(self) -> bool:

@@ -10,17 +10,21 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
+from ridgeline.text.tools.grammar import CallForm, to_lark
 
 WHITESPACE: Final = r" ?|\n {0,16}"
 """Between tokens of JSON. The library's default takes any amount: models that fall into it never come to an end."""
 MEMORY_BYTES: Final = 512 << 20
 ORPHAN_SECONDS: Final = 8.0
 """Work of this length has no parent any more: the kernel ends this process."""
+TRUSTED: Final = "no tokenizer"
+"""Beginning of the library's words about control tokens, of which this process knows none. Grammars of clients may not have them."""
 PLAINER: Final[Mapping[str, str]] = {
     "Unimplemented keys: ": "keywords that cannot be followed: {}",
     "Unknown format: ": "the format {} cannot be followed; leave it out, or send a pattern",
@@ -104,17 +108,45 @@ def main(descriptor: int) -> None:
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    """The grammar of a request, or why there is none. A warning counts: what the library would ignore is not followed."""
-    from llguidance import LLMatcher
-
+    """The grammar of a request, or why there is none."""
     try:
-        text = to_grammar(request["kind"], request["value"], request["whitespace"])
+        if request["kind"] == "calls":
+            text = _calls(CallForm(**request["value"]))
+            reason = _fault(text, TRUSTED)
+        else:
+            text = to_grammar(request["kind"], request["value"], request["whitespace"])
+            reason = _fault(text)
     except (Unsupported, ValueError) as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
         return {"error": "the grammar is too large"}
+    return {"error": reason} if reason else {"grammar": text}
+
+
+def _fault(text: str, trusted: str | None = None) -> str | None:
+    """Why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not followed.
+
+    trusted  beginning of messages that mean nothing
+    """
+    from llguidance import LLMatcher
+
     _, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return {"error": _explained(messages[0])} if messages else {"grammar": text}
+    return next((_explained(each) for each in messages if trusted is None or not each.startswith(trusted)), None)
+
+
+def _calls(form: CallForm) -> str:
+    """The grammar of calls. A tool that is not strict has any arguments where its schema cannot be followed. Raises Unsupported."""
+    loose: list[str] = []
+    for tool in form.tools:
+        try:
+            reason = _fault(to_lark(replace(form, tools=[tool], must=True, thought=None), WHITESPACE), TRUSTED)
+        except Unsupported as error:
+            reason = str(error)
+        if reason and tool["strict"]:
+            raise Unsupported(f"the parameters of {tool['name']}: {reason}")
+        if reason:
+            loose.append(tool["name"])
+    return to_lark(form, WHITESPACE, loose)
 
 
 def _explained(message: str) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from threading import Lock
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from ridgeline.core.params import Grammar, StructuredOutputs
 from ridgeline.errors import ConfigError, OverloadedError, RequestError
 from ridgeline.text.sandbox_frames import FrameError, frame
 from ridgeline.text.sandbox_process import SandboxProcess
+from ridgeline.text.tools.grammar import CallForm
 
 COMPILE_SECONDS: Final = 1.0
 """CPU time for one grammar; a schema of 10 kB takes some 10 ms."""
@@ -41,8 +42,10 @@ class StructuredOutputCompiler:
         self._known: OrderedDict[bytes, Grammar | str] = OrderedDict()
         """By digest of the question: the grammar, or why there is none."""
 
-    def compile(self, asked: StructuredOutputs, param: str = "structured_outputs") -> Grammar:
-        """The grammar of a structured output. Raises RequestError that names what cannot be done, OverloadedError where many wait.
+    def compile(self, asked: StructuredOutputs | CallForm, param: str = "structured_outputs") -> Grammar:
+        """The grammar of a structured output, or of an answer with calls.
+
+        Raises RequestError that names what cannot be done, OverloadedError where many wait.
 
         param  the field that the client sent
         """
@@ -95,8 +98,10 @@ class StructuredOutputCompiler:
         return Grammar(hashlib.sha256(text.encode()).digest(), text)
 
 
-def _question(asked: StructuredOutputs, param: str) -> bytes:
+def _question(asked: StructuredOutputs | CallForm, param: str) -> bytes:
     """The frame for the process: kind, value and options. Raises RequestError for what needs no compiler to be refused."""
+    if isinstance(asked, CallForm):
+        return _framed("calls", asdict(asked), None, param)
     nothing = StructuredOutputs()
     given = [name for name in KINDS if getattr(asked, name) is not getattr(nothing, name)]
     if len(given) != 1:
@@ -111,14 +116,18 @@ def _question(asked: StructuredOutputs, param: str) -> bytes:
             raise RequestError(f"{param}: the text of {given[0]} is no JSON; send an object.", param=param) from None
     if given[0] == "choice" and not (0 < len(value) <= MAX_CHOICES and all(isinstance(each, str) and each for each in value)):
         raise RequestError(f"{param}: choice needs 1 to {MAX_CHOICES} texts, none of them empty.", param=param)
+    return _framed(given[0], value, asked.whitespace_pattern, param)
+
+
+def _framed(kind: str, value: Any, whitespace: str | None, param: str) -> bytes:
     if _depth(value) > MAX_DEPTH:
-        raise RequestError(f"{param}: {given[0]} is nested more than {MAX_DEPTH} deep; make it flatter.", param=param)
+        raise RequestError(f"{param}: {kind} is nested more than {MAX_DEPTH} deep; make it flatter.", param=param)
     try:
-        made = frame({"kind": given[0], "value": value, "whitespace": asked.whitespace_pattern})
+        made = frame({"kind": kind, "value": value, "whitespace": whitespace})
     except FrameError as error:
-        raise RequestError(f"{param}: {given[0]} {error}.", param=param) from None
+        raise RequestError(f"{param}: {kind} {error}.", param=param) from None
     if len(made) > MAX_CHARACTERS:
-        raise RequestError(f"{param}: {given[0]} has {len(made)} bytes; at most {MAX_CHARACTERS} are allowed.", param=param)
+        raise RequestError(f"{param}: {kind} has {len(made)} bytes; at most {MAX_CHARACTERS} are allowed.", param=param)
     return made
 
 

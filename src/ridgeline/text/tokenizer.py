@@ -100,6 +100,14 @@ class ByteTokenizer:
         return b"".join(map(self.piece, visible)).decode("utf-8", "replace")
 
 
+def control_ranges(tokenizer: Tokenizer) -> tuple[tuple[int, int], ...]:
+    """The ids of control tokens, as ranges [first, last], ascending."""
+    found: list[tuple[int, int]] = []
+    for token in filter(tokenizer.is_control, range(tokenizer.vocab_size)):
+        found.append((found.pop()[0] if found and found[-1][1] == token - 1 else token, token))
+    return tuple(found)
+
+
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The ids of each word, as at the beginning of a text and as after a space; where both are the same, once.
 

@@ -5,11 +5,12 @@ A row is found by what the model's own template makes of a call: the family is t
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ridgeline.text.tools.forms import Form, Head, Literal, Objects, Tagged
 from ridgeline.text.tools.scan import Marks
+from ridgeline.text.tools.written import Written, invocations, objects
 
 _NAME: Final = r"(?P<name>[\w.:/-]{1,128})"
 
@@ -21,16 +22,21 @@ class Family:
     begin  mark before a call, or before a list of them; empty: an answer that begins so is a call
     form   what follows it
     drop   marks around calls that say nothing
-    inner  other control tokens within a call
-    call   text before and behind the arguments of a call, with NAME for the name, where they are JSON in the form that `form` reads
+    inner  marks within calls that `written` does not show
+    written  how calls are written, so that `form` reads them
     """
 
     name: str
     begin: str
     form: Form
-    drop: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ()
-    call: tuple[str, str] | None = None
+    drop: tuple[str, ...]
+    inner: tuple[str, ...]
+    written: Written
+
+    @property
+    def all_marks(self) -> tuple[str, ...]:
+        """What may be a control token within calls or around them."""
+        return (*self.marks, *self.written.marks, *self.inner)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -60,45 +66,76 @@ def _invoke(prefix: str, over: str, attributes: str = "") -> Tagged:
 
 _TEXT: Final = ' string="(?P<string>true|false)"'
 FAMILIES: Final = (
-    Family("hermes", "<tool_call>", Objects(), ("</tool_call>",), (), (
-        '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"
+    Family("hermes", "<tool_call>", Objects(), ("</tool_call>",), (), objects(
+        "", "", before="<tool_call>‹s›", behind="‹s›</tool_call>"
     )),
     Family("qwen3-coder", "<tool_call>", _tagged(
         rf"\s*<function={_NAME}>", r"\s*<parameter=(?P<key>[^<>\n]{1,128})>", "</parameter>", r"\s*</function>", lines=True
-    ), ("</tool_call>",)),
+    ), ("</tool_call>",), (), Written(
+        ("<tool_call>‹s›<function=‹name›>‹s›‹tags›</function>‹s›</tool_call>",), parameter="<parameter=‹key›>\n‹value›\n</parameter>‹s›"
+    )),
     Family("glm", "<tool_call>", _tagged(
         rf"\s*{_NAME}\s*(?=<)", r"\s*<arg_key>(?P<key>[^<>]{1,128})</arg_key>\s*<arg_value>", "</arg_value>", r"\s*</tool_call>"
+    ), (), (), Written(
+        ("<tool_call>‹name›‹s›‹tags›</tool_call>",), parameter="<arg_key>‹key›</arg_key>‹s›<arg_value>‹value›</arg_value>‹s›"
     )),
     Family("mistral", "[TOOL_CALLS]", Head(re.compile(
         rf"\s*{_NAME}(?:\[CALL_ID\](?P<id>[^\[\]{{]{{1,64}}))?(?:\[ARGS\])?\s*(?=\{{)"
-    )), (), ("[CALL_ID]", "[ARGS]")),
-    Family("mistral-list", "[TOOL_CALLS]", Objects()),
+    )), (), (), Written(
+        tuple(f"[TOOL_CALLS]‹name›{arguments}‹json›" for arguments in ("[ARGS]", "[CALL_ID]‹id›[ARGS]", "")), between=""
+    )),
+    Family("mistral-list", "[TOOL_CALLS]", Objects(), (), (), objects("[TOOL_CALLS]‹ ›[", "]")),
     Family("deepseek", "<｜tool▁call▁begin｜>", Head(
         re.compile(rf"(?:function<｜tool▁sep｜>)?{_NAME}(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{{)"), Marks(["<｜tool▁call▁end｜>"])
-    ), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>")),
-    Family("deepseek-dsml", "<｜DSML｜function_calls>", _invoke("｜DSML｜", "</｜DSML｜function_calls>", _TEXT)),
-    Family("deepseek-dsml-tools", "<｜DSML｜tool_calls>", _invoke("｜DSML｜", "</｜DSML｜tool_calls>", _TEXT)),
+    ), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), (), Written(
+        (
+            "<｜tool▁call▁begin｜>‹name›<｜tool▁sep｜>‹json›<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>‹name›\n```json\n‹json›\n```<｜tool▁call▁end｜>",
+        ), "<｜tool▁calls▁begin｜>", "‹s›", "<｜tool▁calls▁end｜>",
+    )),
+    Family(
+        "deepseek-dsml", "<｜DSML｜function_calls>", _invoke("｜DSML｜", "</｜DSML｜function_calls>", _TEXT), (), (),
+        invocations("｜DSML｜", "function_calls", ' string="‹kind›"')
+    ),
+    Family(
+        "deepseek-dsml-tools", "<｜DSML｜tool_calls>", _invoke("｜DSML｜", "</｜DSML｜tool_calls>", _TEXT), (), (),
+        invocations("｜DSML｜", "tool_calls", ' string="‹kind›"')
+    ),
     Family("kimi", "<|tool_call_begin|>", Head(
         re.compile(r"\s*(?P<id>functions\.(?P<name>[\w.-]{1,128}):\d{1,6})\s*<\|tool_call_argument_begin\|>\s*(?=\{)"),
         Marks(["<|tool_call_end|>"]),
-    ), ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), ("<|tool_call_argument_begin|>", "<|tool_call_end|>")),
-    Family("gemma", "<|tool_call>", Literal("<tool_call|>", '<|"|>'), ("<|tool_response>",), ("<tool_call|>", '<|"|>')),
-    Family("lfm2", "<|tool_call_start|>", Literal("<|tool_call_end|>"), (), ("<|tool_call_end|>",)),
-    Family("minimax", "<minimax:tool_call>", _invoke("", "</minimax:tool_call>")),
-    Family("nemotron", "<TOOLCALL>", Objects(), ("</TOOLCALL>",)),
-    Family("apriel", "<tool_calls>", Objects(), ("</tool_calls>",)),
-    Family("apertus", "<|tools_prefix|>", Objects(keyed=True), ("<|tools_suffix|>",)),
-    Family("granite-3", "<|tool_call|>", Objects(), ("<|/tool_call|>",)),
-    Family("functionary", "<function=", Head(re.compile(rf"{_NAME}>\s*(?=\{{)"), Marks(["</function>"])), (), (), (
-        "<function=NAME>", "</function>"
+    ), ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), (), Written(
+        ("<|tool_call_begin|>functions.‹name›:‹number›<|tool_call_argument_begin|>‹json›<|tool_call_end|>",),
+        "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
     )),
-    Family("gigachat", "<|function_call|>", Objects()),
+    Family("gemma", "<|tool_call>", Literal("<tool_call|>", '<|"|>'), ("<|tool_response>",), ('<|"|>',), Written(
+        ("<|tool_call>call:‹name›{‹members›}<tool_call|>",), between="", literal="bare"
+    )),
+    Family("lfm2", "<|tool_call_start|>", Literal("<|tool_call_end|>"), (), (), Written(
+        ("‹name›(‹members›)",), "<|tool_call_start|>[", ",‹ ›", "]<|tool_call_end|>", literal="keywords"
+    )),
+    Family(
+        "minimax", "<minimax:tool_call>", _invoke("", "</minimax:tool_call>"), (), (),
+        invocations("", "minimax:tool_call")
+    ),
+    Family("nemotron", "<TOOLCALL>", Objects(), ("</TOOLCALL>",), (), objects("<TOOLCALL>[", "]</TOOLCALL>")),
+    Family("apriel", "<tool_calls>", Objects(), ("</tool_calls>",), (), objects("<tool_calls>[", "]</tool_calls>")),
+    Family("apertus", "<|tools_prefix|>", Objects(keyed=True), ("<|tools_suffix|>",), (), Written(
+        ('{"‹name›":‹ ›‹json›}',), "<|tools_prefix|>[", ",‹ ›", "]<|tools_suffix|>"
+    )),
+    Family("granite-3", "<|tool_call|>", Objects(), ("<|/tool_call|>",), (), objects("<|tool_call|>‹ ›[", "]")),
+    Family("functionary", "<function=", Head(re.compile(rf"{_NAME}>\s*(?=\{{)"), Marks(["</function>"])), (), (), Written(
+        ("<function=‹name›>‹json›</function>",)
+    )),
+    Family("gigachat", "<|function_call|>", Objects(), (), (), replace(
+        objects("", "", before="<|function_call|>"), several=False
+    )),
     Family("solar", "<|tool_call:begin|>", Head(
         re.compile(rf"(?P<id>[\w-]{{1,64}})<\|tool_call:name\|>{_NAME}<\|tool_call:args\|>\s*(?=\{{)"), Marks(["<|tool_call:end|>"])
-    ), ("<|tool_calls|>",), (
-        "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
+    ), ("<|tool_calls|>",), (), Written(
+        ("<|tool_call:begin|>‹id›<|tool_call:name|>‹name›<|tool_call:args|>‹json›<|tool_call:end|>",), "<|tool_calls|>", ""
     )),
-    Family("llama", "", Objects(), ("<|python_tag|>",), (), ('{"name": "NAME", "parameters": ', "}")),
+    Family("llama", "", Objects(), ("<|python_tag|>",), (), replace(objects("", "", arguments="parameters"), several=False)),
 )  # fmt: skip
 
 REASONING: Final = (

@@ -10,7 +10,7 @@ from ridgeline.text.tools.families import Reasoning
 
 SPACES: Final = b" \t\r\n"
 TAIL_TOKENS: Final = 16
-"""Tokens of a prompt's end that tell whether it has begun the reasoning."""
+"""Tokens that `tail` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,14 @@ class ReasoningIds:
         return Thinking(self.marks, begun, tokens, (*message, *self.close), len(self.close))
 
 
+def tail(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text at the end of a prompt, without white space behind it: it tells whether the prompt has begun, or ended, the reasoning."""
+    return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip()
+
+
 def begins_reasoning(prompt: Sequence[int], texts: Reasoning, tokenizer: Tokenizer) -> bool:
     """True if the prompt has begun the reasoning."""
-    return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip().endswith(texts.begin.rstrip())
+    return tail(prompt, tokenizer).endswith(texts.begin.rstrip())
 
 
 class _Machine:
