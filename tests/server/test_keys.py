@@ -23,15 +23,15 @@ def test_keys_of_setting_and_file(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", "\n# comment\none\n  ops \t two \n")
     keys = ApiKeys("own key", file)
     assert keys.needed and keys.reload() == 3
-    assert all(keys.accepts(key) for key in ("own key", "one", "two"))
-    assert not any(keys.accepts(key) for key in ("", "ops", "ops two", "own", "on", "one ", "#", "One", "\xe9"))
+    assert all(keys.owner(key) for key in ("own key", "one", "two"))
+    assert not any(keys.owner(key) for key in ("", "ops", "ops two", "own", "on", "one ", "#", "One", "\xe9"))
     assert "own key" not in repr(vars(keys)) and b"own key" not in repr(vars(keys)).encode()
     write(tmp_path / "keys", "three")
-    assert keys.reload() == 2 and keys.accepts("three") and keys.accepts("own key") and not keys.accepts("one")
+    assert keys.reload() == 2 and keys.owner("three") and keys.owner("own key") and not keys.owner("one")
     (tmp_path / "keys").unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         keys.reload()
-    assert keys.accepts("three")
+    assert keys.owner("three")
     assert not ApiKeys().needed
 
 

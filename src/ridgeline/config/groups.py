@@ -229,6 +229,23 @@ class ServerConfig:
         None, "Text before the mark that ends a reasoning whose budget is spent.", "the mark alone ends it",
         "answers that go on as if they still reasoned: set",
     )  # fmt: skip
+    response_store: str = _set(
+        "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, or none.",
+        "a conversation goes on by the id of its last answer; store: false leaves nothing",
+        "400 previous_response_not_found behind a restart: file", choices=("memory", "file", "none"),
+    )  # fmt: skip
+    response_store_dir: str | None = _set(
+        None, "Folder of stored answers, with --response-store file [ridgeline/responses in the user's state].",
+        "only the server's user may read it", "the server does not start: the rights of the folder", unit="FOLDER",
+    )  # fmt: skip
+    response_store_bytes: int = _set(
+        64 << 20, "Bytes of stored answers of one API key.", "the oldest make room for new ones",
+        "400 previous_response_not_found for answers of today: too few", unit="bytes", bounds=(1 << 10, 1 << 40),
+    )  # fmt: skip
+    response_store_ttl: float = _set(
+        86_400.0, "Seconds for which an answer is stored.", "conversations do not stay on the server for long",
+        "400 previous_response_not_found for old answers: too short", unit="seconds", bounds=(0.1, 31_622_400),
+    )  # fmt: skip
     sse_keep_alive_interval: float = _set(
         15.0, "Seconds without output after which a stream gets a comment.", "proxies close a connection that is silent for long",
         "streams cut by a proxy: too long", unit="seconds", bounds=(0.1, 3_600),

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, messages, models, openapi, page, routes, status
+from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.connection import CROWDED_KEY
@@ -29,7 +29,7 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service),
+        *messages.routes(service), *responses.routes(service),
     ]  # fmt: skip
     routes.check(built)
     origins = parse_origins(service.config.allowed_origins)

@@ -20,6 +20,8 @@ from ridgeline.server.tls import Certificate
 KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 """Headers whose whole value is a key: Anthropic's and Azure's, beside `Authorization: Bearer`."""
 MAX_HEADER_BYTES: Final = 16 * 1024
+OWNER_KEY: Final = "ridgeline.owner"
+"""Key in a scope of what stands for the holder of the key (`ApiKeys.owner`); not there where no key is needed."""
 CLOSE_HEADERS: Final = {"Connection": "close"}
 
 
@@ -100,7 +102,9 @@ class AccessGuard:
         scheme, _, key = bearer[0].partition(" ") if len(bearer) == 1 else ("", "", "")
         if scheme.lower() == "bearer":
             keys.append(key.strip())
-        if any(self._keys.accepts(each) for each in keys):
+        owner = next((found for each in keys if (found := self._keys.owner(each)) is not None), None)
+        if owner is not None:
+            scope[OWNER_KEY] = owner
             return None
         return ApiError(
             "invalid_api_key",

@@ -24,7 +24,7 @@ from ridgeline.server.notes import Notes
 from ridgeline.server.reasoning import NO_LIMIT
 from ridgeline.server.service import Model, Service
 from ridgeline.server.structured import structured_outputs
-from ridgeline.server.transport import read_body
+from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.token_text import prompt_text
 
@@ -37,6 +37,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def completions(request: Request) -> Response:
         payload, notes = fields.COMPLETION.read(await read_body(request))
+        notes.client = client_of(request)
         model = service.model
         model.check_name(payload.model)
         body.check_generation(payload)
@@ -47,7 +48,7 @@ def routes(service: Service) -> list[BaseRoute]:
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
             structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
         )  # fmt: skip
-        grammar = await service.compile_grammar(asked)
+        grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
         with body.client_field_names(payload, limit):
             source = await start_generation(service, payload, prompts, params, notes, grammar=grammar)

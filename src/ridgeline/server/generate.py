@@ -7,6 +7,7 @@ parts of answers is `engine.answer`'s.
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
+from ridgeline.core.commit import NOT_FINITE
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd
@@ -104,6 +105,12 @@ class Generation:
         for request in self._requests:
             self._engine.abort(request.request_id)
 
+    def _failure(self, message: str | None) -> ApiError:
+        """Why the engine ended a choice with an error: mostly a grammar of the client's that cannot be followed to its end."""
+        if message and message != NOT_FINITE and any(request.sampling.grammar for request in self._requests):
+            return ApiError("grammar_failed", message)
+        return ApiError("engine_failed", message or "the engine ended this request with an error")
+
     async def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
@@ -124,7 +131,7 @@ class Generation:
                             if isinstance(part, ChoiceEnd):
                                 remaining -= 1
                                 if part.reason is Finish.ERROR:
-                                    raise ApiError("engine_failed", part.message or "the engine ended this request with an error")
+                                    raise self._failure(part.message)
                                 if self._on_end is not None:
                                     self._on_end(part)
                             self.usage.add(part)

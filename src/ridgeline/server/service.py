@@ -38,10 +38,11 @@ from ridgeline.observe.metrics import Metrics
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
+from ridgeline.server.turns import Turns
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
-from ridgeline.text.structured import StructuredOutputCompiler
+from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 from ridgeline.text.tools.marks import begins_reasoning
@@ -100,6 +101,8 @@ Admitter = Callable[[Sequence[int]], Admitted]
 START_POLL_SECONDS: Final = 0.2
 DRAIN_POLL_SECONDS: Final = 0.05
 MAX_RETRY_AFTER_SECONDS: Final = 60
+MAX_WAITING_GRAMMARS: Final = 16
+"""New grammars of one client that wait to be compiled."""
 
 
 class Service:
@@ -123,6 +126,7 @@ class Service:
         self._template: ChatTemplate | None = None
         self._draining = False
         self._grammars = StructuredOutputCompiler()
+        self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = secrets.token_bytes(32)
         self._draw_seed = make_seed_source(engine_config.seed)
 
@@ -280,14 +284,21 @@ class Service:
 
         return admit_prompt
 
-    async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
-        """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
+    async def compile_grammar(self, asked: Asked | None, client: bytes) -> Grammar | None:
+        """The grammar of a structured output; None where none is asked for. Clients have new ones compiled by turns.
+
+        Raises RequestError, OverloadedError.
+        """
         if asked is None:
             return None
         try:
             if not self.model.engine.info.has_grammars:
                 raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
-            return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
+            known = await asyncio.to_thread(self._grammars.known, asked.outputs, asked.field)
+            if known is not None:
+                return known
+            async with self._grammar_turns.turn(client):
+                return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
         except RequestError:
             if asked.is_optional:
                 return None
