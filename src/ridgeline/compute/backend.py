@@ -24,6 +24,8 @@ Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
 """(logits fp32 [N, V], a token per row, number of best ids per row) → log-probabilities, bit for bit as sampling reports them."""
 
+ANY: Final = 0xFFFFFFFF
+"""A word of a mask that takes every id."""
 SCORED_POSITIONS: Final = 16
 """Prompt positions that are scored at a time: as many rows as an exact product has in a tile."""
 
@@ -131,9 +133,15 @@ class Backend(Protocol):
 
 
 class Masks(NamedTuple):
-    """Masks of the rows that sample (`decoding.sampler.sample_rows`), and why rows cannot go on, by their number among those."""
+    """Masks of a step. The next one overwrites them.
+
+    of_rows    of the rows that sample (`decoding.sampler.sample_rows`)
+    addresses  int64 [S]: of the mask of each sampled position; 0 where any id may come in its row
+    failures   why rows cannot go on, by their number among those that sample
+    """
 
     of_rows: list[Mask | None]
+    addresses: NDArray[np.int64]
     failures: dict[int, str]
 
     def apply(self, sampling: Sequence[int], sampled: Sampled, flags: bytearray) -> tuple[tuple[int, str], ...]:
@@ -164,7 +172,7 @@ class RowState:
         self.grammars: list[RowGrammar | None] = [None] * rows
         self.thoughts: list[ThinkingState | None] = [None] * rows
         self.compiler: GrammarCompiler | None = None
-        self._words = mask_words(vocab)
+        self._bits = np.zeros((0, mask_words(vocab)), np.uint32)
 
     def apply(self, plan: Plan) -> None:
         """Updates rows that come and go."""
@@ -197,32 +205,32 @@ class RowState:
 
     def masks(self, work: Work) -> Masks:
         """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
-        rows = work.rows.sampling_ids.tolist()
-        found: list[Mask | None] = [None] * len(rows)
-        failures: dict[int, str] = {}
+        rows, samples = work.rows.sampling_ids.tolist(), len(work.inputs.select)
+        if len(self._bits) < samples:
+            self._bits = np.zeros((samples, self._bits.shape[1]), np.uint32)
+        bits, end = self._bits, 0
+        found = Masks([None for _ in rows], np.zeros(samples, np.int64), {})
         for number, (row, drafts) in enumerate(zip(rows, work.drafts, strict=True)):
-            grammar, thought = self.grammars[row], self.thoughts[row]
-            if grammar is not None:
-                found[number] = mask = np.zeros((1 + len(drafts), self._words), np.uint32)
-                try:
+            first, end, grammar, thought = end, end + 1 + len(drafts), self.grammars[row], self.thoughts[row]
+            forced = [] if thought is None else thought.walk(drafts)
+            if grammar is None and not any(token is not None for token in forced):
+                continue
+            found.of_rows[number] = mask = bits[first:end]
+            mask[1:] = 0
+            found.addresses[first:end] = bits.ctypes.data + bits.strides[0] * np.arange(first, end)
+            try:
+                if grammar is None:
+                    mask[:] = ANY
+                else:
                     grammar.masks(drafts, mask)
-                except GrammarError as error:
-                    failures[number] = f"the output cannot follow its grammar any further: {error}"
-            if thought is not None:
-                found[number] = self._forced(thought.walk(drafts), found[number])
-        return Masks(found, failures)
-
-    def _forced(self, ids: Sequence[int | None], mask: Mask | None) -> Mask | None:
-        """The masks of a row's positions, those with an id in `ids` changed to it alone. None: any id may come at all of them."""
-        if not any(token is not None for token in ids):
-            return mask
-        if mask is None:
-            mask = np.full((len(ids), self._words), 0xFFFFFFFF, np.uint32)
-        for place, token in enumerate(ids):
-            if token is not None:
-                mask[place] = 0
-                mask[place, token // 32] = 1 << token % 32
-        return mask
+            except GrammarError as error:
+                mask[:] = 0
+                found.failures[number] = f"the output cannot follow its grammar any further: {error}"
+            for place, token in enumerate(forced):
+                if token is not None:
+                    mask[place] = 0
+                    mask[place, token // 32] = 1 << token % 32
+        return found
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

@@ -56,7 +56,7 @@ class ResidentRows:
         row, params = new.row, new.params
         self._params[row], self.prompt[row] = params, params.prompt_tokens
         self.keep_first[row], self.keep_rest[row] = first, rest = needed(params, 0), needed(params, LATE)
-        self.first_count[row] = _first_outputs(params) if first != rest else 0
+        self.first_count[row] = params.min_tokens if first != rest else 0  # no other edit ends
         for table, blocks in zip(self.tables, new.tables, strict=True):
             table[row] = 0
             table[row, : len(blocks)] = blocks
@@ -142,12 +142,6 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     grammars = any(each.sampling.grammar is not None for each in asked)
     budgets = any(each.sampling.thinking is not None for each in asked)
     return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets)
-
-
-def _first_outputs(params: RowParams) -> int:
-    """Number of outputs before a budget of reasoning may be spent, or else before `min_tokens` ends: no other edit begins or ends."""
-    thinking = params.sampling.thinking
-    return params.min_tokens if thinking is None or thinking.tokens is None else thinking.tokens
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:
