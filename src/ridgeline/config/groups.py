@@ -188,8 +188,13 @@ class ServerConfig:
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,
     )  # fmt: skip
     api_key_file: str | None = _set(
-        None, "File with keys, one per line as KEY or NAME KEY; read again on SIGHUP.",
+        None, "File with keys, one per line as KEY, or NAME KEY and options; read again on SIGHUP.",
         "several keys, each of which can be withdrawn", "401 for clients that have one: not in the file", unit="FILE",
+    )  # fmt: skip
+    cache_secret_file: str | None = _set(
+        None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
+        "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(
         (), "Origins of pages that may use the server, as https://host:port, or *; may be repeated [its own page's].",

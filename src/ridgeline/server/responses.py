@@ -21,7 +21,7 @@ from ridgeline.server import body, fields
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.access import note_error
 from ridgeline.server.answer import Idle, deliver
-from ridgeline.server.auth import OWNER_KEY
+from ridgeline.server.callers import current_caller
 from ridgeline.server.chat import StartedChat, start_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
@@ -49,7 +49,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
         service.model.check_name(payload.model)
-        owner = _owner(request)
+        owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
         _check_background(payload, is_stored)
         with body.told_as(NAMES):
@@ -78,17 +78,17 @@ def routes(service: Service) -> list[BaseRoute]:
     async def retrieve(request: Request) -> Response:
         if request.query_params.get("stream", "false") not in ("false", "False", "0"):
             raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
-        return Response(await shelf.response(_owner(request), request.path_params["id"]), media_type="application/json")
+        return Response(await shelf.response(current_caller().owner, request.path_params["id"]), media_type="application/json")
 
     async def delete(request: Request) -> Response:
-        await shelf.delete(_owner(request), request.path_params["id"])
+        await shelf.delete(current_caller().owner, request.path_params["id"])
         return json_response(shapes.Deleted(request.path_params["id"]))
 
     async def cancel(request: Request) -> Response:
-        return Response(await shelf.cancel(_owner(request), request.path_params["id"]), media_type="application/json")
+        return Response(await shelf.cancel(current_caller().owner, request.path_params["id"]), media_type="application/json")
 
     async def input_items(request: Request) -> Response:
-        items = await shelf.items(_owner(request), request.path_params["id"])
+        items = await shelf.items(current_caller().owner, request.path_params["id"])
         return json_response(_page(items, request.query_params.get))
 
     return [
@@ -98,11 +98,6 @@ def routes(service: Service) -> list[BaseRoute]:
         Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
         Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),
     ]
-
-
-def _owner(request: Request) -> bytes:
-    owner: bytes = request.scope.get(OWNER_KEY, b"")
-    return owner
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
