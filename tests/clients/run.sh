@@ -1,6 +1,6 @@
 #!/bin/sh
-# Clients of others against `ridgeline serve`: makes a virtual environment of their own, starts a server of the demo and one of a model whose
-# answers are scripted (script.json), and runs them all. Prints a line per client; ends with 1 if one fails.
+# Clients of others against `ridgeline serve`: makes environments of their own, starts a server of the demo and one of a model whose answers are
+# scripted (script.json), and runs them all. Prints a line per client; ends with 1 if one fails. Those in JavaScript need npm.
 # Usage: tests/clients/run.sh [VENV [CLIENT...]]; `ridgeline` is the one on the path, or $RIDGELINE.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,6 +12,9 @@ trap 'kill $servers 2>/dev/null; rm -rf "$work"' EXIT
 if [ ! -x "$venv/bin/python" ]; then
     python3 -m venv "$venv"
     "$venv/bin/pip" install -q -r "$here/requirements.txt"
+fi
+if [ -n "$(command -v npm)" ] && [ ! -d "$here/node_modules" ]; then
+    npm install --silent --no-save --no-package-lock --prefix "$here"
 fi
 
 # start NAME ARGUMENT...: a server, whose address goes to the file $work/NAME
@@ -36,10 +39,12 @@ start demo demo --max-model-len 2048
 start scripted "fake:{\"vocab\": 258, \"max_model_len\": 65536, \"blocks\": 16384, \"script\": $(cat "$here/script.json")}" \
     --served-model-name scripted --chat-template "$here/../gold/templates/Qwen-Qwen3-0.6B.jinja"
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
-[ $# -gt 0 ] || set -- $(cd "$here" && ls ./*_client.py | sed 's/^\.\///; s/_client\.py$//')
+[ $# -gt 0 ] || set -- $(cd "$here" && ls ./*_client.* | sed 's/^\.\///; s/_client\..*//')
 failed=0
 for client in "$@"; do
-    if ! "$venv/bin/python" "$here/${client}_client.py" "$(cat "$work/demo")/v1" "$(cat "$work/scripted")/v1" >"$work/out" 2>&1; then
+    program="$venv/bin/python $here/${client}_client.py"
+    [ ! -f "$here/${client}_client.mjs" ] || program="node $here/${client}_client.mjs"
+    if ! $program "$(cat "$work/demo")/v1" "$(cat "$work/scripted")/v1" >"$work/out" 2>&1; then
         failed=1
         cat "$work/out"
         echo "$client: FAIL"

@@ -1,16 +1,13 @@
 """Requests as Claude Code, Codex and OpenCode form them (tests/clients/bodies), through whole loops of tools with scripted answers."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from scripted import BODIES, NAME
 
-from gold import TEMPLATES
-
-BODIES = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parents[1] / "clients" / "bodies").glob("*.json")}
 Events = list[dict[str, Any]]
 KINDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking", "input_json_delta": "tool_use"}
 
@@ -90,23 +87,15 @@ def results(agent: str, told: list[tuple[str, str]]) -> list[Any]:
     return [{"role": "user", "content": blocks}]
 
 
-@pytest.fixture(scope="module")
-def server(serving: Callable[..., Any]) -> Iterator[Any]:
-    model = {"vocab": 258, "max_model_len": 65536, "blocks": 16384, "script": [each for body in BODIES.values() for each in body["script"]]}
-    settings = ("--served-model-name", "scripted", "--chat-template", str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja"), "--api-key", "none")
-    with serving(f"fake:{json.dumps(model)}", *settings) as server:
-        yield server
-
-
 @pytest.mark.parametrize("agent", BODIES)
-def test_a_loop_of_tools(server: Any, agent: str) -> None:
+def test_a_loop_of_tools(scripted_server: Any, agent: str) -> None:
     given = BODIES[agent]
     body = json.loads(json.dumps(given["body"]))
     history, calls, thought, cached = body["input" if agent == "codex" else "messages"], [], "", []
     for _ in range(4):
         if agent == "claude_code":
             body["system"][0]["text"] = body["system"][0]["text"].replace("fa690", f"{len(history):05}")
-        answer = httpx.post(server.url + given["path"], json=body, headers=given["headers"], timeout=30)
+        answer = httpx.post(scripted_server.url + given["path"], json=body, headers=given["headers"], timeout=30)
         assert answer.status_code == 200, answer.text
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         said = READ[agent](events)
@@ -134,11 +123,11 @@ def _cached(value: Any) -> list[int]:
     return [number for each in value for number in _cached(each)] if isinstance(value, list) else []
 
 
-def test_before_a_session(server: Any) -> None:
+def test_before_a_session(scripted_server: Any) -> None:
     """What agents ask first: which models, how many tokens."""
     headers = BODIES["claude_code"]["headers"]
     counted = {name: BODIES["claude_code"]["body"][name] for name in ("model", "messages", "system", "tools", "thinking")}
-    answer = httpx.post(f"{server.url}/v1/messages/count_tokens?beta=true", json=counted, headers=headers)
+    answer = httpx.post(f"{scripted_server.url}/v1/messages/count_tokens?beta=true", json=counted, headers=headers)
     assert answer.status_code == 200 and answer.json()["input_tokens"] > 500
     for path in ("/v1/models?client_version=0.147.0", "/v1/models"):
-        assert httpx.get(server.url + path, headers={"Authorization": "Bearer none"}).json()["data"][0]["id"] == "scripted"
+        assert httpx.get(scripted_server.url + path, headers={"Authorization": "Bearer none"}).json()["data"][0]["id"] == NAME

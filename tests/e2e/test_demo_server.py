@@ -143,7 +143,7 @@ def test_tokenizer_routes(client: openai.OpenAI, server: Any) -> None:
         for text in ("Hello wörld", "  spaces\n\n\tand 🦊"):
             ids = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
             assert ids[0] == 2, "BOS first"
-            assert http.post("/detokenize", json={"tokens": ids[1:]}).json() == {"prompt": text}
+            assert http.post("/detokenize", json={"tokens": ids[1:]}).json()["prompt"] == text
         began = time.monotonic()
         answer = http.post("/v1/completions", json={"prompt": "long words " * 90_000, "max_tokens": 1}, timeout=20)
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"

@@ -1,10 +1,11 @@
-"""Every command of README.md and docs/guide is run, page by page and in order, as a reader would: `sh` line by line, `python` as it stands.
+"""The commands of README.md and docs/guide are run, page by page and in order, as a reader would: `sh` line by line, `python` as it stands.
 
 A server that a line starts runs while the next lines ask it (`curl`, `bench serve`, `ps`); without one the shared demo's does. What is put
-in the place of what stands there is in `STANDS_FOR` and `Reader.here`; blocks of kind `console` hold what cannot run here.
+in the place of what stands there is in `STANDS_FOR` and `Reader.here`; `console` holds what cannot run here, `py` what `make clients` runs.
 """
 
 import io
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,11 @@ from ridgeline.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-KINDS = {"sh", "python", "console", "py", "toml", "yaml", ""}
-CONSOLE = ("pip install ", "docker ", "sudo ", "openssl rand ", "prometheus ")
+KINDS = {"sh", "python", "console", "py", "toml", "yaml", "json", ""}
+CONSOLE = ("pip install ", "docker ", "sudo ", "openssl rand ", "prometheus ", "ANTHROPIC_BASE_URL=")
 """Lines that need the network, root, or a program that takes the terminal."""
+OTHERS = {"agents": "scripted_server"}
+"""Page → fixture of the server that its Python asks, where that is not the demo's."""
 STANDS_FOR = {
     # what the first commands install is installed, and these are the tests
     r'^pip install "\.\[demo\]" && ': "", r'^pip install "\.\[test\]" && pytest$': "true",
@@ -39,6 +43,7 @@ STANDS_FOR = {
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
+READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps")
 """Lines during which the server of the line before runs on."""
 
@@ -125,6 +130,7 @@ def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypa
         folder.mkdir(parents=True)
     (cache / demo_file.name).symlink_to(demo_file)
     (work / "model.gguf").symlink_to(demo_file)
+    (work / "deploy").mkdir()
     (programs / "ridgeline").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
     (programs / "ridgeline").chmod(0o755)
     places = {"XDG_CACHE_HOME": "cache", "XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
@@ -147,7 +153,8 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_the_page_work(page: Path, reader: Reader) -> None:
+def test_commands_of_the_page_work(page: Path, reader: Reader, demo_server: Any, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue(OTHERS[page.stem]) if page.stem in OTHERS else demo_server
     programs = []
     for kind, name, text in blocks(page):
         if name:
@@ -157,7 +164,10 @@ def test_commands_of_the_page_work(page: Path, reader: Reader) -> None:
                 reader.run(line)
             reader.stop()
         elif kind == "python":
-            programs.append(text.replace("http://127.0.0.1:8000", reader.demo_url))
+            programs.append(text.replace("http://127.0.0.1:8000", server.url))
+        elif address := re.search(r'"?(?:apiBase|baseURL|base_url)"? ?[:=] "?http://127\.0\.0\.1:8000(/v1)"?', text):
+            (model,) = json.loads(server.get(f"{address[1]}/models")[1])["data"]
+            assert model["id"] in text, "settings of others name a model that is served, at an address that answers"
     if programs:
         done = subprocess.run([sys.executable, "-c", "\n".join(programs)], capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == 0 and done.stdout.strip(), done.stderr
@@ -171,8 +181,8 @@ def test_blocks_are_of_known_kinds(page: Path) -> None:
             assert all(line.startswith(CONSOLE) for line in text.splitlines()), text
         elif kind == "py":
             compile(text, str(page), "exec")
-        elif kind == "yaml":
-            assert yaml.safe_load(text)["models"][0]["apiBase"].endswith("/v1")
+        elif kind in READERS:
+            assert READERS[kind](text)
         elif not kind:
             assert page.name == "README.md" and "ridgeline serve" not in text
-        assert kind not in ("toml", "yaml") or name
+        assert kind not in READERS or name

@@ -225,7 +225,7 @@ def test_tokenizer_routes_answer_in_vllms_shapes(site: Any) -> None:
     assert answer == {"count": 4, "max_model_len": CONTEXT, "tokens": [256, 104, 195, 169], "token_strs": strings}
     answer = site.request("POST", "/tokenize", json={"prompt": "h", "add_special_tokens": False}).json()
     assert answer == {"count": 1, "max_model_len": CONTEXT, "tokens": [104], "token_strs": None}
-    assert site.request("POST", "/detokenize", json={"tokens": [104, 195, 169]}).json() == {"prompt": "hé"}
+    assert site.request("POST", "/detokenize", json={"tokens": [104, 195, 169]}).json() == {"prompt": "hé", "content": "hé"}
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code"), [

@@ -245,8 +245,24 @@ def of_messages(path: str) -> dict[str, list[Case]]:
         "system": [
             ("empty", '""', True), ("empty", "[]", True), ("wrong type", "1", False), ("bad element", '[{"type": "x"}]', False), *NULL,
         ],
-        "tools": [("empty", "[]", True), ("bad element", "[{}]", False), *NULL],
-        "thinking": [("min", '{"type": "disabled"}', True), ("bad element", '{"type": "adaptive"}', False), *NULL],
+        "tools": [
+            ("empty", "[]", True), ("bad element", "[{}]", False), ("bad element", '[{"name": "f"}]', False), ("wrong type", "{}", False),
+            ("bad element", '[{"name": "bash", "type": "bash_20250124"}]', False), *NULL,
+        ],
+        "tool_choice": [
+            ("min", '{"type": "none"}', True), ("min", '{"type": "auto", "disable_parallel_tool_use": true}', True),
+            ("wrong type", '"auto"', False), ("bad element", '{"type": "tool"}', False), ("unknown", '{"type": "all"}', False), *NULL,
+        ],
+        "thinking": [
+            ("min", '{"type": "disabled"}', True), ("min", '{"type": "adaptive"}', True), ("bad element", "{}", False),
+            ("max", '{"type": "enabled", "budget_tokens": 1024, "display": "omitted"}', True), ("unknown", '{"type": "on"}', False), *NULL,
+        ],
+        "output_config": [
+            ("empty", "{}", True), ("max", '{"effort": "max", "format": null}', True), ("unknown", '{"effort": "most"}', False),
+            ("bad element", '{"format": {"type": "json_schema"}}', False), ("wrong type", "1", False), *NULL,
+        ],
+        "output_format": [("unknown", '{"type": "json", "schema": {}}', False), ("wrong type", "[]", False), *NULL],
+        "context_management": [("empty", "{}", True), ("max", '{"edits": [1, {"type": "x"}]}', True), ("wrong type", "1", False), *NULL],
     }  # fmt: skip
     if path == ANTHROPIC:
         fields |= {

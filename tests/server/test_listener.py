@@ -8,6 +8,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.server import listener
 from ridgeline.server.connection import HttpConnection
 from ridgeline.server.listener import SPARE_CONNECTIONS, Connections, Room, connection_limit
+from ridgeline.server.transport import address_of
 
 
 class Loop:
@@ -169,6 +170,6 @@ def test_too_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_ipv6_client_is_its_network() -> None:
-    assert listener._address("2001:db8:1:2:3::4") == listener._address("2001:db8:1:2::9") != listener._address("2001:db8:1:3::9")
-    assert listener._address("::ffff:1.2.3.4") != listener._address("::ffff:1.2.3.5")
-    assert listener._address("fe80::1%eth0") == listener._address("fe80::2")
+    assert address_of("2001:db8:1:2:3::4") == address_of("2001:db8:1:2::9") != address_of("2001:db8:1:3::9")
+    assert address_of("::ffff:1.2.3.4") != address_of("::ffff:1.2.3.5")
+    assert address_of("fe80::1%eth0") == address_of("fe80::2")

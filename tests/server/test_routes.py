@@ -53,7 +53,8 @@ def test_every_row_is_found_by_its_method_path_and_header() -> None:
     for row in ROWS:
         headers = [row.header.decode()] if row.header else []
         path = row.path.replace("{name:path}", "some/model")
-        assert find_row(scope(row.method, path, *headers)) is row and dialect_of(scope("PUT", path, *headers)) == row.dialect
+        fields = [row.body_field] if row.body_field else []
+        assert find_row(scope(row.method, path, *headers), fields) is row and dialect_of(scope("PUT", path, *headers)) == row.dialect
     assert find_row(scope("PUT", "/v1/models")) is None and find_row(scope("GET", "/nowhere")) is None
 
 
@@ -63,6 +64,40 @@ def test_models_in_both_shapes(site: Any) -> None:
     page, info = site.get("/v1/models", headers=ANTHROPIC).json(), site.get("/v1/models/fake/", headers=ANTHROPIC).json()
     assert page == {"data": [info], "first_id": "fake", "last_id": "fake", "has_more": False}
     assert (info["type"], info["id"], info["max_input_tokens"]) == ("model", "fake", one["max_model_len"])
+
+
+@pytest.mark.parametrize(("query", "ids"), [
+    ("?limit=5", ["fake"]), ("?after_id=fake", []), ("?before_id=fake&limit=1000", []), ("?limit=0", None), ("?limit=1001", None),
+    ("?limit=x", None), ("?after_id=other", None),
+])  # fmt: skip
+def test_pages_of_models(site: Any, query: str, ids: list[str] | None) -> None:
+    answer = site.get(f"/v1/models{query}", headers=ANTHROPIC)
+    assert answer.status_code == (400 if ids is None else 200)
+    if ids is None:
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    else:
+        assert [each["id"] for each in answer.json()["data"]] == ids and answer.json()["first_id"] == (ids[0] if ids else None)
+    assert site.get(f"/v1/models{query}").json()["object"] == "list", "OpenAI's has no pages"
+
+
+def test_tokens_in_both_shapes(site: Any) -> None:
+    """vLLM's body has a prompt or messages, llama.cpp's a content; the ids are the same, with a BOS where each puts one."""
+    text = "a 媽 b"
+    ids = list(text.encode())
+
+    def post(path: str, **body: Any) -> Any:
+        answer = site.request("POST", path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert post("/tokenize", prompt=text) == {"count": len(ids) + 1, "max_model_len": 4096, "tokens": [256, *ids], "token_strs": None}
+    assert post("/tokenize", content=text) == {"tokens": ids} and post("/tokenize", content="") == {"tokens": []}
+    assert post("/tokenize", content=text, add_special=True) == {"tokens": [256, *ids]}
+    pieces = post("/tokenize", content="a媽", with_pieces=True, parse_special=False)["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, *({"id": byte, "piece": [byte]} for byte in "媽".encode())]
+    assert post("/detokenize", tokens=ids) == {"prompt": text, "content": text}
+    for body in ({"content": 3}, {"content": "a", "add_special": 1}, {"content": "a", "model": "other"}):
+        assert site.request("POST", "/tokenize", json=body).status_code in (400, 404)
 
 
 @pytest.mark.parametrize(("method", "path", "expected"), [

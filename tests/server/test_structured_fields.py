@@ -50,7 +50,7 @@ def asked(**body: Any) -> Any:
     ],
 )
 def test_spellings(body: dict[str, Any], outputs: StructuredOutputs, field: str) -> None:
-    assert asked(**body) == (outputs, field)
+    assert asked(**body)[:2] == (outputs, field)
 
 
 @pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"grammar": ""}, {"regex": None}, {"guided_choice": []}])

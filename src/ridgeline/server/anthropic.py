@@ -222,9 +222,9 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
 
 
 class ModelPage(Struct, frozen=True, kw_only=True):
-    """All models on one page."""
+    """All models on one page; none on a page before or behind them."""
 
     data: list[ModelInfo]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     has_more: Literal[False] = False

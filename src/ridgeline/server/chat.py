@@ -28,7 +28,7 @@ from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
 from ridgeline.server.spoken import Reading, Speaker
 from ridgeline.server.structured import Asked, structured_outputs
-from ridgeline.server.transport import read_body
+from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.stream import TextDelta
@@ -39,6 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def chat(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
+        notes.client = client_of(request)
         service.model.check_name(payload.model)
         body.check_generation(payload)
         begun = await start_chat(service, payload, notes)
@@ -83,7 +84,7 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form, **special
     )
-    grammar = await service.compile_grammar(asked)
+    grammar = await service.compile_grammar(asked, notes.client)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
     return StartedChat(source, how, params.n, is_cut)

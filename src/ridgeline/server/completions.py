@@ -21,7 +21,7 @@ from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
 from ridgeline.server.service import Model, Service
 from ridgeline.server.structured import structured_outputs
-from ridgeline.server.transport import read_body
+from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.token_text import prompt_text
 
@@ -34,6 +34,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def completions(request: Request) -> Response:
         payload, notes = fields.COMPLETION.read(await read_body(request))
+        notes.client = client_of(request)
         model = service.model
         model.check_name(payload.model)
         body.check_generation(payload)
@@ -44,7 +45,7 @@ def routes(service: Service) -> list[BaseRoute]:
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
             structured_outputs=asked and asked.params,
         )  # fmt: skip
-        grammar = await service.compile_grammar(asked)
+        grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
         with body.client_field_names(payload, limit):
             source = await start_generation(service, payload, prompts, params, notes, grammar=grammar)
@@ -104,8 +105,9 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
         raise ApiError("invalid_type", "prompt mixes strings and token ids; send one kind", param="prompt")
     add_bos = payload.add_special_tokens is not False
 
+    encoder = model.prompt_encoder(payload.cache_salt)
+
     def encode() -> list[list[int]]:
-        encoder = model.prompt_encoder(payload.cache_salt)
         return [encoder.encode(each, add_bos, special=True) for each in prompts]
 
     return await run_encoding(model.tokenizer, sum(map(len, prompts)), encode) if isinstance(prompts[0], str) else prompts

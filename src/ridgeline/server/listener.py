@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.connection import HEAD_TIMEOUT_SECONDS, HttpConnection
+from ridgeline.server.transport import address_of
 
 log = logging.getLogger("ridgeline.server")
 
@@ -194,7 +195,7 @@ class Listener:
                 log.warning("no connection can be accepted", extra=with_fields(reason=error.strerror))
                 self._pause(self._listen)
                 return
-            if not self._place(accepted, _address(peer[0])):
+            if not self._place(accepted, address_of(peer[0])):
                 return
 
     def _place(self, accepted: socket.socket, address: bytes) -> bool:
@@ -233,10 +234,3 @@ class Listener:
         task = self._loop.create_task(opening)
         self._opening.add(task)
         task.add_done_callback(opened)
-
-
-def _address(host: str) -> bytes:
-    """What connections are counted by: an IPv4 address, or the /64 of an IPv6 address, which is one client's."""
-    if ":" not in host or host.startswith("::ffff:"):
-        return host.encode()
-    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]

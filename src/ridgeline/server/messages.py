@@ -28,7 +28,7 @@ from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.message_blocks import BlockEvents, whole_blocks
 from ridgeline.server.service import Service
 from ridgeline.server.spoken import Speaker
-from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, json_response, read_body
+from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools.parser import Event as Said
 from ridgeline.text.tools.parser import Text
@@ -39,6 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def messages(request: Request) -> Response:
         payload, notes = fields.MESSAGES.read(await read_body(request))
+        notes.client = client_of(request)
         _check_max_tokens(payload)
         model = service.model
         model.check_name(payload.model)

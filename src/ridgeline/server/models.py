@@ -1,22 +1,27 @@
-"""`/v1/models`, `/tokenize`, `/detokenize`: the model and its tokenizer. Bodies are OpenAI's and vLLM's,
-and Anthropic's where a request has its header."""
+"""`/v1/models`, `/tokenize`, `/detokenize`: the model and its tokenizer.
+
+Bodies are OpenAI's and vLLM's; Anthropic's where a request has its header, llama.cpp's where it has its field.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields, replies, wire
+from ridgeline.server.body import decode
 from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
-from ridgeline.server.routes import dialect_of
+from ridgeline.server.routes import MAX_PAGE, dialect_of, find_row
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
 from ridgeline.text.token_text import token_text
@@ -34,7 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def models(request: Request) -> Response:
         loaded = service.model
         if dialect_of(request.scope) == "anthropic":
-            return json_response(anthropic.ModelPage(data=[_info(loaded)], first_id=loaded.name, last_id=loaded.name))
+            return json_response(_page(loaded, request.query_params))
         return json_response(replies.ModelList("list", [_card(loaded)]))
 
     async def model(request: Request) -> Response:
@@ -43,11 +48,11 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_info(loaded) if dialect_of(request.scope) == "anthropic" else _card(loaded))
 
     async def tokenize(request: Request) -> Response:
-        payload, notes = fields.TOKENIZE.read(await read_body(request))
-        loaded = service.model
-        loaded.check_name(payload.model)
-        ids = await _tokenise(payload, loaded, notes)
-        answer = json_response(await _run_long(len(ids), _tokens, payload, loaded, ids))
+        body = await read_body(request)
+        row = find_row(request.scope, decode(dict[str, msgspec.Raw], body))
+        work = _llama_tokenise if row is not None and row.request is wire.LlamaTokenizeRequest else _tokenise
+        result, notes = await work(body, service.model)
+        answer = json_response(result)
         answer.headers.update(notes.tell())
         return answer
 
@@ -60,7 +65,7 @@ def routes(service: Service) -> list[BaseRoute]:
         if any(not 0 <= token < loaded.limits.vocab for token in payload.tokens):
             raise RequestError(f"tokens contains an id outside 0 to {loaded.limits.vocab - 1}.", param="tokens")
         text = await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)
-        answer = json_response(replies.DetokenizeResponse(text))
+        answer = json_response(replies.DetokenizeResponse(text, text))
         answer.headers.update(notes.tell())
         return answer
 
@@ -77,7 +82,26 @@ async def _run_long(length: int, work: Callable[P, Result], *arguments: P.args, 
     return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TOKENS else work(*arguments, **more)
 
 
-async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
+async def _tokenise(body: bytes, model: Model) -> tuple[replies.TokenizeResponse, Notes]:
+    """vLLM's answer to a body of its own."""
+    payload, notes = fields.TOKENIZE.read(body)
+    model.check_name(payload.model)
+    ids = await _ids(payload, model, notes)
+    return await _run_long(len(ids), _tokens, payload, model, ids), notes
+
+
+async def _llama_tokenise(body: bytes, model: Model) -> tuple[replies.LlamaTokens, Notes]:
+    """llama.cpp's answer to a body of its own."""
+    payload, notes = fields.LLAMA_TOKENIZE.read(body)
+    model.check_name(payload.model)
+    encode = partial(
+        model.tokenizer.encode, payload.content, bool(payload.add_special), special=payload.parse_special is not False
+    )  # fmt: skip
+    ids = await run_encoding(model.tokenizer, len(payload.content), encode)
+    return replies.LlamaTokens(await _run_long(len(ids), _pieces, model, ids) if payload.with_pieces else [*ids]), notes
+
+
+async def _ids(payload: wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
     """Ids of a text, or of a conversation."""
     if payload.messages is not None:
         if payload.prompt is not None:
@@ -95,6 +119,31 @@ async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -
 def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> replies.TokenizeResponse:
     strings = [token_text(model.tokenizer, token) for token in ids] if payload.return_token_strs else None
     return replies.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
+
+
+def _pieces(model: Model, ids: list[int]) -> list[int | replies.LlamaPiece]:
+    return [replies.LlamaPiece(token, _characters(model.tokenizer.piece(token))) for token in ids]
+
+
+def _characters(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return [*piece]
+
+
+def _page(model: Model, query: Mapping[str, str]) -> anthropic.ModelPage:
+    """The page of the only model; before it and behind it there is nothing. Raises ApiError for parameters that are none."""
+    limit = query.get("limit", "1")
+    if not (limit.isdecimal() and len(limit) <= len(str(MAX_PAGE)) and 1 <= int(limit) <= MAX_PAGE):
+        raise ApiError("invalid_value", f"limit must be a number from 1 to {MAX_PAGE}", param="limit")
+    places = [name for name in ("after_id", "before_id") if name in query]
+    for name in places:
+        if query[name] != model.name:
+            raise ApiError("invalid_value", f"{name} names no model that is here; leave it out", param=name)
+    if places:
+        return anthropic.ModelPage(data=[], first_id=None, last_id=None)
+    return anthropic.ModelPage(data=[_info(model)], first_id=model.name, last_id=model.name)
 
 
 def _info(model: Model) -> anthropic.ModelInfo:

@@ -33,12 +33,14 @@ class Notes:
     ignored  field → why it has no effect; "": it is unknown
     folded   roles of messages that the template is told in another role or turn
     known    names that an unknown field may have been meant as
+    client   whose request it is (`transport.client_of`)
     arrived  when the request had been read: time to first token counts from here, the prompt's rendering and tokenising included
     """
 
     ignored: dict[str, str] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
     known: Collection[str] = ()
+    client: bytes = b""
     arrived: float = field(default_factory=time.monotonic)
 
     def ignore(self, name: str, why: str = "") -> None:

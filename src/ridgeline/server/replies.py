@@ -250,8 +250,22 @@ class TokenizeResponse(Struct, frozen=True):
     token_strs: list[str] | None
 
 
+class LlamaPiece(Struct, frozen=True):
+    """A token and its text, or its bytes where these are no whole characters."""
+
+    id: int
+    piece: str | list[int]
+
+
+class LlamaTokens(Struct, frozen=True):
+    tokens: list[int | LlamaPiece]
+
+
 class DetokenizeResponse(Struct, frozen=True):
+    """The text, under vLLM's name and under llama.cpp's: their requests are the same."""
+
     prompt: str
+    content: str
 
 
 class Version(Struct, frozen=True):

@@ -2,11 +2,11 @@
 
 Authentication, the queue, bounds of bodies, the texts of 404 and 405, errors of every layer and the OpenAPI document read it. Handlers live
 one file per family; `check` holds them against the table when the application is built. Where one path serves two dialects it has a row for
-each, which a header tells apart.
+each, which a header or a field of the body tells apart.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
 from ridgeline.server import anthropic, replies, wire
+from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
@@ -24,6 +25,17 @@ ANTHROPIC_VERSION: Final = b"anthropic-version"
 """Header that clients of Anthropic's API send with every request."""
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_PAGE: Final = 1_000
+MAX_ITEMS: Final = 100
+ITEM_PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}, "after": {"type": "string"}, "order": {"enum": ["asc", "desc"]},
+}  # fmt: skip
+"""Parameters of OpenAI's lists of items."""
+PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "after_id": {"type": "string"}, "before_id": {"type": "string"}
+}  # fmt: skip
+"""Parameters of Anthropic's lists."""
+TOKENIZE: Final = "Token ids of a text or a conversation"
 NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
 
 
@@ -39,6 +51,8 @@ class Row:
     request         type of the request's JSON body
     event           type of a stream's events, with `stream: true`; None: nothing is streamed
     header          name of the header that picks this row among those of its path
+    body_field      name of the body's field that does
+    query           parameter of the query → JSON Schema
     max_body_bytes  bytes of a request's body
     is_queued       a request takes a place in the queue: in a full one it is rejected before its body is read
     """
@@ -53,6 +67,8 @@ class Row:
     access: Access = "client"
     dialect: Dialect = "openai"
     header: bytes | None = None
+    body_field: str | None = None
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_body_bytes: int = MAX_BODY_BYTES
     is_queued: bool = False
 
@@ -62,12 +78,12 @@ class Row:
         return self.path.replace(":path}", "}")
 
 
-def _models(summary: str, rest: str, openai: type, of_anthropic: type, errors: tuple[int, ...]) -> tuple[Row, Row]:
+def _models(summary: str, rest: str, openai: type, of_anthropic: type, errors: tuple[int, ...], **more: Any) -> tuple[Row, Row]:
     """A path of `/v1/models`, which both dialects have."""
     path = f"/v1/models{rest}"
     return (
         Row("GET", path, summary, openai, errors),
-        Row("GET", path, summary, of_anthropic, errors, dialect="anthropic", header=ANTHROPIC_VERSION),
+        Row("GET", path, summary, of_anthropic, errors, dialect="anthropic", header=ANTHROPIC_VERSION, **more),
     )
 
 
@@ -79,7 +95,7 @@ ROWS: Final = (
     Row("GET", "/version", "The server's version", replies.Version, access="public"),
     Row("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
     Row("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
-    *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL),
+    *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL, query=PAGE),
     *_models("The model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),
     Row(
         "POST", "/v1/completions", "Text completion",
@@ -97,7 +113,19 @@ ROWS: Final = (
         "POST", "/v1/messages/count_tokens", "Number of tokens of a message's prompt",
         anthropic.TokenCount, BODY, anthropic.CountTokensRequest, dialect="anthropic",
     ),
-    Row("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Row(
+        "POST", "/v1/responses", "Answer with items, which can be stored and continued",
+        shapes.ResponseObject, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
+    ),
+    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.ResponseObject, (404,), dialect="responses"),
+    Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
+    Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.ResponseObject, (404,), dialect="responses"),
+    Row(
+        "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
+        shapes.ItemPage, (404,), dialect="responses", query=ITEM_PAGE,
+    ),
+    Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
 )  # fmt: skip
 
@@ -118,8 +146,8 @@ METHODS: Final = _methods()
 
 
 def _by_path() -> Mapping[str, tuple[Row, ...]]:
-    """Path → its rows, those that a header picks first."""
-    rows = sorted(ROWS, key=lambda row: row.header is None)
+    """Path → its rows, those that a header or a field picks first."""
+    rows = sorted(ROWS, key=lambda row: row.header is None and row.body_field is None)
     return MappingProxyType({path: tuple(row for row in rows if row.path == path) for path in {row.path for row in rows}})
 
 
@@ -132,9 +160,10 @@ def rows_of(path: str) -> tuple[Row, ...]:
     return _ROWS.get(path) or next((_ROWS[template] for pattern, template in _PATTERNS if pattern.match(path)), ())
 
 
-def find_row(scope: Scope) -> Row | None:
-    """The row of a request: that of its method, path, and the header that tells dialects apart."""
-    return next((row for row in rows_of(scope["path"]) if row.method == scope["method"] and _is_picked(row, scope)), None)
+def find_row(scope: Scope, fields: Collection[str] = ()) -> Row | None:
+    """The row of a request: that of its method, path, and the header, or one of the body's `fields`, that tells dialects apart."""
+    rows = (row for row in rows_of(scope["path"]) if row.method == scope["method"] and _is_picked(row, scope))
+    return next((row for row in rows if row.body_field is None or row.body_field in fields), None)
 
 
 def dialect_of(scope: Scope) -> Dialect:

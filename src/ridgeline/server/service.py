@@ -35,13 +35,15 @@ from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.callers import private_salt
+from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
+from ridgeline.server.turns import Turns
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
-from ridgeline.text.structured import StructuredOutputCompiler
+from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -78,8 +80,9 @@ class Model:
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
     def prompt_encoder(self, salt: str | None) -> Encoder:
-        """Encoder of prompts, which reuses the ids of prefixes that requests with the same salt had before."""
-        return self.prompts.encoder((salt or "").encode())
+        """Encoder of prompts, which reuses the ids of prefixes that the caller's requests with the same salt had before. Not for a thread
+        to ask: see `server.callers`."""
+        return self.prompts.encoder(private_salt(salt).encode())
 
     @property
     def turn_end_ids(self) -> frozenset[int]:
@@ -99,6 +102,8 @@ Admitter = Callable[[Sequence[int]], Admitted]
 START_POLL_SECONDS: Final = 0.2
 DRAIN_POLL_SECONDS: Final = 0.05
 MAX_RETRY_AFTER_SECONDS: Final = 60
+MAX_WAITING_GRAMMARS: Final = 16
+"""New grammars of one client that wait to be compiled."""
 
 
 class Service:
@@ -122,7 +127,8 @@ class Service:
         self._template: ChatTemplate | None = None
         self._draining = False
         self._grammars = StructuredOutputCompiler()
-        self._secret = secrets.token_bytes(32)
+        self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
+        self._secret = read_cache_secret(config.cache_secret_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +272,7 @@ class Service:
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        domain = tenant_domain(self._secret, salt)
+        domain = tenant_domain(self._secret, private_salt(salt))
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
@@ -276,14 +282,21 @@ class Service:
 
         return admit_prompt
 
-    async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
-        """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
+    async def compile_grammar(self, asked: Asked | None, client: bytes) -> Grammar | None:
+        """The grammar of a structured output; None where none is asked for. Clients have new ones compiled by turns.
+
+        Raises RequestError, OverloadedError.
+        """
         if asked is None:
             return None
         try:
             if not self.model.engine.info.has_grammars:
                 raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
-            return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
+            known = await asyncio.to_thread(self._grammars.known, asked.outputs, asked.field)
+            if known is not None:
+                return known
+            async with self._grammar_turns.turn(client):
+                return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
         except RequestError:
             if asked.is_optional:
                 return None

@@ -7,6 +7,7 @@ body, never talks to the engine. Disconnects are watched here, since middleware 
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -71,6 +72,18 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+def client_of(request: Request) -> bytes:
+    """The client's address, as `address_of` has it; b"" where there is none."""
+    return address_of(request.client.host) if request.client else b""
+
+
+def address_of(host: str) -> bytes:
+    """What connections and requests are counted by: an IPv4 address, or the /64 of an IPv6 address, which is one client's."""
+    if ":" not in host or host.startswith("::ffff:"):
+        return host.encode()
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
+
+
 def _too_large(limit: int) -> ApiError:
     return ApiError("body_too_large", f"the body has more than {limit} bytes", headers={"Connection": "close"})
 
@@ -122,6 +135,13 @@ ANTHROPIC_EVENTS: Final = EventGrammar(
     "anthropic", b"event: ", b"event: error\ndata: ", b'event: ping\ndata: {"type":"ping"}\n\n', b""
 )  # fmt: skip
 """The endpoint gives the name of an event, a newline, `data: ` and its JSON."""
+RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\ndata: ", COMMENT, b"")
+"""As Anthropic's, with comments."""
+
+
+def encode_event(event: msgspec.Struct) -> bytes:
+    """An event whose tag is its name, as grammars with names take it."""
+    return f"{event.__struct_config__.tag}\ndata: ".encode() + msgspec.json.encode(event)
 
 
 class EventStream(Response):

@@ -148,6 +148,16 @@ class TokenizeRequest(Struct, frozen=True):
     return_token_strs: bool | None = None
 
 
+class LlamaTokenizeRequest(Struct, frozen=True):
+    """A text, as llama.cpp's clients send it."""
+
+    content: str
+    model: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
 class DetokenizeRequest(Struct, frozen=True):
     model: str | None = None
     tokens: list[int] | None = None

@@ -1,7 +1,8 @@
 """The process that compiles clients' grammars: `python -m ridgeline.text.grammar_sandbox FD`. Started by `text.structured`.
 
-Owns what each way to ask means as a grammar of llguidance. It compiles every grammar once, without a vocabulary, so that only grammars that
-compile within its memory reach an engine. Answers each frame with one frame until the other end closes.
+Owns what each way to ask means as a grammar of llguidance. It compiles every grammar once, over bytes in place of a vocabulary, and follows
+it for some bytes, so that only grammars that compile within its time and memory, and begin some text, reach an engine. Answers each frame
+with one frame until the other end closes.
 """
 
 import json
@@ -23,6 +24,10 @@ WHITESPACE: Final = r" ?|\n {0,16}"
 MEMORY_BYTES: Final = 512 << 20
 ORPHAN_SECONDS: Final = 8.0
 """Work of this length has no parent any more: the kernel ends this process."""
+FOLLOWED_BYTES: Final = 4
+"""Bytes for which a grammar is followed: what is too large mostly shows by then."""
+END: Final = 256
+"""Id of the end of an output, behind those of bytes."""
 TRUSTED: Final = "no tokenizer"
 """Beginning of the library's words about control tokens, of which this process knows none. Grammars of clients may not have them."""
 PLAINER: Final[Mapping[str, str]] = {
@@ -31,6 +36,11 @@ PLAINER: Final[Mapping[str, str]] = {
     "oneOf constraints": "oneOf can be followed only where no value fits two of its schemas, as their types or a property with const show; "
     "use anyOf",
     "Failed to generate regex for float range: ": "a minimum or maximum is too large to be followed: {}",
+    "lexer precomputation failed": "its regular expressions have too many states together; simplify them",
+    "lexer error: ": "its regular expressions have too many states together ({}); simplify them",
+    "Parser Error: Current row has ": "it has too many ways to go on at one place: {}",
+    "parser error: Too many items": "it has too many ways to be read; make it less ambiguous",
+    "NoExtension": "no text follows this grammar; change it",
 }
 """Beginnings of the library's messages."""
 
@@ -100,22 +110,34 @@ def main(descriptor: int) -> None:
         send(stream, frame({"failed": str(error)}))
         return
     _limit()
+    tokenizer = _bytes()
     send(stream, frame({}))
     while (request := receive(stream)) is not None:
         signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
-        send(stream, frame(_compile(request)))
+        send(stream, frame(_compile(request, tokenizer)))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _compile(request: dict[str, Any]) -> dict[str, Any]:
+def _bytes() -> Any:
+    """A vocabulary of all bytes and an end."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    def encode(text: str) -> list[int]:
+        return [*text.encode()]
+
+    pieces = [*(bytes((value,)) for value in range(END)), b"<end>"]
+    vars(encode).update(tokens=pieces, special_token_ids=[END], bos_token_id=None, eos_token_id=END)
+    return LLTokenizer(TokenizerWrapper(encode), n_vocab=END + 1, eos_token=END, slices=[])
+
+
+def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The grammar of a request, or why there is none."""
     try:
         if request["kind"] == "calls":
-            text = _calls(CallForm(**request["value"]))
-            reason = _fault(text, TRUSTED)
+            text, reason = _calls(CallForm(**request["value"]), tokenizer)
         else:
             text = to_grammar(request["kind"], request["value"], request["whitespace"])
-            reason = _fault(text)
+            reason = _fault(text, tokenizer)
     except (Unsupported, ValueError) as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -123,37 +145,65 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     return {"error": reason} if reason else {"grammar": text}
 
 
-def _fault(text: str, trusted: str | None = None) -> str | None:
-    """Why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not followed.
+def _fault(text: str, tokenizer: Any) -> str | None:
+    """Why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not followed."""
+    message = _warning(text) or _followed(text, tokenizer)
+    return _explained(message) if message else None
 
-    trusted  beginning of messages that mean nothing
-    """
+
+def _warning(text: str, trusted: str | None = None) -> str | None:
+    """The first message about a grammar; those that begin with `trusted` mean nothing."""
     from llguidance import LLMatcher
 
     _, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return next((_explained(each) for each in messages if trusted is None or not each.startswith(trusted)), None)
+    return next((each for each in messages if trusted is None or not each.startswith(trusted)), None)
 
 
-def _calls(form: CallForm) -> str:
-    """The grammar of calls. A tool that is not strict has any arguments where its schema cannot be followed. Raises Unsupported."""
+def _followed(text: str, tokenizer: Any) -> str:
+    """Why a grammar cannot be compiled and followed; "" if it can, for some bytes of the text that begins it with the lowest ones."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    for _ in range(FOLLOWED_BYTES):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            break
+        allowed = [value for value in range(END) if mask[value // 8] >> value % 8 & 1]
+        if not allowed:
+            break
+        matcher.consume_token(allowed[0])
+    return str(matcher.get_error())
+
+
+def _calls(form: CallForm, tokenizer: Any) -> tuple[str, str | None]:
+    """The grammar of calls, and why it cannot be followed. A tool that is not strict has any arguments where its schema cannot be.
+
+    It is followed with marks as texts, since here are no control tokens. Raises Unsupported.
+    """
     loose: list[str] = []
+    plain = replace(form, control={}, free=())
     for tool in form.tools:
         try:
-            reason = _fault(to_lark(replace(form, tools=[tool], must=True, thought=None), WHITESPACE), TRUSTED)
+            reason = _fault(to_lark(replace(plain, tools=[tool], must=True, thought=None), WHITESPACE), tokenizer)
         except Unsupported as error:
             reason = str(error)
         if reason and tool["strict"]:
             raise Unsupported(f"the parameters of {tool['name']}: {reason}")
         if reason:
             loose.append(tool["name"])
-    return to_lark(form, WHITESPACE, loose)
+    text = to_lark(form, WHITESPACE, loose)
+    message = _warning(text, TRUSTED) or _followed(to_lark(plain, WHITESPACE, loose), tokenizer)
+    return text, _explained(message) if message else None
 
 
 def _explained(message: str) -> str:
     """The library's message; those that its users meet often in plainer words."""
+    message = message.partition("<non-verbose/>")[0].strip()
     for begin, plainer in PLAINER.items():
         if message.startswith(begin):
-            return plainer.format(message[len(begin) :])
+            return plainer.format(message[len(begin) :].partition(";")[0])
     return message
 
 

@@ -51,6 +51,8 @@ class StructuredOutputCompiler:
         """
         question = _question(asked, param)
         key = hashlib.sha256(question).digest()
+        if key in self._known:
+            return self._told(self._known[key], param)
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
             raise OverloadedError(f"other grammars have kept the compiler busy for {QUEUE_SECONDS:g} s: try again", 1)
         try:
@@ -62,6 +64,14 @@ class StructuredOutputCompiler:
                     self._known.popitem(last=False)
         finally:
             self._lock.release()
+        return self._told(found, param)
+
+    def known(self, asked: StructuredOutputs | CallForm, param: str = "structured_outputs") -> Grammar | None:
+        """The grammar, if it has been compiled; without a wait. Raises RequestError."""
+        found = self._known.get(hashlib.sha256(_question(asked, param)).digest())
+        return None if found is None else self._told(found, param)
+
+    def _told(self, found: Grammar | str, param: str) -> Grammar:
         if isinstance(found, str):
             raise RequestError(f"{param}: {found}", param=param)
         return found

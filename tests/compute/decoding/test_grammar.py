@@ -218,3 +218,31 @@ def test_closing_frees_descriptors() -> None:
     for _ in range(5):
         GrammarCompiler(vocabulary, VOCAB).close()
     assert len(open_files()) == before
+
+
+def test_a_grammar_whose_masks_take_long_ends_its_row(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = grammar('start: x\nx: x x | "a" | "b"')
+    assert ready(compiler, asked) is None
+    masks = np.zeros((1, compiler.words), np.uint32)
+    row = compiler.start(asked, ())
+    for _ in range(5):
+        row.masks((), masks)
+        row.advance([ord("a")])
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.thread_time", iter(range(100)).__next__)
+    with pytest.raises(GrammarError, match="ms per token; simplify it"):
+        row.masks((), masks)
+    monkeypatch.undo()
+    compiler.start(asked, ()).masks((), masks)
+
+
+def test_grammars_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.TRIM_SECONDS", 0.0)
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.MIN_KEPT", 2)
+    compiler = GrammarCompiler(vocabulary, VOCAB)
+    for number in range(5):
+        assert ready(compiler, grammar(f'start: "a{number}"')) is None
+    assert len(compiler._compiled) == 5
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.MAX_COMPILED_BYTES", 0)
+    assert ready(compiler, grammar('start: "a0"')) is None, "known; the memory is looked at behind it"
+    compiler.close()
+    assert len(compiler._compiled) == 2

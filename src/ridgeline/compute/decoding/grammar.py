@@ -1,30 +1,43 @@
 """Grammars that outputs follow, by llguidance: compiled on a thread of low priority, and matched by rows.
 
 A matcher is a function of the ids that its row has sampled. The masks of a step are made while the step computes: they depend on ids that
-are known before it, so that a grammar costs time only where its mask takes longer than the step.
+are known before it, so that a grammar costs time only where its mask takes longer than the step. A row whose masks take long ends with an
+error: the others of its steps wait for it.
 """
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic, thread_time
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import Mask
-from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer
+from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer, allocated_bytes
 from ridgeline.core.params import Grammar
 
 MAX_COMPILED: Final = 256
-"""Grammars that are kept; the least recently used one goes first."""
+MAX_COMPILED_BYTES: Final = 512 << 20
+"""Grammars that are kept, and the memory of all; the least recently used one goes first."""
+MIN_KEPT: Final = 8
+"""Grammars that are kept however large they are: rows are about to follow them."""
+TRIM_SECONDS: Final = 1.0
+"""Least time between two looks at the memory, which take some milliseconds."""
 MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 LOW_PRIORITY: Final = 19
+SPARE_SECONDS, TOKEN_SECONDS = 0.25, 0.004
+"""CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
+
+
+_NONE: Final = Grammar(b"", "")
+"""Asks the thread for nothing but a look at the memory."""
 
 
 class Vocabulary(NamedTuple):
@@ -51,14 +64,23 @@ class RowGrammar:
         """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on."""
         self._matcher, self._ends, self._lost = matcher, ends, lost
         self._ids = list(ids)
+        self._spare = SPARE_SECONDS
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
 
         found: zeros. Raises GrammarError.
         """
-        matcher, taken = self._matcher, 0
+        began = thread_time()
         ids, self._ids = self._ids, []
+        self._make(drafts, found, ids)
+        self._spare = min(SPARE_SECONDS, self._spare + TOKEN_SECONDS * len(ids)) - (thread_time() - began)
+        if self._spare < 0:
+            raise GrammarError(f"it takes more than {TOKEN_SECONDS * 1e3:g} ms per token; simplify it")
+
+    def _make(self, drafts: Sequence[int], found: NDArray[np.uint32], ids: Sequence[int]) -> None:
+        """ids: new ones of the row, which its place moves by first."""
+        matcher, taken = self._matcher, 0
         if ids and not matcher.stopped:
             matcher.consume(ids)
         for place in range(len(drafts) + 1):
@@ -85,8 +107,17 @@ class RowGrammar:
 
 
 def _reason(message: str) -> str:
-    """The library's message; of a grammar that has come to a dead end it has only the name."""
-    return "no text goes on as this grammar asks; change it" if message.startswith("NoExtension") else message.partition("\n")[0]
+    """The library's message, in plainer words where clients meet it often."""
+    known = next((plainer for begin, plainer in _PLAINER.items() if message.startswith(begin)), None)
+    return known or message.partition("\n")[0]
+
+
+_PLAINER: Final[Mapping[str, str]] = {
+    "NoExtension": "no text goes on as this grammar asks; change it",
+    "lexer precomputation failed": "its regular expressions have too many states together; simplify them",
+    "lexer error: too many expressions": "its regular expressions have too many states together; simplify them",
+}
+"""By the beginning of a message."""
 
 
 def _has(mask: Mask, token: int) -> bool:
@@ -105,6 +136,8 @@ class GrammarCompiler:
         self._tokenizer: Tokenizer | None = None
         self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
         self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
+        self._memory = self._looked_at = 0.0
+        """Bytes of this process before there were grammars, and when it was looked how many it has."""
         self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
         self._open = 0
         self._closing = False
@@ -123,6 +156,7 @@ class GrammarCompiler:
         self._open += 1
         if grammar.digest in self._compiled:
             self._report(grammar.digest, None)
+            self._waiting.put(_NONE)
         else:
             self._waiting.put(grammar)
 
@@ -171,9 +205,12 @@ class GrammarCompiler:
             self._tokenizer = self._read_vocabulary()
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
+        self._memory = allocated_bytes()
         while not self._closing and (grammar := self._waiting.get()) is not None:
-            reason = lost or (self._kept(grammar) or self._make(grammar)).error
-            self._report(grammar.digest, reason)
+            if grammar is not _NONE:
+                problem = lost or (self._kept(grammar) or self._make(grammar)).error
+                self._report(grammar.digest, problem and _reason(problem))
+            self._trim()
 
     def _kept(self, grammar: Grammar) -> Matcher | None:
         """The compiled grammar, if it is still there."""
@@ -187,9 +224,16 @@ class GrammarCompiler:
         matcher = Matcher.of(self._tokenizer, grammar.text)
         if matcher.error is None:
             self._compiled[grammar.digest] = matcher
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
         return matcher
+
+    def _trim(self) -> None:
+        """Forgets grammars until the others are few and small enough: rows that follow them make them grow."""
+        while len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        if monotonic() - self._looked_at >= TRIM_SECONDS:
+            self._looked_at = monotonic()
+            while len(self._compiled) > MIN_KEPT and allocated_bytes() - self._memory > MAX_COMPILED_BYTES:
+                self._compiled.popitem(last=False)
 
     def _read_vocabulary(self) -> Tokenizer | None:
         vocabulary = self._load()

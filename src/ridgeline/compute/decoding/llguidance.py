@@ -21,6 +21,8 @@ CONTROL: Final = b"\xff"
 MESSAGE_BYTES: Final = 1_000
 MAX_LEXER_STATES: Final = 50_000
 """Of a grammar, at some 2 kB each: all rows that follow it share them, and they are kept with it."""
+STEP_FUEL: Final = 50_000
+"""Expressions that may be made for one mask: some 0.1 s, and 25 MB."""
 TOGETHER: Final = 4_096
 """Ids that are read without a break."""
 ROOM: Final = 256
@@ -120,6 +122,24 @@ def _limits(options: _MatcherOptions) -> tuple[int, ...]:
     return tuple(getattr(options.limits, name) for name, _ in _Limits._fields_)
 
 
+class _MallocInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    ))  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """Bytes that this process has of the C library, the library's among them; 0 where the C library does not say."""
+    info = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if info is None:
+        return 0
+    info.restype = _MallocInfo
+    found: _MallocInfo = info()
+    return int(found.uordblks + found.hblkhd)
+
+
 class Tokenizer:
     """A vocabulary as the library knows it. Texts that a grammar forces stay open to every split into ids: no tokenizer is asked."""
 
@@ -176,7 +196,7 @@ class Matcher:
         options = _options(functions, tokenizer.address)
         options.log_stderr_level = 0
         options.limits.verbose_errors = False
-        options.limits.max_lexer_states = MAX_LEXER_STATES
+        options.limits.max_lexer_states, options.limits.step_lexer_fuel = MAX_LEXER_STATES, STEP_FUEL
         made = functions.llg_new_matcher(ctypes.byref(options), b"guidance", grammar.replace("\0", " ").encode())
         return cls(made, tokenizer)
 
