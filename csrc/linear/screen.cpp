@@ -20,18 +20,40 @@ constexpr size_t kMostTried = tried(static_cast<size_t>(Screen::kMostKept));
 // which the last counts for a sixteenth, and alone behind a pause.
 constexpr double kMostShare = 1.0 / 6.0, kMostShareOfSeveral = 1.0 / 12.0, kWeight = 1.0 / 16.0;
 constexpr size_t kLeastPause = 8, kMostPause = 256;
+// Bounds of all blocks cost more than the outputs of so few of them, a part of all, for all tokens together.
+constexpr size_t kFewOf = 32;
 
 }  // namespace
 
-bool Screen::begin(size_t tokens, size_t each, const int32_t* keep) {
+void forbid(Mask mask, size_t block, size_t count, float* outputs) {
+    for (size_t first = 0; mask != nullptr && first < count; first += kBlockRows, ++block) {
+        const uint32_t bits = allowed(mask, block);
+        const size_t columns = std::min(kBlockRows, count - first);
+        for (size_t i = 0; bits != 0xffffu && i < columns; ++i)
+            if ((bits >> i & 1) == 0) outputs[first + i] = -INFINITY;
+    }
+}
+
+bool Screen::leaves_few() const {
+    size_t left = blocks() / kFewOf;
+    for (size_t token = 0; token < tokens_; ++token) {
+        if (mask(token) == nullptr) return false;
+        for (size_t block = 0; block < blocks(); ++block)
+            if (allowed(mask(token), block) != 0 && left-- == 0) return false;
+    }
+    return true;
+}
+
+bool Screen::begin(size_t tokens, size_t each, const int32_t* keep, const Mask* masks) {
     if (tokens == 0) return false;
     for (size_t token = 0; token < tokens && keep != nullptr; ++token)
         if (keep[token] < 1 || keep[token] > kMostKept) return false;
-    if (pause_ > 0) {
+    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep, masks_ = masks;
+    few_ = leaves_few();
+    if (pause_ > 0 && !few_) {
         --pause_, ++counts_.skipped;
         return false;
     }
-    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep;
     sizes_.resize(tokens), thresholds_.resize(tokens);
     offsets_.resize(tokens * (matrix_.k / 16));
     bounds_.resize(tokens * blocks());
@@ -49,6 +71,7 @@ void Screen::end() {
     size_t computed = 0;
     for (const size_t each : computed_) computed += each;
     const size_t pairs = blocks() * tokens_;
+    if (few_) return;
     counts_.steps += 1, counts_.pairs += pairs, counts_.computed += computed;
     const double share = static_cast<double>(computed) / static_cast<double>(pairs);
     share_ = last_pause_ > 0 ? share : share_ + (share - share_) * kWeight;
@@ -58,7 +81,8 @@ void Screen::end() {
 
 void Screen::best(int32_t* ids) const {
     for (size_t token = 0; token < tokens_; ++token)
-        ids[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_);
+        if (ids[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_); ids[token] == INT32_MAX)
+            ids[token] = 0;  // of a mask that allows nothing, as `argmax` says it
 }
 
 void Screen::bound(size_t chunk, uint8_t* scratch) {
@@ -93,23 +117,28 @@ void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
     kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
 }
 
-// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one.
+// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one; where
+// a mask may forbid these, all chunks come as they lie.
 size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
     const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
-    uint32_t *order = &order_[token * chunks_], *last = order + std::min(most, chunks_);
+    const Mask mask = this->mask(token);
+    uint32_t *order = &order_[token * chunks_], *last = order + (mask == nullptr ? std::min(most, chunks_) : chunks_);
     std::iota(order, order + chunks_, 0u);
-    std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
-        return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
-    });
+    if (mask == nullptr)
+        std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
+            return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
+        });
     size_t count = 0;
     for (; order < last; ++order) {
-        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
+        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) continue;
         const size_t first = *order * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
             const float value = bounds_[block * tokens_ + token];
             if (count == most) {
-                if (value <= found[0].value) continue;
+                if (value <= found[0].value || allowed(mask, block) == 0) continue;
                 std::pop_heap(found, found + count--, lower);
+            } else if (allowed(mask, block) == 0) {
+                continue;
             }
             found[count++] = {value, block};
             std::push_heap(found, found + count, lower);
@@ -131,7 +160,10 @@ void Screen::threshold(size_t token, uint8_t* scratch) {
     for (size_t i = 0; i < blocks; ++i) {
         const Product to = {outputs + count - found[i].block * kBlockRows, kBlockRows};
         kernels_.linear->multiply(matrix_, this->token(token), 1, to, found[i].block, 1, scratch);
-        count += columns_of(found[i].block, 1);
+        const uint32_t bits = allowed(mask(token), found[i].block);
+        const float* made = outputs + count;
+        for (size_t column = 0; column < columns_of(found[i].block, 1); ++column)
+            if (bits >> column & 1) outputs[count++] = made[column];
     }
     float least = -INFINITY;
     if (keep <= count) {
@@ -147,8 +179,10 @@ void Screen::find(size_t chunk, size_t thread, uint8_t* scratch) {
     for (size_t block = first; block < last; ++block) {
         gather(block, of, scratch);
         computed_[chunk] += of.tokens.size();
-        for (size_t i = 0; i < of.tokens.size(); ++i)
+        for (size_t i = 0; i < of.tokens.size(); ++i) {
+            forbid(mask(of.tokens[i]), block, kBlockRows, &of.outputs[i * kBlockRows]);
             take(of.tokens[i], chunk, block * kBlockRows, &of.outputs[i * kBlockRows], columns_of(block, 1));
+        }
     }
 }
 

@@ -11,6 +11,15 @@
 
 namespace ridgeline {
 
+// Which outputs of a row may be chosen, a bit each, in words up to the end of the last kSampleBlock; null: all.
+using Mask = const uint32_t*;
+
+// Of the 16 outputs of a block.
+inline uint32_t allowed(Mask mask, size_t block) { return mask == nullptr ? 0xffffu : mask[block / 2] >> (block % 2 * kBlockRows) & 0xffffu; }
+
+// Makes outputs [count] from the first of `block` -infinity where they may not be chosen.
+void forbid(Mask mask, size_t block, size_t count, float* outputs);
+
 class Screen {
 public:
     static constexpr int32_t kMostKept = 128;  // of the largest outputs of a row: of more the bounds leave too many
@@ -25,8 +34,10 @@ public:
         : kernels_(kernels), matrix_(matrix), x_(x), gathered_(threads) {}
 
     // Whether the next step is screened, in chunks of `each` blocks, a multiple of those of kSampleBlock outputs. `keep` [tokens]: so many of
-    // the largest outputs are needed, and those that equal the last; null: one.
-    bool begin(size_t tokens, size_t each, const int32_t* keep);
+    // the largest outputs are needed, and those that equal the last; null: one. `masks` [tokens]: of those that these allow; null: of all.
+    bool begin(size_t tokens, size_t each, const int32_t* keep, const Mask* masks);
+    // Whether masks leave so few outputs that all of them are computed, and no bounds.
+    bool few() const { return few_; }
     // When all chunks are done.
     void end();
 
@@ -60,12 +71,16 @@ private:
     Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
     size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
     size_t columns_of(size_t block, size_t count) const;
+    Mask mask(size_t token) const { return masks_ == nullptr ? nullptr : masks_[token]; }
+    bool leaves_few() const;
     // Whether outputs of a block could be among those that a token needs.
-    bool wanted(size_t block, size_t token) const { return !(bounds_[block * tokens_ + token] < thresholds_[token]); }
+    bool wanted(size_t block, size_t token) const {
+        return (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token])) && allowed(mask(token), block) != 0;
+    }
     Codes token(size_t token) const;
     // Outputs of a block for all tokens that want it, which share its reading.
     void gather(size_t block, Gathered& of, uint8_t* scratch) const;
-    // A token's `most` highest bounds, or all, in no order.
+    // A token's `most` highest bounds of blocks that it may choose from, or all, in no order.
     size_t highest_bounds(size_t token, size_t most, Bound* found);
     // Outputs [columns] from `column` into the best of a chunk.
     void take(size_t token, size_t chunk, size_t column, const float* outputs, size_t columns);
@@ -77,6 +92,8 @@ private:
     const Codes x_;
     size_t tokens_ = 0, each_ = 0, chunks_ = 0;
     const int32_t* keep_ = nullptr;
+    const Mask* masks_ = nullptr;
+    bool few_ = false;
     std::vector<float> sizes_, bounds_, thresholds_;  // [tokens], [blocks, tokens], [tokens]
     std::vector<int32_t> offsets_;
     std::vector<float> highest_;                      // [chunks, tokens]: the largest bound

@@ -201,6 +201,7 @@ void bind_plan(nb::module_& m) {
     nb::class_<Plan> plan(m, "Plan");
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);
+    plan.def_prop_ro("last_product", &Plan::last_product);
     plan.def_prop_ro("beat", &Plan::beat);
     // What follows is added to the phase that was begun last.
     plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
@@ -213,15 +214,15 @@ void bind_plan(nb::module_& m) {
         const Screen::Counts counts = p.screened();
         return nb::make_tuple(counts.steps, counts.skipped, counts.pairs, counts.computed);
     });
-    // best, keep, maxima: `Wanted`, 0 for what is not asked for.
+    // best, keep, masks, maxima: `Wanted`, 0 for what is not asked for.
     plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
-                       Address trace, Address best, Address keep, Address maxima) {
+                       Address trace, Address best, Address keep, Address masks, Address maxima) {
         const Step now = step(sizes, columns, tables, slots);
-        const Wanted wanted = {pointer<std::int32_t>(best), pointer<const std::int32_t>(keep), pointer<float>(maxima)};
+        const Wanted wanted = {pointer<std::int32_t>(best), pointer<const std::int32_t>(keep), pointer<const Mask>(masks), pointer<float>(maxima)};
         nb::gil_scoped_release unlocked;
         p.run(now, first, last, pointer<Trace>(trace), wanted);
     }, nb::arg("sizes"), nb::arg("columns"), nb::arg("tables"), nb::arg("slots"), nb::arg("first"), nb::arg("last"), nb::arg("trace") = 0,
-       nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("maxima") = 0);
+       nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("masks") = 0, nb::arg("maxima") = 0);
 }
 
 // Rows are an array of `SampleRow`, whose fields Python is told: (name, type, offset) of each.

@@ -173,7 +173,7 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
     wanted_ = wanted;
     const bool best = wanted.best != nullptr, few = best || (wanted.keep != nullptr && wanted.maxima != nullptr);
     const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
-    screened_ = few && screen_ && screen_->begin(step.selected, blocks_each(head(), step_), best ? nullptr : wanted.keep);
+    screened_ = few && screen_ && screen_->begin(step.selected, blocks_each(head(), step_), best ? nullptr : wanted.keep, wanted.masks);
     if (best) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
@@ -241,8 +241,10 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
         }
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
-        case PhaseKind::measure: case PhaseKind::threshold: return screened_ ? std::min(rows, scratch_.size() * kChunksEach) : 0;
-        case PhaseKind::bound: case PhaseKind::compute: return screened_ ? ceiling(head().blocks, blocks_each(head(), step)) : 0;
+        case PhaseKind::measure: case PhaseKind::threshold:
+            return screened_ && !screen_->few() ? std::min(rows, scratch_.size() * kChunksEach) : 0;
+        case PhaseKind::bound: case PhaseKind::compute:
+            return screened_ && (phase.kind == PhaseKind::compute || !screen_->few()) ? ceiling(head().blocks, blocks_each(head(), step)) : 0;
     }
     return 0;
 }
@@ -326,8 +328,10 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
     const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
     multiply_blocks(op, m, to, first, count, scratch);
-    for (size_t row = 0; row < m; ++row)
+    for (size_t row = 0; row < m; ++row) {
+        if (wanted_.masks != nullptr) forbid(wanted_.masks[row], first, columns, outputs + row * stride);
         kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
+    }
 }
 
 // While the outputs of a chunk are in cache.

@@ -49,6 +49,7 @@ struct Phase {
 struct Wanted {
     int32_t* best = nullptr;             // [selected]: the number of each row's largest output, in place of outputs
     const int32_t* keep = nullptr;       // [selected]: so many of the largest outputs are needed, and those that equal the last; 0: all
+    const Mask* masks = nullptr;         // [selected]: `best` and `keep` are of the outputs that these allow; null: of all
     float* maxima = nullptr;             // [selected, ceil(n / kSampleBlock)]: beside outputs the largest of each block of them, NaN where one
                                          // is; -infinity where `keep` needs none, and no output is written
 };
@@ -73,6 +74,8 @@ public:
     void add_screen();
 
     size_t phases() const { return phases_.size(); }
+    // The phase of the last product, or the last of all where that is none: what comes before does not depend on `Wanted`.
+    size_t last_product() const { return phases_.size() - 1 - (screen_ ? kScreenPhases : 0); }
     // Changes whenever a chunk is claimed or finished; any thread may ask while a step runs.
     uint64_t beat() const;
     Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
@@ -96,7 +99,7 @@ private:
     void multiply_experts(const Phase& phase, const Step& step, size_t chunk, int thread);
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op);
-    const Phase& head() const { return phases_[phases_.size() - 1 - (screen_ ? kScreenPhases : 0)]; }
+    const Phase& head() const { return phases_[last_product()]; }
     static void walk(void* plan, uint64_t step, int thread);
     void cut_attention();
     size_t chunks(const Phase& phase, const Step& step) const;

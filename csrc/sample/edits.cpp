@@ -70,6 +70,7 @@ bool follow_grammar(BlockRow& row, const Place& place) {
     if (place.row.masks.count < row.count * kWords) return false;
     const uint32_t* words = place.row.masks.items + place.known * place.row.masks.count;
     for (size_t b = 0; b < row.count; ++b, words += kWords) {
+        if (row.maxima[b] == -INFINITY) continue;  // what is there is not written
         uint32_t some = 0, every = ~0u;
         for (size_t i = 0; i < kWords; ++i) some |= words[i], every &= words[i];
         if (every == ~0u) continue;

@@ -71,8 +71,8 @@ class Planted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None) -> dict[str, Any]:
-        values = dict(self._runner.run(inputs, kv, taps, keep=keep))
+    def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), **needed: Any) -> dict[str, Any]:
+        values = dict(self._runner.run(inputs, kv, taps, **needed))
         bad = self._bad(inputs)
         values["finite"] = values["finite"] & ~bad
         for name in {"logits", "maxima"} & set(values):

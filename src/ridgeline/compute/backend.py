@@ -128,9 +128,15 @@ class Backend(Protocol):
 
 
 class Masks(NamedTuple):
-    """Masks of the rows that sample (`decoding.sampler.sample_rows`), and why rows cannot go on, by their number among those."""
+    """Masks of a step. The next one overwrites them.
+
+    of_rows    of the rows that sample (`decoding.sampler.sample_rows`)
+    addresses  int64 [S]: of the mask of each sampled position; 0 where its row follows no grammar
+    failures   why rows cannot go on, by their number among those that sample
+    """
 
     of_rows: list[Mask | None]
+    addresses: NDArray[np.int64]
     failures: dict[int, str]
 
     def apply(self, sampling: Sequence[int], sampled: Sampled, flags: bytearray) -> tuple[tuple[int, str], ...]:
@@ -159,6 +165,7 @@ class RowState:
         self.histories: list[History | None] = [None] * rows
         self.grammars: list[RowGrammar | None] = [None] * rows
         self.compiler: GrammarCompiler | None = None
+        self._bits = np.zeros((0, 0), np.uint32)
 
     def apply(self, plan: Plan) -> None:
         """Updates rows that come and go."""
@@ -184,18 +191,25 @@ class RowState:
 
     def masks(self, work: Work) -> Masks:
         """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
-        rows = work.rows.sampling_ids.tolist()
-        found: list[Mask | None] = [None] * len(rows)
-        failures: dict[int, str] = {}
+        assert self.compiler is not None
+        rows, samples = work.rows.sampling_ids.tolist(), len(work.inputs.select)
+        if len(self._bits) < samples:
+            self._bits = np.zeros((samples, self.compiler.words), np.uint32)
+        bits, end = self._bits, 0
+        found = Masks([None for _ in rows], np.zeros(samples, np.int64), {})
         for number, (row, drafts) in enumerate(zip(rows, work.drafts, strict=True)):
-            grammar = self.grammars[row]
-            if grammar is not None and self.compiler is not None:
-                found[number] = mask = np.zeros((1 + len(drafts), self.compiler.words), np.uint32)
-                try:
-                    grammar.masks(drafts, mask)
-                except GrammarError as error:
-                    failures[number] = f"the output cannot follow its grammar any further: {error}"
-        return Masks(found, failures)
+            first, end, grammar = end, end + 1 + len(drafts), self.grammars[row]
+            if grammar is None:
+                continue
+            found.of_rows[number] = mask = bits[first:end]
+            mask[1:] = 0
+            found.addresses[first:end] = bits.ctypes.data + bits.strides[0] * np.arange(first, end)
+            try:
+                grammar.masks(drafts, mask)
+            except GrammarError as error:
+                mask[:] = 0
+                found.failures[number] = f"the output cannot follow its grammar any further: {error}"
+        return found
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

@@ -1,6 +1,6 @@
 """Runners of op lists: their protocol, a test for finite values, and the first op at which two runners differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Protocol
@@ -21,7 +21,13 @@ class Runner(Protocol):
     def oplist(self) -> OpList: ...
 
     def run(
-        self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
+        self,
+        inputs: StepInputs,
+        kv: Any,
+        taps: Sequence[str] = (),
+        *,
+        keep: NDArray[np.int32] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | None = None,
     ) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V] of the selected positions, and the taps asked for.
 
@@ -31,6 +37,8 @@ class Runner(Protocol):
         keep  int32 [S]: number of largest logits that each row needs, with those equal to the last; 0, or None: all. Where every row needs
               one a runner may return their lowest ids, `best` [S], in place of `logits`. It may leave out logits that are not needed where
               it also returns `maxima`, which tell its sampler where the others are.
+        masks  waits for int64 [S]: of each row the address of a mask of ids (`decoding.edits.Context`) that `keep` is of, 0: of all ids.
+               A runner that leaves nothing out does not call it; `best` is of these ids, logits are of all.
         """
         ...
 

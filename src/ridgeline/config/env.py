@@ -108,8 +108,17 @@ def state_directory() -> Path:
 
 def history_file() -> Path:
     """File of the messages typed into `ridgeline run`: `$XDG_STATE_HOME/ridgeline/history.jsonl`, else below `~/.local/state`."""
+    return _lasting_directory() / "history.jsonl"
+
+
+def responses_directory() -> Path:
+    """Folder of stored answers: `$XDG_STATE_HOME/ridgeline/responses`, else below `~/.local/state`."""
+    return _lasting_directory() / "responses"
+
+
+def _lasting_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "ridgeline" / "history.jsonl"
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ridgeline"
 
 
 def encode_in_callers_thread() -> None:

@@ -188,8 +188,13 @@ class ServerConfig:
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,
     )  # fmt: skip
     api_key_file: str | None = _set(
-        None, "File with keys, one per line as KEY or NAME KEY; read again on SIGHUP.",
+        None, "File with keys, one per line as KEY, or NAME KEY and options; read again on SIGHUP.",
         "several keys, each of which can be withdrawn", "401 for clients that have one: not in the file", unit="FILE",
+    )  # fmt: skip
+    cache_secret_file: str | None = _set(
+        None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
+        "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(
         (), "Origins of pages that may use the server, as https://host:port, or *; may be repeated [its own page's].",
@@ -220,6 +225,23 @@ class ServerConfig:
         "auto", "auto: sampling defaults of the model's authors; none: Ridgeline's.", "a request's own fields always win",
         "answers differ from those of another server: its defaults", choices=("auto", "none"),
         also={"vllm": "none"},
+    )  # fmt: skip
+    response_store: str = _set(
+        "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, or none.",
+        "a conversation goes on by the id of its last answer; store: false leaves nothing",
+        "400 previous_response_not_found behind a restart: file", choices=("memory", "file", "none"),
+    )  # fmt: skip
+    response_store_dir: str | None = _set(
+        None, "Folder of stored answers, with --response-store file [ridgeline/responses in the user's state].",
+        "only the server's user may read it", "the server does not start: the rights of the folder", unit="FOLDER",
+    )  # fmt: skip
+    response_store_bytes: int = _set(
+        64 << 20, "Bytes of stored answers of one API key.", "the oldest make room for new ones",
+        "400 previous_response_not_found for answers of today: too few", unit="bytes", bounds=(1 << 10, 1 << 40),
+    )  # fmt: skip
+    response_store_ttl: float = _set(
+        86_400.0, "Seconds for which an answer is stored.", "conversations do not stay on the server for long",
+        "400 previous_response_not_found for old answers: too short", unit="seconds", bounds=(0.1, 31_622_400),
     )  # fmt: skip
     sse_keep_alive_interval: float = _set(
         15.0, "Seconds without output after which a stream gets a comment.", "proxies close a connection that is silent for long",

@@ -120,7 +120,7 @@ def make_seed_source(seed: int | None) -> Callable[[], int]:
 
 
 def tenant_domain(secret: bytes, tenant: str) -> bytes:
-    """Prefix-cache domain of a tenant: 32 bytes that cannot be made without `secret`; the same `secret` gives the same."""
+    """Prefix-cache domain of a tenant, or of a salt within it: 32 bytes that cannot be made without `secret`, the same for the same."""
     return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()
 
 

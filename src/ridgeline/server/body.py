@@ -148,14 +148,24 @@ def num_logprobs(payload: wire.GenerationRequest) -> int | None:
 @contextmanager
 def client_field_names(payload: wire.GenerationRequest, limit: OutputLimit | None) -> Iterator[None]:
     """Makes a RequestError name the field that the client sent."""
-    names = {"logprobs": "logprobs" if payload.top_logprobs is None else "top_logprobs", "max_tokens": limit.field if limit else None}
+    names = {"logprobs": "logprobs" if payload.top_logprobs is None else "top_logprobs"}
+    with told_as(names if limit is None else {**names, "max_tokens": limit.field}):
+        yield
+
+
+@contextmanager
+def told_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Makes errors name the fields that the client sent. names: field here → field there."""
     try:
         yield
-    except RequestError as error:
+    except (RequestError, ApiError) as error:
         name = names.get(error.param or "")
         if name is None or name == error.param:
             raise
-        raise RequestError(error.message.replace(str(error.param), name), param=name, code=error.code, status=error.status) from None
+        message = re.sub(rf"\b{re.escape(error.param or '')}\b", name, error.message)
+        if isinstance(error, ApiError):
+            raise ApiError(error.code, message, param=name, headers=error.headers) from None
+        raise RequestError(message, param=name, code=error.code, status=error.status) from None
 
 
 def check_generation(payload: wire.GenerationRequest) -> None:

@@ -105,8 +105,9 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
         raise ApiError("invalid_type", "prompt mixes strings and token ids; send one kind", param="prompt")
     add_bos = payload.add_special_tokens is not False
 
+    encoder = model.prompt_encoder(payload.cache_salt)
+
     def encode() -> list[list[int]]:
-        encoder = model.prompt_encoder(payload.cache_salt)
         return [encoder.encode(each, add_bos, special=True) for each in prompts]
 
     return await run_encoding(model.tokenizer, sum(map(len, prompts)), encode) if isinstance(prompts[0], str) else prompts

@@ -32,6 +32,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "context_length_exceeded": (400, INVALID),
     "grammar_failed": (400, INVALID),
     "request_rejected": (400, INVALID),
+    "previous_response_not_found": (400, INVALID),
     "invalid_http": (400, INVALID),
     "invalid_api_key": (401, DENIED),
     "host_not_allowed": (403, "permission_error"),
@@ -43,6 +44,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "body_too_large": (413, INVALID),
     "headers_too_large": (431, INVALID),
     "overloaded": (429, BUSY),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
     "too_many_connections": (429, BUSY),
     "internal_error": (500, FAILED),
     "engine_failed": (500, FAILED),
@@ -67,7 +69,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-Dialect = Literal["openai", "anthropic"]
+Dialect = Literal["openai", "anthropic", "responses"]
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from ridgeline.server import anthropic, unsupported, wire
 from ridgeline.server.body import decode, parse
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
+from ridgeline.server.responses_shapes import ResponsesRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -70,6 +71,7 @@ LLAMA_TOKENIZE: Final = FieldTable(wire.LlamaTokenizeRequest, {})
 DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
 MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
 COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})
+RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
-    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS)
+    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES)
 }  # fmt: skip

@@ -27,6 +27,7 @@ from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, AnthropicErrorBody, Dialect, ErrorBody, anthropic_type
 from ridgeline.server.fields import UNSUPPORTED
 from ridgeline.server.notes import FOLDED_ROLES, IGNORED_FIELDS
+from ridgeline.server.responses_shapes import ResponsesRequest
 from ridgeline.server.routes import DOCUMENTED, Row
 from ridgeline.server.service import Service
 from ridgeline.text.chat_content import MAX_MESSAGES
@@ -120,9 +121,10 @@ def _event(row: Row) -> Schema:
     """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
     content = {"anyOf": [_reference(row.event), _reference(_ERRORS[row.dialect])]}
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
-    if row.dialect == "anthropic":
+    if row.dialect != "openai":
+        last = "message_stop" if row.dialect == "anthropic" else "response.completed, response.incomplete or response.failed"
         return {
-            "description": "Events of an answer to stream: true, each with the name that its data has as type; the last is message_stop.",
+            "description": f"Events of an answer to stream: true, each with the name that its data has as type; the last is {last}.",
             "type": "object",
             "properties": {"event": {"type": "string"}, "data": data},
             "required": ["event", "data"],
@@ -154,7 +156,7 @@ def _schemas() -> Schema:
     return dict(sorted(schemas.items()))
 
 
-_ERRORS: Final[Mapping[Dialect, type]] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody}
+_ERRORS: Final[Mapping[Dialect, type]] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody, "responses": ErrorBody}
 
 
 def _errors(paths: Mapping[str, Schema]) -> Schema:
@@ -190,6 +192,7 @@ _IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _ID}
 _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     **{name: _range(bound) for name, bound in admit.BOUNDS.items()},
     **dict.fromkeys(LENGTHS, _LENGTH),
+    "max_output_tokens": {"integer": {"minimum": 1, "maximum": admit.BOUNDS["max_tokens"].high}},
     "top_logprobs": _range(admit.BOUNDS["logprobs"]),
     "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},
     "truncate_prompt_tokens": {"integer": {"minimum": -1, "not": {"const": 0}}},
@@ -240,6 +243,7 @@ _REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
     wire.DetokenizeRequest: ("tokens",),
     anthropic.MessagesRequest: ("messages", "max_tokens"),
     anthropic.CountTokensRequest: ("messages",),
+    ResponsesRequest: ("input",),
     wire.ContentPart: ("type", "text"),
 }
 _ANY_OF: Final[Mapping[type, list[Schema]]] = {

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
 from ridgeline.server import anthropic, replies, wire
+from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
@@ -25,6 +26,11 @@ ANTHROPIC_VERSION: Final = b"anthropic-version"
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_PAGE: Final = 1_000
+MAX_ITEMS: Final = 100
+ITEM_PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}, "after": {"type": "string"}, "order": {"enum": ["asc", "desc"]},
+}  # fmt: skip
+"""Parameters of OpenAI's lists of items."""
 PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "after_id": {"type": "string"}, "before_id": {"type": "string"}
 }  # fmt: skip
@@ -106,6 +112,17 @@ ROWS: Final = (
     Row(
         "POST", "/v1/messages/count_tokens", "Number of tokens of a message's prompt",
         anthropic.TokenCount, BODY, anthropic.CountTokensRequest, dialect="anthropic",
+    ),
+    Row(
+        "POST", "/v1/responses", "Answer with items, which can be stored and continued",
+        shapes.ResponseObject, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
+    ),
+    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.ResponseObject, (404,), dialect="responses"),
+    Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
+    Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.ResponseObject, (404,), dialect="responses"),
+    Row(
+        "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
+        shapes.ItemPage, (404,), dialect="responses", query=ITEM_PAGE,
     ),
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),

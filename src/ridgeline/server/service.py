@@ -35,7 +35,8 @@ from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.callers import private_salt
+from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
 from ridgeline.server.turns import Turns
@@ -79,8 +80,9 @@ class Model:
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
     def prompt_encoder(self, salt: str | None) -> Encoder:
-        """Encoder of prompts, which reuses the ids of prefixes that requests with the same salt had before."""
-        return self.prompts.encoder((salt or "").encode())
+        """Encoder of prompts, which reuses the ids of prefixes that the caller's requests with the same salt had before. Not for a thread
+        to ask: see `server.callers`."""
+        return self.prompts.encoder(private_salt(salt).encode())
 
     @property
     def turn_end_ids(self) -> frozenset[int]:
@@ -126,7 +128,7 @@ class Service:
         self._draining = False
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        self._secret = secrets.token_bytes(32)
+        self._secret = read_cache_secret(config.cache_secret_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
@@ -270,7 +272,7 @@ class Service:
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        domain = tenant_domain(self._secret, salt)
+        domain = tenant_domain(self._secret, private_salt(salt))
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(

@@ -135,6 +135,13 @@ ANTHROPIC_EVENTS: Final = EventGrammar(
     "anthropic", b"event: ", b"event: error\ndata: ", b'event: ping\ndata: {"type":"ping"}\n\n', b""
 )  # fmt: skip
 """The endpoint gives the name of an event, a newline, `data: ` and its JSON."""
+RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\ndata: ", COMMENT, b"")
+"""As Anthropic's, with comments."""
+
+
+def encode_event(event: msgspec.Struct) -> bytes:
+    """An event whose tag is its name, as grammars with names take it."""
+    return f"{event.__struct_config__.tag}\ndata: ".encode() + msgspec.json.encode(event)
 
 
 class EventStream(Response):

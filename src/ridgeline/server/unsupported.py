@@ -80,9 +80,29 @@ MESSAGES: Final[Fields] = {
     "mcp_servers": ([],),
 }
 
+RESPONSES: Final[Fields] = {
+    **_SAMPLERS,
+    "context_management": ([],),
+    "conversation": (),
+    "max_tokens": (),
+    "messages": (),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "response_format": ({"type": "text"},),
+}
+RESPONSES_REASONS: Final[Mapping[str, str]] = {
+    "conversation": "conversation is not supported by this server; send previous_response_id",
+    "max_tokens": "max_tokens is a field of chat; send max_output_tokens",
+    "messages": "messages is a field of chat; send input",
+    "repeat_penalty": REASONS["repeat_penalty"],
+    "response_format": "response_format is a field of chat; send text.format",
+}
+
 WITHOUT_EFFECT: Final = frozenset({
     # who asks, and how it is billed or stored elsewhere
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store", "user",
+    "client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "session_id", "store", "user",
     # how a server is to compute or keep what it computed
     "cache_control", "cache_prompt", "inference_geo", "id_slot", "keep_alive", "n_keep",
     # details of samplers that are off

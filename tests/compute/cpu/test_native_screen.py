@@ -33,6 +33,21 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
+Masks = list[np.ndarray | None]
+"""Of each row words of a bit for each output, to the end of a block of the sampler; None: all."""
+
+
+def addresses(masks: Masks | None) -> np.ndarray:
+    return np.array([0 if mask is None else mask.ctypes.data for mask in masks or []], np.int64)
+
+
+def packed_mask(bits: np.ndarray) -> np.ndarray:
+    """bool [N] → uint32 [1, W]."""
+    padded = np.zeros((1, -(-len(bits) // BLOCK) * BLOCK), bool)
+    padded[0, : len(bits)] = bits
+    return np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
+
+
 @dataclass
 class Head:
     """A plan of one screened product, and the same matrix as it is packed without."""
@@ -69,21 +84,21 @@ class Head:
         self.plan.add(op, ext.record(ext.params(op), fields))
 
     def run(self, x: np.ndarray, *wanted: int) -> None:
-        """A step of x fp32 [M, K]; wanted: addresses of best, keep, maxima."""
+        """A step of x fp32 [M, K]; wanted: addresses of best, keep, masks, maxima."""
         self.x[: len(x)] = x
         self.plan.run((0, 0, len(x), 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, *wanted)
 
-    def best(self, x: np.ndarray) -> list[int]:
+    def best(self, x: np.ndarray, masks: Masks | None = None) -> list[int]:
         """Ids of the largest outputs for x fp32 [M, K]."""
-        found = np.full(len(x), -7, np.int32)
-        self.run(x, int(found.ctypes.data))
+        found, allowed = np.full(len(x), -7, np.int32), addresses(masks)
+        self.run(x, int(found.ctypes.data), 0, int(allowed.ctypes.data) if masks else 0)
         return found.tolist()
 
-    def kept(self, x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def kept(self, x: np.ndarray, keep: np.ndarray, masks: Masks | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Outputs [M, N], NaN where nothing was written, and maxima of their blocks."""
         self.out[:] = np.nan
-        maxima = np.full((len(x), -(-self.out.shape[1] // BLOCK)), np.nan, np.float32)
-        self.run(x, 0, int(keep.ctypes.data), int(maxima.ctypes.data))
+        maxima, allowed = np.full((len(x), -(-self.out.shape[1] // BLOCK)), np.nan, np.float32), addresses(masks)
+        self.run(x, 0, int(keep.ctypes.data), int(allowed.ctypes.data) if masks else 0, int(maxima.ctypes.data))
         return self.out[: len(x)], maxima
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
@@ -282,6 +297,71 @@ def test_what_is_sampled_of_random_weights(level: str, threads: int, pool: Threa
             assert head.plan.screened[0] == 1
             head.check_kept(x, requests(rng, m, whole=True))
             assert head.plan.screened[0] == 1
+
+
+def masks_of(rng: np.random.Generator, count: int, outputs: int, shares: Sequence[float]) -> tuple[Masks, np.ndarray]:
+    """Masks of rows, each of a share of outputs, at least one; above 1: of all but some runs of them. And what they allow [M, N]."""
+    allowed, masks = np.ones((count, outputs), bool), Masks()
+    for row, share in zip(allowed, rng.choice(shares, count), strict=True):
+        if share > 1:
+            for start in rng.integers(0, outputs, 5):
+                row[start : start + outputs // 4] = False
+        elif share < 1:
+            row[:] = rng.random(outputs) < share
+        row[rng.integers(outputs)] = True
+        masks.append(None if share == 1 else packed_mask(row))
+    return masks, allowed
+
+
+@pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
+def test_the_largest_that_masks_allow(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
+    """As of the whole product, where masks leave one output, few, most, or those that are not the largest; screened, paused and neither."""
+    rng = np.random.default_rng(11)
+    for n, k, group in ((1, 32, 32), (17, 64, 64), (500, 640, 128), (2100, 256, 32), (9000, 64, 32)):
+        head = Head(random_rows(rng, n, k), pool, 16, level, threads, group)
+        kinds = (1, (0.0,)), (1, (0.5,)), (16, (0.0,)), (16, (0.0, 0.01)), (16, (0.0, 0.01, 0.5, 1.0, 2.0)), (3, (0.9, 2.0)), (5, (1.0,))
+        for m, shares in kinds:
+            x = (rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)))).astype(np.float32)
+            masks, allowed = masks_of(rng, m, n, shares)
+            whole = head.outputs(x)
+            for _ in range(12):  # too many outputs are left where weights are random: steps are passed over
+                assert head.best(x, masks) == np.where(allowed, whole, -np.inf).argmax(axis=1).tolist()
+        nothing = [packed_mask(np.zeros(n, bool))] * 3
+        assert head.best(x[:3], nothing) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_masks_that_leave_few_cost_little(level: str, pool: ThreadPoolExecutor) -> None:
+    """Neither bounds nor other blocks are computed; and among what stands out, what a mask forbids stands in nobody's way."""
+    rng = np.random.default_rng(12)
+    rows = random_rows(rng, 6000, 640)
+    head, x = Head(rows, pool, 2, level), np.stack([near(rows, row, rng) for row in (900, 4000)])
+    few = [packed_mask(np.isin(np.arange(6000), ids)) for ids in ((3, 5000), (17,))]
+    wanted = [max((3, 5000), key=lambda id: head.outputs(x)[0, id]), 17]
+    assert head.best(x, few) == wanted
+    assert head.plan.screened == (0, 0, 0, 0)
+    most = [packed_mask(~np.isin(np.arange(6000), (900,))), None]
+    outputs = head.outputs(x)
+    outputs[0, 900] = -np.inf
+    assert head.best(x, most) == outputs.argmax(axis=1).tolist()
+    assert head.plan.screened[0] == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_sampled_under_masks(level: str, pool: ThreadPoolExecutor) -> None:
+    """Of what is kept as of whole rows."""
+    rng = np.random.default_rng(13)
+    for n, k in ((17, 64), (500, 640), (2100, 256), (9000, 64)):
+        rows = random_rows(rng, n, k)
+        for m, shares in ((1, (0.0,)), (4, (0.0, 0.01)), (16, (0.01, 0.5, 1.0, 2.0)), (16, (0.5, 2.0))):
+            head = Head(rows, pool, 16, level)
+            x = (rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)))).astype(np.float32)
+            params, (masks, _) = requests(rng, m), masks_of(rng, m, n, shares)
+            keep = np.array([needed(row, 1) for row in params], np.int32)
+            given = params, [()] * m, [9] * m, [None] * m, None
+            whole = head.sampler.sample_rows(head.outputs(x), *given, None, masks)
+            outputs, maxima = head.kept(x, keep, masks)
+            assert head.sampler.sample_rows(outputs, *given, maxima, masks) == whole
 
 
 @pytest.mark.parametrize("level", LEVELS)

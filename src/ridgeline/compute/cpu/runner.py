@@ -4,7 +4,7 @@ Owns the team, the plan and the file of a trace; never owns weights or the cache
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -100,7 +100,13 @@ class NativeRunner:
         return self._team
 
     def run(
-        self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
+        self,
+        inputs: StepInputs,
+        kv: NativeKVCache,
+        taps: Sequence[str] = (),
+        *,
+        keep: NDArray[np.int32] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | None = None,
     ) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V], `finite` bool [T], and the tap "hidden" fp32 [T, D] where it is asked for.
 
@@ -108,6 +114,7 @@ class NativeRunner:
         behind its attention only for selected ones. `finite` is true of a token if its final hidden state is finite, or, where it
         has none, what the last attention made.
         keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
+        masks: as `compute.runner.Runner.run` has them; called in front of the last product, where `keep` leaves any out.
 
         Where the list allows it: with one of every row `best` int32 [S] in place of `logits`, the lowest id of each row's largest; else
         `maxima` fp32 [S, ceil(V / SAMPLE_BLOCK)] beside them, the largest of each block, NaN where one is. With some of every row the rest
@@ -116,7 +123,7 @@ class NativeRunner:
         whole = "hidden" in taps
         oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
         wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)
-        self._run(plan, inputs, wanted)
+        self._run(plan, inputs, wanted, masks if self._maxima is not None and keep is not None and keep.all() else None)
         values = {name: plan.rows_of(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
         return values | found
 
@@ -166,14 +173,27 @@ class NativeRunner:
         kept = 0 if keep is None else ext.address(keep, np.int32, (count,))
         return (0, kept, maxima.ctypes.data), {"logits": logits, "maxima": maxima}
 
-    def _run(self, plan: NativePlan, inputs: StepInputs, wanted: tuple[int, int, int]) -> None:
-        phases = plan.native.phases
-        if self._trace is None:
-            plan.native.run(*arguments(inputs), 0, phases, 0, *wanted)
-            return
-        columns = np.zeros((self._team.threads, phases, 3), np.int64)
+    def _run(
+        self, plan: NativePlan, inputs: StepInputs, wanted: tuple[int, int, int], masks: Callable[[], NDArray[np.int64]] | None
+    ) -> None:
+        """One call, or two where the last product waits for masks."""
+        best, keep, maxima = wanted
+        given, phases, first = arguments(inputs), plan.native.phases, 0
+        traced = self._trace is not None
+        columns = np.zeros((self._team.threads, phases, 3), np.int64) if traced else None
+        trace = 0 if columns is None else columns.ctypes.data
         began = perf_counter()
-        plan.native.run(*arguments(inputs), 0, phases, columns.ctypes.data, *wanted)
+        allowed = None
+        if masks is not None:
+            first = plan.native.last_product
+            plan.native.run(*given, 0, first, trace)
+            allowed = masks()
+        address = 0 if allowed is None else ext.address(allowed, np.int64, (len(inputs.select),))
+        passed = perf_counter() - began
+        plan.native.run(*given, first, phases, trace, best, keep, address, maxima)
+        if self._trace is None or columns is None:
+            return
+        columns[:, first:, :2] += int(passed * 1e9) if first else 0
         if any(wanted[:2]) and plan.screened:
             self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
         self._trace.write(began, plan.names, columns)

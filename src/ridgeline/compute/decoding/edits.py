@@ -63,11 +63,13 @@ class Edit(NamedTuple):
     asked       tells if a row with these parameters wants it at its output number so and so (from 0)
     apply       changes logits [V] in place; called where it is asked for
     looks_back  the row needs a history
+    masks       it only takes ids out, and runners that leave out logits do so behind it
     """
 
     asked: Callable[[RowParams, int], bool]
     apply: Callable[[Logits, RowParams, Context], None]
     looks_back: bool = False
+    masks: bool = False
 
 
 def follow_grammar(logits: Logits, row: RowParams, context: Context) -> None:
@@ -124,7 +126,7 @@ def _penalised(row: RowParams, output: int) -> bool:
 
 
 EDITS: Final[tuple[Edit, ...]] = (
-    Edit(lambda row, output: row.sampling.grammar is not None, follow_grammar),
+    Edit(lambda row, output: row.sampling.grammar is not None, follow_grammar, masks=True),
     Edit(lambda row, output: row.sampling.allowed_ids is not None, allow),
     Edit(lambda row, output: bool(row.sampling.bad_words), ban_bad_words, looks_back=True),
     Edit(lambda row, output: output < row.min_tokens and bool(row.banned_until), ban_stops),
@@ -147,9 +149,10 @@ def needed(row: RowParams, output: int) -> int:
     """Number of the largest logits that output number `output` is a function of, equals of the last among them; 0: all.
 
     1 is just the id of the largest: greedy, or the only one that top-k leaves. Edits may raise any logit, and log-probabilities are of all.
+    Of a row that follows a grammar: of the largest that its mask leaves.
     """
     asked = row.sampling
-    if asked.logprobs is not None or any(edit.asked(row, output) for edit in EDITS):
+    if asked.logprobs is not None or any(edit.asked(row, output) for edit in EDITS if not edit.masks):
         return 0
     return 1 if asked.temperature == 0 else max(0, asked.top_k)
 

@@ -76,10 +76,18 @@ class NumpyRunner:
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None) -> Values:
+    def run(
+        self,
+        inputs: StepInputs,
+        kv: KVCache,
+        taps: Iterable[str] = (),
+        *,
+        keep: NDArray[np.int32] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | None = None,
+    ) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [T]
+        `logits` is fp32 [S, V], also where only some of them are needed (`keep`, `masks`); a tap over tokens is fp32 [T, …]; `finite` [T]
         is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)

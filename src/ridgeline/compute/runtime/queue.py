@@ -6,6 +6,7 @@ and the executor makes its inputs, meanwhile. That is safe since a row is given 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, process_time
@@ -156,13 +157,14 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
-        making_masks = self._masks if work.rows.has_grammars else None
-        if making_masks is not None:
-            making_masks.put(work)
+        masks_of = cache(self._masks.take) if self._masks is not None and work.rows.has_grammars else None
+        if self._masks is not None and masks_of is not None:
+            self._masks.put(work)
         self._parts += 1
-        values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
+        allowed = None if masks_of is None else lambda: masks_of().addresses
+        values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep, masks=allowed)
         finite: NDArray[np.bool_] = values["finite"]
-        masks = None if making_masks is None else making_masks.take()
+        masks = None if masks_of is None else masks_of()
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
         self._parts += 1

@@ -1,0 +1,275 @@
+"""`/v1/responses`: OpenAI's Responses API over the same conversations, limits and generation as chat.
+
+Owns how an answer begins and ends, what is stored of it, answers in the background, and who may ask for one again.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ridgeline.core.events import Finish
+from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd
+from ridgeline.server import body, fields
+from ridgeline.server import responses_shapes as shapes
+from ridgeline.server.access import note_error
+from ridgeline.server.answer import Idle, deliver
+from ridgeline.server.callers import current_caller
+from ridgeline.server.chat import StartedChat, start_chat
+from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.logprobs import TokenNames
+from ridgeline.server.notes import Notes
+from ridgeline.server.response_store import open_store
+from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
+from ridgeline.server.responses_output import Output
+from ridgeline.server.responses_shapes import Item, ResponsesRequest
+from ridgeline.server.routes import MAX_ITEMS
+from ridgeline.server.service import Service
+from ridgeline.server.shelf import Shelf
+from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, encode_event, json_response, read_body
+
+NAMES: Final = {
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+}  # fmt: skip
+"""Fields of a chat → fields of a request here, for errors."""
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes of this family."""
+    shelf = Shelf(open_store(service.config))
+
+    async def create(request: Request) -> Response:
+        payload, notes = fields.RESPONSES.read(await read_body(request))
+        service.model.check_name(payload.model)
+        owner = current_caller().owner
+        is_stored = shelf.is_open and payload.store is not False
+        _check_background(payload, is_stored)
+        with body.told_as(NAMES):
+            new = read_items(payload.input)
+            items = [*await shelf.conversation(owner, payload.previous_response_id), *new]
+            tools = read_tools(payload.tools or (), notes)
+            chat = as_chat(_without_unread_effort(payload, service, notes), items, tools)
+            begun = await start_chat(service, chat, notes, clips=True)
+        answer = _Answer(service, payload, tools, begun, is_stored)
+
+        async def store(response: shapes.ResponseObject) -> None:
+            if is_stored:
+                await shelf.put(owner, response, items)
+
+        if payload.background:
+            first = answer.response("in_progress")
+            await store(first)
+            shelf.work(first.id, _finish_alone(answer, store), begun.source.abort)
+            background = json_response(first)
+            background.headers.update(notes.tell())
+            return background
+        events = answer.events(store, service.config.sse_keep_alive_interval if payload.stream else None)
+        stream = EventStream(_told(answer, events, request), begun.source.abort, RESPONSES_EVENTS) if payload.stream else None
+        return await deliver(request, begun.source, notes, stream, lambda: _whole(events))
+
+    async def retrieve(request: Request) -> Response:
+        if request.query_params.get("stream", "false") not in ("false", "False", "0"):
+            raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
+        return Response(await shelf.response(current_caller().owner, request.path_params["id"]), media_type="application/json")
+
+    async def delete(request: Request) -> Response:
+        await shelf.delete(current_caller().owner, request.path_params["id"])
+        return json_response(shapes.Deleted(request.path_params["id"]))
+
+    async def cancel(request: Request) -> Response:
+        return Response(await shelf.cancel(current_caller().owner, request.path_params["id"]), media_type="application/json")
+
+    async def input_items(request: Request) -> Response:
+        items = await shelf.items(current_caller().owner, request.path_params["id"])
+        return json_response(_page(items, request.query_params.get))
+
+    return [
+        Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/{id}", retrieve, methods=["GET"]),
+        Route("/v1/responses/{id}", delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),
+    ]
+
+
+# ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_background(payload: ResponsesRequest, is_stored: bool) -> None:
+    if payload.background and payload.stream:
+        message = "an answer in the background is not streamed; ask for it by its id, or leave background out"
+        raise ApiError("unsupported_parameter", message, param="background")
+    if payload.background and not is_stored:
+        message = "an answer in the background is asked for by its id, and this one is not stored; leave background or store: false out"
+        raise ApiError("invalid_value", message, param="background")
+
+
+def _without_unread_effort(payload: ResponsesRequest, service: Service, notes: Notes) -> ResponsesRequest:
+    """The request without an effort that the model's template does not read: agents send one to every model."""
+    template, effort = service.model.chat, payload.reasoning and payload.reasoning.effort
+    if template is None or effort in (None, "none") or "reasoning_effort" in template.variables:
+        return payload
+    notes.ignore("reasoning.effort", "this model's chat template does not read it")
+    return structs.replace(payload, reasoning=None)
+
+
+DEFAULT_ITEMS: Final = 20
+Query = Callable[[str], str | None]
+
+
+def _page(items: Sequence[Item], query: Query) -> shapes.ItemPage:
+    """The page of items that a query asks for, newest first unless it says otherwise. Raises ApiError."""
+    limit, order, after = query("limit") or str(DEFAULT_ITEMS), query("order") or "desc", query("after")
+    if not (limit.isdecimal() and limit.isascii() and len(limit) <= 3 and 1 <= int(limit) <= MAX_ITEMS):
+        raise ApiError("invalid_value", f"limit must be a whole number from 1 to {MAX_ITEMS}", param="limit")
+    if order not in ("asc", "desc"):
+        raise ApiError("invalid_value", "order is neither asc nor desc", param="order")
+    ordered = list(items) if order == "asc" else list(items)[::-1]
+    if after is not None:
+        ids = [item.id for item in ordered]
+        if after not in ids:
+            raise ApiError("invalid_value", "after is the id of none of these items", param="after")
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: int(limit)]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return shapes.ItemPage(page, first, last, len(ordered) > len(page))
+
+
+# ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Store = Callable[[shapes.ResponseObject], Any]
+"""Stores an answer, if it is to be; awaited."""
+
+
+class _Answer:
+    """One answer. `events` is iterated once."""
+
+    def __init__(self, service: Service, payload: ResponsesRequest, tools: Tools, begun: StartedChat, is_stored: bool) -> None:
+        model = service.model
+        names = TokenNames(model.tokenizer, False) if wants_logprobs(payload) else None
+        self._source = begun.source
+        self._output = Output(begun.reading, tools.called, names)
+        self._base = shapes.ResponseObject(
+            id=f"resp_{begun.source.id}",
+            created_at=int(time.time()),
+            status="in_progress",
+            model=model.name,
+            output=[],
+            background=bool(payload.background),
+            instructions=payload.instructions,
+            max_output_tokens=payload.max_output_tokens,
+            max_tool_calls=payload.max_tool_calls,
+            metadata=payload.metadata or {},
+            parallel_tool_calls=payload.parallel_tool_calls is not False,
+            previous_response_id=payload.previous_response_id,
+            prompt_cache_key=payload.prompt_cache_key,
+            reasoning=payload.reasoning or shapes.Reasoning(),
+            safety_identifier=payload.safety_identifier,
+            store=is_stored,
+            temperature=_number(payload, model.defaults, "temperature"),
+            text=_text(payload.text or shapes.TextConfig()),
+            tool_choice=payload.tool_choice or "auto",
+            tools=tools.given,
+            top_logprobs=payload.top_logprobs or 0,
+            top_p=_number(payload, model.defaults, "top_p"),
+            truncation=payload.truncation or "disabled",
+            user=payload.user,
+        )
+
+    def response(self, status: shapes.Status, **more: Any) -> shapes.ResponseObject:
+        """The answer so far."""
+        return structs.replace(self._base, status=status, output=list(self._output.items), **more)
+
+    async def events(self, store: Store, keep_alive_seconds: float | None) -> AsyncGenerator[shapes.Event | Idle, None]:
+        """Events from `response.created` to the end, which comes when the answer is stored. Raises what the source raises."""
+        output = self._output
+        yield shapes.Created(sequence_number=output.number(), response=self.response("in_progress"))
+        yield shapes.InProgress(sequence_number=output.number(), response=self.response("in_progress"))
+        async with aclosing(self._source.parts(keep_alive_seconds)) as parts:
+            async for part in parts:
+                if isinstance(part, ChoiceDelta):
+                    for event in output.hear(part.delta, part.is_last):
+                        yield event
+                elif isinstance(part, ChoiceEnd):
+                    if part.reason is Finish.ABORT:
+                        raise ApiError("engine_failed", "the answer was aborted")
+                    for event in output.end(part.reason is Finish.STOP):
+                        yield event
+                    response = self._ended(part.reason)
+                elif isinstance(part, Idle):
+                    yield part
+        await store(response)
+        kind = shapes.Completed if response.status == "completed" else shapes.Incomplete
+        yield kind(sequence_number=output.number(), response=response)
+
+    def _ended(self, reason: Finish) -> shapes.ResponseObject:
+        more: dict[str, Any] = {"completed_at": int(time.time()), "usage": self._usage()}
+        if reason is Finish.LENGTH:
+            return self.response("incomplete", incomplete_details=shapes.IncompleteDetails("max_output_tokens"), **more)
+        return self.response("completed", **more)
+
+    def failed(self, error: ApiError) -> shapes.Failed:
+        """The event of an answer that cannot go on."""
+        told = shapes.ResponseError("server_error", error.message)
+        return shapes.Failed(sequence_number=self._output.number(), response=self.response("failed", error=told))
+
+    def _usage(self) -> shapes.ResponseUsage:
+        counter = self._source.usage
+        prompt, completion = counter.prompt_tokens, counter.completion_tokens
+        return shapes.ResponseUsage(
+            prompt, shapes.InputTokensDetails(counter.cached_tokens), completion,
+            shapes.OutputTokensDetails(self._output.reasoning_tokens), prompt + completion,
+        )  # fmt: skip
+
+
+def _text(asked: shapes.TextConfig) -> shapes.TextConfig:
+    return asked if asked.format is not None else structs.replace(asked, format=shapes.TextFormat("text"))
+
+
+def _number(payload: ResponsesRequest, defaults: Any, name: str) -> float:
+    """A number of the sampler as it is used: the client's, the model's, or 1."""
+    given = getattr(payload, name, None)
+    return float(defaults.get(name, 1.0) if given is None else given)
+
+
+async def _whole(events: AsyncGenerator[shapes.Event | Idle, None]) -> bytes:
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    assert isinstance(last, shapes.Completed | shapes.Incomplete)
+    return msgspec.json.encode(last.response)
+
+
+async def _told(
+    answer: _Answer, events: AsyncGenerator[shapes.Event | Idle, None], request: Request
+) -> AsyncGenerator[bytes, None]:
+    """Events as bytes. A failure is one of them, and the last."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield KEEP_ALIVE if isinstance(event, Idle) else encode_event(event)
+    except Exception as error:
+        found = as_api_error(error)
+        note_error(request.scope, found.code)
+        yield encode_event(answer.failed(found))
+
+
+async def _finish_alone(answer: _Answer, store: Store) -> None:
+    """Computes an answer to its end, which is stored however it ends."""
+    try:
+        async with aclosing(answer.events(store, None)) as events:
+            async for _ in events:
+                pass
+    except asyncio.CancelledError:
+        await store(answer.response("cancelled"))
+        raise
+    except Exception as error:
+        await store(answer.failed(as_api_error(error)).response)

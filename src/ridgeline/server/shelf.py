@@ -1,0 +1,132 @@
+"""Stored answers as the Responses API asks for them: whole, their items, what goes on from one, and those that are still computed.
+
+Owns the form of a record, and the tasks of answers in the background.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.response_store import ResponseStore
+from ridgeline.server.responses_shapes import Item, ResponseObject
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is stored of an answer: itself, and the conversation before it."""
+
+    response: msgspec.Raw
+    input: list[Item]
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What is read of an answer that is stored."""
+
+    id: str
+    status: str
+    output: list[Item]
+    background: bool
+
+
+class Shelf:
+    """Stored answers. Every method takes the owner, and raises ApiError for an answer that this owner has not."""
+
+    def __init__(self, store: ResponseStore | None) -> None:
+        self._store = store
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """True if answers can be stored."""
+        return self._store is not None
+
+    async def put(self, owner: bytes, response: ResponseObject, items: Sequence[Item]) -> None:
+        """Stores an answer with the conversation before it."""
+        if self._store is not None:
+            record = Record(msgspec.Raw(msgspec.json.encode(response)), list(items))
+            await self._store.put(owner, response.id, msgspec.json.encode(record))
+
+    async def response(self, owner: bytes, response_id: str) -> bytes:
+        """The answer as JSON."""
+        return bytes((await self._record(owner, response_id))[0].response)
+
+    async def items(self, owner: bytes, response_id: str) -> list[Item]:
+        """The conversation before the answer."""
+        return (await self._record(owner, response_id))[0].input
+
+    async def conversation(self, owner: bytes, response_id: str | None) -> list[Item]:
+        """The conversation with the answer; nothing without an id."""
+        if response_id is None:
+            return []
+        found = await self._find(owner, response_id)
+        if found is None:
+            message = "there is no stored answer of this id" if self.is_open else "this server stores no answers (--response-store none)"
+            raise ApiError("previous_response_not_found", f"{message}; send the conversation as input", param="previous_response_id")
+        record, said = found
+        if said.status not in ("completed", "incomplete"):
+            message = f"the answer of this id is {said.status}; only one that has ended goes on"
+            raise ApiError("invalid_value", message, param="previous_response_id")
+        return [*record.input, *said.output]
+
+    async def delete(self, owner: bytes, response_id: str) -> None:
+        """Deletes the answer, and stops it where it is still computed."""
+        await self._record(owner, response_id)
+        await self._stop(response_id)
+        if self._store is not None:
+            await self._store.delete(owner, response_id)
+
+    async def cancel(self, owner: bytes, response_id: str) -> bytes:
+        """Stops an answer in the background and returns it; one that has ended stays as it is."""
+        _, said = await self._record(owner, response_id)
+        if not said.background:
+            message = "only an answer in the background can be cancelled; close the connection of another"
+            raise ApiError("invalid_value", message, param="id")
+        await self._stop(response_id)
+        return await self.response(owner, response_id)
+
+    def work(self, response_id: str, work: Coroutine[Any, Any, None], close: Callable[[], None]) -> None:
+        """Computes an answer in the background. `close` is called at its end."""
+        task = self._tasks[response_id] = asyncio.ensure_future(work)
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            del self._tasks[response_id]
+            close()
+
+        task.add_done_callback(ended)
+
+    async def _stop(self, response_id: str) -> None:
+        task = self._tasks.get(response_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _record(self, owner: bytes, response_id: str) -> tuple[Record, _Said]:
+        found = await self._find(owner, response_id)
+        if found is None:
+            raise ApiError("not_found", "there is no stored answer of this id", param="id")
+        return found
+
+    async def _find(self, owner: bytes, response_id: str) -> tuple[Record, _Said] | None:
+        """A record; None where there is none, or none that can be read."""
+        data = None if self._store is None else await self._store.get(owner, response_id)
+        if data is None:
+            return None
+        try:
+            record = msgspec.json.decode(data, type=Record)
+            said = msgspec.json.decode(record.response, type=_Said)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if said.id != response_id:
+            return None
+        if said.status == "in_progress" and response_id not in self._tasks:
+            return _interrupted(record, said)
+        return record, said
+
+
+def _interrupted(record: Record, said: _Said) -> tuple[Record, _Said]:
+    """An answer whose server ended before it did."""
+    whole = msgspec.json.decode(record.response)
+    whole |= {"status": "failed", "error": {"code": "server_error", "message": "the server ended before this answer did"}}
+    return Record(msgspec.Raw(msgspec.json.encode(whole)), record.input), msgspec.structs.replace(said, status="failed")
