@@ -25,6 +25,8 @@ MAX_JSON_DEPTH: Final = 32
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ROUND_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NAMES: Final = tuple(field.name for field in fields(SamplingParams))
+_ECHO: Final = re.compile(r"Invalid (enum )?value .*", re.DOTALL)
+"""The one kind of message that has what the client sent."""
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Body = TypeVar("Body")
@@ -62,7 +64,8 @@ def is_deeper_than(body: bytes, levels: int) -> bool:
 
 def _type_error(message: str) -> ApiError:
     """`Expected X, got Y - at $.field[0]` → an answer that names the field."""
-    text, _, path = message.partition(" - at `$")
+    text, at, path = message.rpartition(" - at `$")
+    text, path = (_ECHO.sub("Invalid value", text), path) if at else (message, "")
     place = path.rstrip("`").lstrip(".")
     param = place.partition("[")[0].partition(".")[0] or None
     where = f"{place}: " if place else "the body: "
