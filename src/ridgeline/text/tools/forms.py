@@ -24,6 +24,7 @@ _KEY: Final = re.compile(r'[\s,]*(?:(\})|"([^"\\]{0,128})"\s*:\s*(?=\S))')
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SCALAR: Final = re.compile(r"[^\s,{}\[\]\"]+(?=[\s,}])")
 _ITEM: Final = re.compile(r"[\s,;\[\]]*(?=[^\s,;\[\]])")
+_BETWEEN: Final = " \t\r\n,;[]"
 
 
 class Calls(Protocol):
@@ -55,6 +56,8 @@ class Objects:
             if not (yield from self._object(scanner, calls)):
                 return count > 0
             count += 1
+        if count and scanner.is_closed and not scanner.text[scanner.at :].strip(_BETWEEN):
+            scanner.at = len(scanner.text)
         return count > 0
 
     def _object(self, scanner: Scanner, calls: Calls) -> Reading:
