@@ -92,7 +92,7 @@ class Client:
                     return None
                 answer = await read_answer(reader, request.is_head)
                 break
-            except (ConnectionError, asyncio.IncompleteReadError) as error:
+            except (OSError, asyncio.IncompleteReadError) as error:
                 self._close()
                 if fresh or is_last:  # else the server had closed a connection at rest
                     return f"no answer: {error!r}"
@@ -110,7 +110,7 @@ class Client:
                 answer = await read_answer(reader, request.is_head)
                 if (problem := self._problem(answer, request)) is not None:
                     return problem
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):
             return None  # the end
         except ValueError as error:
             return f"what came back is not HTTP: {error}"
@@ -182,8 +182,9 @@ def error_problem(answer: Answer, request: Request) -> str | None:
         is_known = set(error) == {"message", "type", "param", "code"} and CATALOGUE.get(error["code"]) == (answer.status, error["type"])
     if not is_known or not message or len(message) > 2_000:
         return f"{answer.status} with another body than the catalogue's: {answer.body[:300]!r}"
-    if request.row is not None and answer.status not in (404, 405) and dialect != request.row.dialect:
-        return f"{answer.status} in the dialect {dialect}, where the route's is {request.row.dialect}: {answer.body[:200]!r}"
+    expected = request.row and ("anthropic" if request.row.dialect == "anthropic" else "openai")
+    if expected is not None and answer.status not in (404, 405) and dialect != expected:
+        return f"{answer.status} in the dialect {dialect}, where the route's is {expected}: {answer.body[:200]!r}"
     if any(word in message for word in UNTOLD):
         return f"says what is inside: {message!r}"
     return None
