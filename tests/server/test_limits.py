@@ -14,6 +14,7 @@ from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.errors import CATALOGUE, anthropic_type
+from ridgeline.server.reasoning import BUDGETS
 from ridgeline.server.routes import DOCUMENTED
 from ridgeline.text.structured import MAX_CHARACTERS
 
@@ -97,6 +98,7 @@ def generation(path: str) -> dict[str, list[Case]]:
     fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
     fields |= {
         **dict.fromkeys(LENGTHS, integers(-1, CONTEXT - prompt_tokens)),
+        "thinking_token_budget": integers(-1, 2**31 - 1),
         "logprobs": [case for case in integers(0, 20) if case[1] != "true"] + booleans()[:2],
         "top_logprobs": integers(0, 20),
         "min_tokens": integers(0, 2),
@@ -192,6 +194,12 @@ def own(path: str) -> dict[str, list[Case]]:
         return {
             "messages": messages(),
             "reasoning_effort": [("min", '"none"', True), ("max", '"max"', False), ("unknown", '"deep"', False), *NULL],
+            **{name: integers(-1, 2**31 - 1) for name in BUDGETS},
+            "enable_thinking": booleans(),
+            "include_reasoning": booleans(),
+            "thinking": [("min", '{"budget_tokens": 0}', True), ("unknown", '{"type": "deep"}', False), ("wrong type", "1", False), *NULL],
+            "reasoning": [("min", '{"max_tokens": -1}', True), ("unknown", '{"effort": "deep"}', False), ("wrong type", "1", False), *NULL],
+            "think": [("min", '"none"', True), ("unknown", '"deep"', False), ("wrong type", "1", False), *NULL],
             "add_generation_prompt": booleans(),
             "tools": [
                 ("empty", "[]", True),

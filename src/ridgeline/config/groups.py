@@ -226,6 +226,14 @@ class ServerConfig:
         "answers differ from those of another server: its defaults", choices=("auto", "none"),
         also={"vllm": "none"},
     )  # fmt: skip
+    reasoning_budget: int = _set(
+        -1, "Most tokens of reasoning where a request names no budget; -1 is no limit.", "a request's own budget always wins",
+        "answers that end with length before they answer: set", bounds=(-1, 2**31 - 1),
+    )  # fmt: skip
+    reasoning_budget_message: str | None = _set(
+        None, "Text before the mark that ends a reasoning whose budget is spent.", "the mark alone ends it",
+        "answers that go on as if they still reasoned: set",
+    )  # fmt: skip
     response_store: str = _set(
         "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, or none.",
         "a conversation goes on by the id of its last answer; store: false leaves nothing",

@@ -239,6 +239,6 @@ _CONVERT: Final[Mapping[str, Any]] = {
 _NO_EFFECT_ON_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
     "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
-    "include_stop_str_in_output": (), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
+    "include_stop_str_in_output": (), "thinking_token_budget": (-1,), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
 }  # fmt: skip
 """Fields without effect on a beam search, which samples nothing; with the values, beside null and false, that ask for nothing."""

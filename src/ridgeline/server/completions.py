@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.engine.admit import check_number
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import body, fields, replies, wire
 from ridgeline.server.answer import Header, respond
@@ -19,6 +20,8 @@ from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
+from ridgeline.server.notes import Notes
+from ridgeline.server.reasoning import NO_LIMIT
 from ridgeline.server.service import Model, Service
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, read_body
@@ -43,7 +46,7 @@ def routes(service: Service) -> list[BaseRoute]:
         asked = structured_outputs(payload)
         params = body.sampling_params(
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
-            structured_outputs=asked and asked.params,
+            structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
         )  # fmt: skip
         grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
@@ -62,6 +65,18 @@ def _max_tokens(payload: wire.CompletionRequest, limit: body.OutputLimit | None)
     if limit is not None or payload.max_tokens is None:
         return limit.tokens if limit else None
     return DEFAULT_MAX_TOKENS
+
+
+def _budget(payload: wire.CompletionRequest, model: Model, notes: Notes) -> int | None:
+    """The most tokens of reasoning, where a text begins with it or its prompt has begun it; None: no limit."""
+    tokens = payload.thinking_token_budget
+    if tokens is None or tokens == NO_LIMIT:
+        return None
+    check_number("thinking_token_budget", tokens)
+    if model.chat is None or model.chat.reasoning_ids is None:
+        notes.ignore("thinking_token_budget", "this model's chat template knows no reasoning that could be limited")
+        return None
+    return tokens
 
 
 def _num_prompt_logprobs(payload: wire.CompletionRequest, logprobs: int | None) -> int | None:

@@ -46,6 +46,7 @@ from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
+from ridgeline.text.tools.marks import begins_reasoning
 
 _LOG = logging.getLogger("ridgeline.server")
 _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
@@ -273,11 +274,15 @@ class Service:
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         domain = tenant_domain(self._secret, private_salt(salt))
+        tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
+        ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
+        message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 priority=priority, arrived=arrived, grammar=grammar,
+                thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
 
         return admit_prompt

@@ -141,6 +141,7 @@ FAMILIES: Final = (
 REASONING: Final = (
     Reasoning("<think>", "</think>"),
     Reasoning("<mm:think>", "</mm:think>"),
+    Reasoning("<seed:think>", "</seed:think>"),
     Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<|channel>thought\n", "<channel|>"),
 )

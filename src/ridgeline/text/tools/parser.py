@@ -90,8 +90,6 @@ class AnswerParser:
         self._events: list[Event] = []
         self._spaces: list[str] = []
         self._has_called = False
-        self.is_thinking = thinks
-        """What comes next is reasoning."""
         self._steps = self._run()
 
     def push(self, text: str) -> list[Event]:
@@ -174,9 +172,8 @@ class AnswerParser:
             if not text.lstrip().startswith(mark):
                 return
             scanner.at += len(text) - len(text.lstrip()) + len(mark)
-        self.is_thinking = True
         yield from scanner.through(Marks([self._reasoning.end]), self._think)
-        self._spaces, self.is_thinking = [], False
+        self._spaces = []
         text = ""
         while not scanner.is_closed and not (text := scanner.text[scanner.at :].lstrip()):
             scanner.at = len(scanner.text)
