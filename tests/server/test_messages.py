@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import httpx2
+import msgspec
 import pytest
 from pydantic import BaseModel
 
@@ -18,6 +19,8 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import fields
 from ridgeline.server.anthropic_chat import as_chat
 from ridgeline.server.chat import tokenise_chat
+from ridgeline.server.message_blocks import BlockEvents, whole_blocks
+from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text
 
 TEMPLATE = str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja")
 CITY = {"type": "string", "enum": ["Bern", "Zürich"]}
@@ -220,6 +223,21 @@ def test_an_answer_in_a_form(client: Client) -> None:
     for more in ({"output_config": {"format": form}}, {"output_format": form}):
         answer = client.post(messages=[{"role": "user", "content": "Only text?"}], **more).json()
         assert json.loads(answer["content"][0]["text"])["city"] in CITY["enum"]
+
+
+def test_blocks_in_the_order_of_what_was_said() -> None:
+    """Text between calls has a block of its own; arguments that are no object of JSON are told as Anthropic's API has such told."""
+    said = [Text("a"), Text("b"), CallBegin("f", "call_1"), CallArguments("[1"), CallArguments("]"), CallEnd(), Text("c"),
+            CallBegin("g", "functions.g:0"), CallEnd(), CallBegin("h", "call_2"), CallArguments('{"cut')]  # fmt: skip
+    found = json.loads(msgspec.json.encode(whole_blocks(said, "s")))
+    assert found == [
+        {"type": "text", "text": "ab"}, {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"INVALID_JSON": "[1]"}},
+        {"type": "text", "text": "c"}, {"type": "tool_use", "id": "functions.g:0", "name": "g", "input": {}},
+    ]  # fmt: skip
+    blocks = BlockEvents("s")
+    events = json.loads(msgspec.json.encode([*blocks.tell(said), *blocks.finish()]))
+    assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1, 2, 3, 4]
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3, 4]
 
 
 def test_an_answer_of_nothing_has_a_block(client: Client) -> None:

@@ -115,6 +115,20 @@ def test_items_of_reasoning_text_and_calls(client: Client) -> None:
     assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
 
 
+def test_efforts_and_budgets(client: Client, chat_site: Any) -> None:
+    def reasoning(**more: Any) -> tuple[int, list[str]]:
+        answer = client.create("Weather in Bern?", max_output_tokens=60, **more)
+        return answer.usage.output_tokens_details.reasoning_tokens, [item.type for item in answer.output]
+
+    free = reasoning()
+    assert free == reasoning(reasoning={"effort": "high", "summary": "auto"}) and free[1][0] == "reasoning"
+    assert reasoning(extra_body={"thinking_token_budget": 3})[0] < free[0]
+    silent = client.create("My name is Ada.", reasoning={"effort": "none"})
+    assert silent.output_text == "Hello, Ada." and silent.reasoning.effort == "none"
+    other = chat_site.request("POST", "/v1/responses", json={"input": "hi", "reasoning": {"effort": "low"}, "max_output_tokens": 2})
+    assert other.status_code == 200 and other.headers["x-ridgeline-ignored-fields"] == "reasoning.effort"
+
+
 EVENTS = [
     "response.created", "response.in_progress",
     "response.output_item.added", "response.content_part.added", "response.reasoning_text.delta", "response.reasoning_text.done",
@@ -369,7 +383,7 @@ def test_a_body_of_codex(client: Client) -> None:
     assert last["output"][0]["content"][0]["text"] == "It is sunny in Bern." and last["store"] is False
     assert [tool["type"] for tool in last["tools"]] == ["function", "custom"]
     told = answer.headers["x-ridgeline-ignored-fields"].split(", ")
-    assert set(told) == {"tools.web_search", "tools.image_generation", "tools.local_shell", "reasoning.effort"}
+    assert set(told) == {"tools.web_search", "tools.image_generation", "tools.local_shell", "reasoning_effort"}
 
 
 @pytest.mark.parametrize(("more", "param", "said"), [

@@ -26,6 +26,7 @@ from ridgeline.server.chat import StartedChat, start_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
+from ridgeline.server.reasoning import SWITCHES
 from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
@@ -33,7 +34,7 @@ from ridgeline.server.responses_shapes import Item, ResponsesRequest
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
-from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, encode_event, json_response, read_body
+from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
 
 NAMES: Final = {
     "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
@@ -48,6 +49,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
+        notes.client = client_of(request)
         service.model.check_name(payload.model)
         owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
@@ -113,9 +115,9 @@ def _check_background(payload: ResponsesRequest, is_stored: bool) -> None:
 
 
 def _without_unread_effort(payload: ResponsesRequest, service: Service, notes: Notes) -> ResponsesRequest:
-    """The request without an effort that the model's template does not read: agents send one to every model."""
+    """The request without an effort where the model's template reads neither one nor whether to think: agents send one to every model."""
     template, effort = service.model.chat, payload.reasoning and payload.reasoning.effort
-    if template is None or effort in (None, "none") or "reasoning_effort" in template.variables:
+    if template is None or effort in (None, "none") or any(name in template.variables for name in ("reasoning_effort", *SWITCHES)):
         return payload
     notes.ignore("reasoning.effort", "this model's chat template does not read it")
     return structs.replace(payload, reasoning=None)

@@ -37,10 +37,11 @@ _PREFIXES: Final = {
     "custom_tool_call_output": "ctco",
 }  # fmt: skip
 """Type of an item → beginning of its id."""
-_COMMON: Final = tuple(
-    name for name in ResponsesRequest.__struct_fields__
-    if name in wire.ChatCompletionRequest.__struct_fields__ and name not in ("tools", "tool_choice", "top_logprobs", "stream")
+_COMMON: Final = (
+    *wire.SamplerOptions.__struct_fields__, "model", "parallel_tool_calls", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
+    "logit_bias", "bad_words", "structured_outputs", "chat_template_kwargs", "thinking_token_budget", "priority", "cache_salt",
 )  # fmt: skip
+"""Fields that mean here what they mean in a chat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class ResponsesRequest(wire.SamplerOptions, frozen=True):
     bad_words: list[str] | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
