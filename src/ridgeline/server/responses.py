@@ -34,7 +34,7 @@ from ridgeline.server.responses_shapes import Item, ResponsesRequest
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
-from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, encode_event, json_response, read_body
+from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
 
 NAMES: Final = {
     "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
@@ -56,6 +56,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
+        notes.client = client_of(request)
         service.model.check_name(payload.model)
         owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
