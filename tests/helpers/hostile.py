@@ -18,6 +18,8 @@ SLOWEST_SECONDS: Final = 5.0
 CONNECTIONS: Final = 16
 UNTOLD: Final = ("Traceback", 'File "', " object at 0x", "/home/", "/site-packages/", "ridgeline.")
 """What no error says."""
+ENDS: Final = (b"completed", b"incomplete", b"failed")
+"""How streams of /v1/responses end."""
 FAILURES: Final = ("internal_error", "engine_failed")
 
 
@@ -194,8 +196,9 @@ def stream_problem(body: bytes) -> str | None:
     """What is wrong with a whole stream of events: it must have an end, and no failure of the server."""
     if any(b'"%s"' % each.encode() in body for each in FAILURES):
         return f"a stream failed: {body[-500:]!r}"
-    ends = (b"data: [DONE]\n\n", b'"message_stop"}\n\n', b"response.completed", b"response.incomplete", b"response.failed", b"event: error")
-    return None if any(each in body[-20_000:] for each in ends) else f"a stream without its end: {body[-200:]!r}"
+    last = body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    ends = (b"data: [DONE]", b"event: message_stop", b"event: error", *(b"event: response." + each for each in ENDS))
+    return None if body.endswith(b"\n\n") and last.startswith(ends) else f"a stream without its end: {body[-200:]!r}"
 
 
 @dataclass(frozen=True, slots=True)

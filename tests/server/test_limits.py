@@ -186,6 +186,7 @@ def own(path: str) -> dict[str, list[Case]]:
                 ("empty", "[]", False), ("empty", "[[]]", False), ("empty", '""', True), ("max", literal(["a"] * 64), True),
                 ("max+1", literal(["a"] * 65), False), ("wrong type", "1", False), ("wrong type", '[1, "a"]', False), *required,
             ],
+            "suffix": [("empty", '""', True), ("no marks", '"a"', False), ("wrong type", "1", False), *NULL, *NOWHERE],
             "truncate_prompt_tokens": [*integers(1, CONTEXT)[1:], ("min", "-1", True), ("min-1", "0", False), ("min-1", "-2", False)],
             "add_special_tokens": booleans(),
             "echo": booleans(),
