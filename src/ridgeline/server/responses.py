@@ -90,6 +90,16 @@ def routes(service: Service) -> list[BaseRoute]:
         answer.headers.update(notes.tell())
         return answer
 
+    return [
+        Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        *_stored(shelf),
+    ]
+
+
+def _stored(shelf: Shelf) -> list[BaseRoute]:
+    """The routes of answers that are stored."""
+
     async def retrieve(request: Request) -> Response:
         if request.query_params.get("stream", "false") not in ("false", "False", "0"):
             raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
@@ -107,8 +117,6 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_page(items, request.query_params.get))
 
     return [
-        Route("/v1/responses", create, methods=["POST"]),
-        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
         Route("/v1/responses/{id}", retrieve, methods=["GET"]),
         Route("/v1/responses/{id}", delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
