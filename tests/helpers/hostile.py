@@ -18,6 +18,8 @@ SLOWEST_SECONDS: Final = 5.0
 CONNECTIONS: Final = 16
 UNTOLD: Final = ("Traceback", 'File "', " object at 0x", "/home/", "/site-packages/", "ridgeline.")
 """What no error says."""
+ENDS: Final = (b"completed", b"incomplete", b"failed")
+"""How streams of /v1/responses end."""
 FAILURES: Final = ("internal_error", "engine_failed")
 
 
@@ -92,7 +94,7 @@ class Client:
                     return None
                 answer = await read_answer(reader, request.is_head)
                 break
-            except (ConnectionError, asyncio.IncompleteReadError) as error:
+            except (OSError, asyncio.IncompleteReadError) as error:
                 self._close()
                 if fresh or is_last:  # else the server had closed a connection at rest
                     return f"no answer: {error!r}"
@@ -110,7 +112,7 @@ class Client:
                 answer = await read_answer(reader, request.is_head)
                 if (problem := self._problem(answer, request)) is not None:
                     return problem
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):
             return None  # the end
         except ValueError as error:
             return f"what came back is not HTTP: {error}"
@@ -182,8 +184,9 @@ def error_problem(answer: Answer, request: Request) -> str | None:
         is_known = set(error) == {"message", "type", "param", "code"} and CATALOGUE.get(error["code"]) == (answer.status, error["type"])
     if not is_known or not message or len(message) > 2_000:
         return f"{answer.status} with another body than the catalogue's: {answer.body[:300]!r}"
-    if request.row is not None and answer.status not in (404, 405) and dialect != request.row.dialect:
-        return f"{answer.status} in the dialect {dialect}, where the route's is {request.row.dialect}: {answer.body[:200]!r}"
+    expected = request.row and ("anthropic" if request.row.dialect == "anthropic" else "openai")
+    if expected is not None and answer.status not in (404, 405) and dialect != expected:
+        return f"{answer.status} in the dialect {dialect}, where the route's is {expected}: {answer.body[:200]!r}"
     if any(word in message for word in UNTOLD):
         return f"says what is inside: {message!r}"
     return None
@@ -193,8 +196,9 @@ def stream_problem(body: bytes) -> str | None:
     """What is wrong with a whole stream of events: it must have an end, and no failure of the server."""
     if any(b'"%s"' % each.encode() in body for each in FAILURES):
         return f"a stream failed: {body[-500:]!r}"
-    ends = (b"data: [DONE]\n\n", b'"message_stop"}\n\n', b"response.completed", b"response.incomplete", b"response.failed", b"event: error")
-    return None if any(each in body[-20_000:] for each in ends) else f"a stream without its end: {body[-200:]!r}"
+    last = body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    ends = (b"data: [DONE]", b"event: message_stop", b"event: error", *(b"event: response." + each for each in ENDS))
+    return None if body.endswith(b"\n\n") and last.startswith(ends) else f"a stream without its end: {body[-200:]!r}"
 
 
 @dataclass(frozen=True, slots=True)

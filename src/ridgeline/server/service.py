@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
 from ridgeline.server.turns import Turns
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.fim import Fim, find_fim
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
@@ -61,6 +62,7 @@ class Model:
     chat      None: the model has no template
     findings  problems that checks found before the first request
     defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
+    fim       how it is asked for a text between two; None: it cannot be. The first call may read a file
     """
 
     name: str
@@ -73,6 +75,7 @@ class Model:
     chat: ChatTemplate | None = None
     findings: tuple[Finding, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)
+    fim: Callable[[], Fim | None] = lambda: None
 
     def check_name(self, name: str | None) -> None:
         """Raises RequestError unless `name` is this model's. None means the only model there is."""
@@ -370,8 +373,8 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
     findings = (*info.findings, *assets.findings)
     if files.path is not None:
         findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
-    now, defaults = int(time.time()), files.generation.sampling
-    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults)
+    now, defaults, fim = int(time.time()), files.generation.sampling, cache(partial(find_fim, files.tokenizer, files.path))
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults, fim)
 
 
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:

@@ -56,7 +56,6 @@ REASONS: Final[Mapping[str, str]] = {
 COMPLETION: Final[Fields] = {
     **_GENERATION,
     "prompt_embeds": (),
-    "suffix": ("",),
     "think": _OFF,
     "thinking": ({"type": "disabled"},),
     "truncation_side": ("left",),

@@ -72,6 +72,7 @@ class GenerationRequest(SamplerOptions, frozen=True):
 
 class CompletionRequest(GenerationRequest, frozen=True):
     prompt: str | list[str | int | list[int]] | None = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
