@@ -15,11 +15,10 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import MAX_MESSAGES
+from ridgeline.text.tools.families import SWITCHES
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 """A line that some clients write into the system text. It differs from request to request: no prefix of a prompt would be found again."""
-THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
-"""Names under which templates read whether the model is to think."""
 CLEARS_THINKING: Final = "clear_thinking_20251015"
 """Edit of a context that clients send with every request: templates leave out old reasoning by themselves."""
 _USER: Final = ("user", "ctx", "msg")
@@ -234,7 +233,7 @@ def _thinking(
     variables = template.variables if template is not None and template.is_usable else ()
     found: dict[str, Any] = {}
     if config is not None:
-        read = [name for name in THINKING_VARIABLES if name in variables]
+        read = [name for name in SWITCHES if name in variables]
         found["chat_template_kwargs"] = dict.fromkeys(read, config.type != "disabled")
         if not read and (config.type != "disabled" or (template is not None and template.reasoning is not None)):
             notes.ignore("thinking", "this model's chat template does not read whether to think")
