@@ -163,6 +163,10 @@ REASONING: Final = (
 )
 
 
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates are told whether to think."""
+
+
 def reasoning_of(templates: Collection[str]) -> Reasoning | None:
     """The marks that a model's templates know."""
     known = (each for each in REASONING if any((each.begin if each.in_channels else each.end) in text for text in templates))
