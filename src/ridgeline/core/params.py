@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
+from ridgeline.core.thinking import Thinking
 
 MAX_BAD_WORDS: Final = 64
 MAX_BAD_WORD_CHARACTERS: Final = 64
@@ -102,6 +103,7 @@ class SamplingParams:
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
     structured_outputs  the form of the output; None: any text
+    thinking_token_budget  the most tokens of reasoning, after which it is ended; None: no limit
     """
 
     n: int = 1
@@ -129,6 +131,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
 
 
 SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
@@ -147,6 +150,7 @@ class Sampling:
     bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
     grammar      None: any text
+    thinking     where reasoning has a budget; None: nowhere
     """
 
     temperature: float = 1.0
@@ -161,6 +165,7 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -35,16 +35,19 @@ from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.callers import private_salt
+from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
 from ridgeline.server.turns import Turns
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.fim import Fim, find_fim
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
+from ridgeline.text.tools.marks import begins_reasoning
 
 _LOG = logging.getLogger("ridgeline.server")
 _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
@@ -59,6 +62,7 @@ class Model:
     chat      None: the model has no template
     findings  problems that checks found before the first request
     defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
+    fim       how it is asked for a text between two; None: it cannot be. The first call may read a file
     """
 
     name: str
@@ -71,6 +75,7 @@ class Model:
     chat: ChatTemplate | None = None
     findings: tuple[Finding, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)
+    fim: Callable[[], Fim | None] = lambda: None
 
     def check_name(self, name: str | None) -> None:
         """Raises RequestError unless `name` is this model's. None means the only model there is."""
@@ -79,8 +84,9 @@ class Model:
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
     def prompt_encoder(self, salt: str | None) -> Encoder:
-        """Encoder of prompts, which reuses the ids of prefixes that requests with the same salt had before."""
-        return self.prompts.encoder((salt or "").encode())
+        """Encoder of prompts, which reuses the ids of prefixes that the caller's requests with the same salt had before. Not for a thread
+        to ask: see `server.callers`."""
+        return self.prompts.encoder(private_salt(salt).encode())
 
     @property
     def turn_end_ids(self) -> frozenset[int]:
@@ -126,7 +132,7 @@ class Service:
         self._draining = False
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        self._secret = secrets.token_bytes(32)
+        self._secret = read_cache_secret(config.cache_secret_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
@@ -270,12 +276,16 @@ class Service:
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        domain = tenant_domain(self._secret, salt)
+        domain = tenant_domain(self._secret, private_salt(salt))
+        tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
+        ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
+        message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 priority=priority, arrived=arrived, grammar=grammar,
+                thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
 
         return admit_prompt
@@ -363,8 +373,8 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
     findings = (*info.findings, *assets.findings)
     if files.path is not None:
         findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
-    now, defaults = int(time.time()), files.generation.sampling
-    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults)
+    now, defaults, fim = int(time.time()), files.generation.sampling, cache(partial(find_fim, files.tokenizer, files.path))
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults, fim)
 
 
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
