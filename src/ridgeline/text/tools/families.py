@@ -147,6 +147,10 @@ REASONING: Final = (
 )
 
 
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates are told whether to think."""
+
+
 def reasoning_of(templates: Collection[str]) -> Reasoning | None:
     """The marks that a model's templates know."""
     return next((each for each in REASONING if any(each.end in text for text in templates)), None)
