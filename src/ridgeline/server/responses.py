@@ -26,7 +26,6 @@ from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
-from ridgeline.server.reasoning import SWITCHES
 from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
@@ -35,6 +34,7 @@ from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
 from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
+from ridgeline.text.tools.families import SWITCHES
 
 NAMES: Final = {
     "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
