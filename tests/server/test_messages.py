@@ -19,7 +19,7 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import fields
 from ridgeline.server.anthropic_chat import as_chat
 from ridgeline.server.chat import tokenise_chat
-from ridgeline.server.message_blocks import BlockEvents, whole_blocks
+from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text
 
 TEMPLATE = str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja")
@@ -161,6 +161,30 @@ def test_thinking_is_passed_back(client: Client) -> None:
     assert "Long thought" not in prompt_of(client, [*turns, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "Thanks"}])
 
 
+def test_omitted_thinking_is_passed_back_in_its_signature(client: Client) -> None:
+    more = {"tools": TOOLS, "thinking": {"type": "adaptive", "display": "omitted"}}
+    whole = client.ask("Weather?", **more)
+    events, streamed = client.stream("Weather?", **more)
+    assert not [event for event in events if event.type == "thinking"]
+    for answer in (whole, streamed):
+        assert answer.content[0].thinking == "" and answer.usage.output_tokens_details.thinking_tokens > 0
+        results = [{"type": "tool_result", "tool_use_id": block.id, "content": "x"} for block in answer.content[2:]]
+        turns = [("user", "Weather?"), ("assistant", answer.content), ("user", results)]
+        assert "<think>\nHm, <b>." in prompt_of(client, [{"role": role, "content": content} for role, content in turns])
+    for signature in ("thought_?", "thought_/w==", "other"):
+        said = [{"type": "thinking", "thinking": "", "signature": signature}, {"type": "text", "text": "a"}]
+        turns = [("user", "Weather?"), ("assistant", said), ("user", "b")]
+        assert client.count([{"role": role, "content": content} for role, content in turns]) > 0
+
+
+def test_a_budget_ends_thinking(client: Client) -> None:
+    """The closing mark comes when the budget is spent, whatever the script says next."""
+    answer = client.ask("Weather?", thinking={"type": "enabled", "budget_tokens": 4})
+    assert answer.content[0].thinking.strip() == "Hm," and answer.usage.output_tokens_details.thinking_tokens == 4
+    with pytest.raises(anthropic.BadRequestError, match="thinking is out of range"):
+        client.ask("Weather?", thinking={"type": "enabled", "budget_tokens": -5})
+
+
 def test_instructions_between_turns_come_behind_results(client: Client) -> None:
     call = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
     turns = [
@@ -229,12 +253,12 @@ def test_blocks_in_the_order_of_what_was_said() -> None:
     """Text between calls has a block of its own; arguments that are no object of JSON are told as Anthropic's API has such told."""
     said = [Text("a"), Text("b"), CallBegin("f", "call_1"), CallArguments("[1"), CallArguments("]"), CallEnd(), Text("c"),
             CallBegin("g", "functions.g:0"), CallEnd(), CallBegin("h", "call_2"), CallArguments('{"cut')]  # fmt: skip
-    found = json.loads(msgspec.json.encode(whole_blocks(said, "s")))
+    found = json.loads(msgspec.json.encode(whole_blocks(said, ThinkingForm("s"))))
     assert found == [
         {"type": "text", "text": "ab"}, {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"INVALID_JSON": "[1]"}},
         {"type": "text", "text": "c"}, {"type": "tool_use", "id": "functions.g:0", "name": "g", "input": {}},
     ]  # fmt: skip
-    blocks = BlockEvents("s")
+    blocks = BlockEvents(ThinkingForm("s"))
     events = json.loads(msgspec.json.encode([*blocks.tell(said), *blocks.finish()]))
     assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1, 2, 3, 4]
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3, 4]

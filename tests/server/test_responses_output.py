@@ -38,7 +38,7 @@ def heard(text: str, pieces: list[str], *, is_whole: bool = True) -> tuple[list[
     """Events and items of a text that comes in pieces, one token each."""
     assert "".join(pieces) == text
     reading = Reading(HERMES, Reasoning("<think>", "</think>"), {}, ByteTokenizer(), False, True, None)
-    output, events = Output(reading, CALLED, None), list[Any]()
+    output, events = Output("0" * 32, reading, CALLED, None), list[Any]()
     for at, piece in enumerate(pieces):
         events += output.hear(TextDelta(0, (at,), (piece,)), at == len(pieces) - 1)
     events += output.end(is_whole)

@@ -17,16 +17,15 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd
-from ridgeline.server import body, fields
+from ridgeline.server import body, fields, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.access import note_error
 from ridgeline.server.answer import Idle, deliver
 from ridgeline.server.callers import current_caller
-from ridgeline.server.chat import StartedChat, start_chat
+from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
-from ridgeline.server.reasoning import SWITCHES
 from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
@@ -35,6 +34,7 @@ from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
 from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
+from ridgeline.text.tools.families import SWITCHES
 
 NAMES: Final = {
     "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
@@ -47,6 +47,13 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
     shelf = Shelf(open_store(service.config))
 
+    async def read(payload: ResponsesRequest, owner: bytes, notes: Notes) -> tuple[list[Item], Tools, wire.ChatCompletionRequest]:
+        """The conversation of a request, its tools, and the chat that both are."""
+        given = await shelf.resolve(owner, read_items(payload.input))
+        items = [*await shelf.conversation(owner, payload.previous_response_id), *given]
+        tools = read_tools(payload.tools or (), notes)
+        return items, tools, as_chat(_without_unread_effort(payload, service, notes), items, tools)
+
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
         notes.client = client_of(request)
@@ -55,10 +62,7 @@ def routes(service: Service) -> list[BaseRoute]:
         is_stored = shelf.is_open and payload.store is not False
         _check_background(payload, is_stored)
         with body.told_as(NAMES):
-            new = read_items(payload.input)
-            items = [*await shelf.conversation(owner, payload.previous_response_id), *new]
-            tools = read_tools(payload.tools or (), notes)
-            chat = as_chat(_without_unread_effort(payload, service, notes), items, tools)
+            items, tools, chat = await read(payload, owner, notes)
             begun = await start_chat(service, chat, notes, clips=True)
         answer = _Answer(service, payload, tools, begun, is_stored)
 
@@ -77,6 +81,25 @@ def routes(service: Service) -> list[BaseRoute]:
         stream = EventStream(_told(answer, events, request), begun.source.abort, RESPONSES_EVENTS) if payload.stream else None
         return await deliver(request, begun.source, notes, stream, lambda: _whole(events))
 
+    async def input_tokens(request: Request) -> Response:
+        payload, notes = fields.RESPONSES.read(await read_body(request))
+        service.model.check_name(payload.model)
+        with body.told_as(NAMES):
+            _, _, chat = await read(payload, current_caller().owner, notes)
+            answer = json_response(shapes.InputTokens(len(await tokenise_chat(chat, service.model, notes))))
+        answer.headers.update(notes.tell())
+        return answer
+
+    return [
+        Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        *_stored(shelf),
+    ]
+
+
+def _stored(shelf: Shelf) -> list[BaseRoute]:
+    """The routes of answers that are stored."""
+
     async def retrieve(request: Request) -> Response:
         if request.query_params.get("stream", "false") not in ("false", "False", "0"):
             raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
@@ -94,7 +117,6 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_page(items, request.query_params.get))
 
     return [
-        Route("/v1/responses", create, methods=["POST"]),
         Route("/v1/responses/{id}", retrieve, methods=["GET"]),
         Route("/v1/responses/{id}", delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
@@ -158,7 +180,7 @@ class _Answer:
         model = service.model
         names = TokenNames(model.tokenizer, False) if wants_logprobs(payload) else None
         self._source = begun.source
-        self._output = Output(begun.reading, tools.called, names)
+        self._output = Output(begun.source.id, begun.reading, tools.called, names)
         self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
             created_at=int(time.time()),

@@ -239,6 +239,11 @@ class ItemPage(Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class InputTokens(Struct, frozen=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Deleted(Struct, frozen=True):
     id: str
     object: Literal["response"] = "response"
