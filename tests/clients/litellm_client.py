@@ -1,7 +1,7 @@
 """LiteLLM: `python litellm_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; Anthropic's path,
-and LiteLLM's own translation of Anthropic's messages into OpenAI's.
+OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; the same by
+Anthropic's path.
 """
 
 import asyncio
@@ -94,11 +94,20 @@ def take_forms(asked: dict) -> None:
 
 def speak_anthropic(base_url: str) -> None:
     asked = {**ASKED, "model": "anthropic/scripted", "api_base": base_url, "max_tokens": 200}
-    messages: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was 21 degrees"}]
-    whole = litellm.completion(**asked, messages=messages)
+    messages: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the weather in Bern?"}]
+    answer = litellm.completion(**asked, messages=messages, tools=TOOLS).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Bern"}
+    chunks = list(litellm.completion(**asked, messages=messages, tools=TOOLS, tool_choice="required", stream=True))
+    (built,) = litellm.stream_chunk_builder(chunks, messages=messages).choices[0].message.tool_calls
+    assert (built.function.name, json.loads(built.function.arguments)) == ("weather", {"city": "Bern"})
+    messages += [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+    whole = litellm.completion(**asked, messages=messages, tools=TOOLS)
     assert whole.choices[0].message.content == "It is 21 degrees in Bern." and whole.usage.completion_tokens > 5
-    chunks = list(litellm.completion(**asked, messages=messages, stream=True))
+    chunks = list(litellm.completion(**asked, messages=messages, tools=TOOLS, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "It is 21 degrees in Bern."
+    thought = litellm.completion(**asked, messages=[{"role": "user", "content": "What is two and two?"}]).choices[0].message
+    assert thought.content == "Four." and thought.reasoning_content.strip() == "One, two; three, four."
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_every_sampling_parameter_reaches_its_row() -> None:
         "repetition_penalty": 1.5, "logit_bias": ((7, 2),), "allowed_token_ids": (7, 9), "bad_words": ("ab",), "logprobs": 2,
     }  # fmt: skip
     sampling = door(**given, words=((5,),)).row_params(0).sampling
-    expected = {**given, "allowed_ids": (7, 9), "bad_words": ((5,),), "grammar": None}
+    expected = {**given, "allowed_ids": (7, 9), "bad_words": ((5,),), "grammar": None, "thinking": None}
     assert {name: getattr(sampling, name) for name in sampling.__slots__} == {name: expected[name] for name in sampling.__slots__}
 
 

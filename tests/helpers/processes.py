@@ -66,10 +66,11 @@ class ServerProcess:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def engine_pid(self) -> int:
-        """The only child of the server."""
+        """The engine's process; others render templates and compile grammars."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        engines = [int(each) for each in children if b"ridgeline.engine.process" in Path(f"/proc/{each}/cmdline").read_bytes()]
+        assert len(engines) == 1, children
+        return engines[0]
 
     def stop(self) -> int:
         """SIGTERM; returns the exit status."""

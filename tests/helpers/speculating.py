@@ -1,7 +1,7 @@
 """The engine with a drafter that knows the answers, and random requests whose answers show every bit: speculation must change none."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence as Running
+from ridgeline.core.thinking import ReasoningMarks, Thinking
 from ridgeline.engine.engine import Engine
 
 RIGHT, HALF, WRONG, NONE = range(4)
@@ -121,6 +122,10 @@ def request(number: int, draw: Random, vocab: int) -> Admitted:
         bad_words=now_and_then((*((first, second) for first in narrow for second in narrow[::3]), (few[2],)), ()),
         logprobs=draw.choice((None, None, 0, 3)),
     )
+    if sampling.allowed_ids is None and draw.random() < 0.2:
+        marks = ReasoningMarks(2, ((0, few[3], 1), (1, few[4], 2)))
+        close = (*few[5:7], few[3], few[4])[draw.randrange(3) :]
+        sampling = replace(sampling, thinking=Thinking(marks, True, draw.randint(0, 9), close, 2))
     stops = frozenset(now_and_then({*narrow[:4], *draw.sample(range(vocab), 20)}, set(), 0.5))
     return Admitted(
         f"r{number}",

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -35,13 +34,8 @@ def check(http: httpx.Client, name: str) -> None:
     print(f"{name}: {answer.status_code} in {seconds:.2f} s {answer.text[:160] if answer.status_code != 200 else ''}")
 
 
-def engine_of(server: Any) -> int:
-    """The server's engine, which is its first child; others are processes that compile."""
-    return min(int(each) for each in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split())
-
-
 def left(server: Any) -> tuple[int, float, float]:
-    return engine_of(server), server.metric("vllm:num_requests_running"), server.metric("vllm:num_requests_waiting")
+    return server.engine_pid(), server.metric("vllm:num_requests_running"), server.metric("vllm:num_requests_waiting")
 
 
 def explode(http: httpx.Client, server: Any, names: Iterable[str]) -> None:

@@ -85,7 +85,7 @@ class Turns:
     source = "model"
     is_usable = True
     variables: tuple[str, ...] = ()
-    family = reasoning = None
+    family = reasoning = reasoning_ids = None
 
     def folded_roles(self, conversation: Any) -> list[str]:
         return []
@@ -118,9 +118,13 @@ def test_how_much_is_thought_reaches_a_template_that_reads_it(chat_site: Any, mo
         ({}, {}, None),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, None),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}, None),
-        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "high"}, {"enable_thinking": True, "reasoning_effort": "high"}, None),
+        ({"enable_thinking": False, "reasoning_effort": "low"}, {"enable_thinking": False, "reasoning_effort": "low"}, None),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, None),
-        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}}, {"reasoning_effort": "max"}, None),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}},
+            {"enable_thinking": True, "reasoning_effort": "max"}, None,
+        ),
         ({"chat_template_kwargs": {"thinking": True}}, {}, "chat_template_kwargs.thinking"),
     ):
         answer = chat_site.chat(max_tokens=1, **fields)

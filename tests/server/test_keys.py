@@ -1,6 +1,7 @@
 """Keys of files, origins and certificates that cannot work are told at the start, with the way out, and without a part of a secret."""
 
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.server.auth import check_exposure
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.origins import allows, parse_origins
 from ridgeline.server.tls import Certificate
 
@@ -23,28 +24,81 @@ def test_keys_of_setting_and_file(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", "\n# comment\none\n  ops \t two \n")
     keys = ApiKeys("own key", file)
     assert keys.needed and keys.reload() == 3
-    assert all(keys.owner(key) for key in ("own key", "one", "two"))
-    assert not any(keys.owner(key) for key in ("", "ops", "ops two", "own", "on", "one ", "#", "One", "\xe9"))
+    assert all(keys.find(key) for key in ("own key", "one", "two"))
+    assert not any(keys.find(key) for key in ("", "ops", "ops two", "own", "on", "one ", "#", "One", "\xe9"))
     assert "own key" not in repr(vars(keys)) and b"own key" not in repr(vars(keys)).encode()
     write(tmp_path / "keys", "three")
-    assert keys.reload() == 2 and keys.owner("three") and keys.owner("own key") and not keys.owner("one")
+    assert keys.reload() == 2 and keys.find("three") and keys.find("own key") and not keys.find("one")
     (tmp_path / "keys").unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         keys.reload()
-    assert keys.owner("three")
+    assert keys.find("three")
     assert not ApiKeys().needed
 
 
+def test_tenants_of_keys(tmp_path: Path) -> None:
+    digest = sha256(b"hashed").hexdigest()
+    file = write(tmp_path / "keys", f"plain\na sha256:{digest} tenant=acme weight=4 rpm=2 tpm=100\nb key== tenant=acme scope=admin\nc four")
+    keys = ApiKeys(None, file)
+    plain, a, b, c = (keys.find(key) for key in ("plain", "hashed", "key==", "four"))
+    assert plain and a and b and c and keys.find(f"sha256:{digest}") is None and keys.find(digest) is None
+    assert (plain.tenant, plain.weight, plain.is_admin, plain.quota) == ("", 1, False, None)
+    assert (a.tenant, a.weight, a.is_admin) == ("acme", 4, False) and (b.tenant, b.weight, b.is_admin) == ("acme", 4, True)
+    assert len({each.owner for each in (plain, a, b, c)}) == 4 and (c.tenant, c.quota) == ("", None)
+    keys.reload()
+    assert (again := keys.find("hashed")) and again.quota is a.quota and again.owner == a.owner, "what is left of limits stays"
+    write(tmp_path / "keys", f"a sha256:{digest} rpm=3 tpm=100")
+    keys.reload()
+    assert (other := keys.find("hashed")) and other.quota is not a.quota
+
+
+WRONG_OPTIONS = {
+    "a hush tenant": "line 1: write KEY, or NAME KEY and options as NAME=VALUE",
+    "a hush tenant=x tenant=y": "each once",
+    "a hush burst=3": "tenant, weight, scope, rpm, rpd, tpm, tpd",
+    "a hush tenant=a/b": "a tenant is at most 64",
+    "a hush scope=root": "scope is one of client, admin",
+    "a hush weight=0": "weight is a whole number from 1 to 1,000",
+    "a hush rpm=1e3": "rpm is a whole number from 1",
+    "a hush tpm=" + "9" * 5_000: "tpm is a whole number",
+    "a hush weight=2\nb hush2 weight=3": "line 2: the tenant has the weight 2 in a line above, here 3",
+    "a sha256:hush": "sha256: is followed by the 64 hex digits",
+    "\n".join(f"n{at} hush{at} tenant=t{at}" for at in range(1_025)): "1025 keys of 1025 tenants; at most 4096 of 1024",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_OPTIONS, ids=lambda text: text[:24])
+def test_options_that_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=WRONG_OPTIONS[text]) as error:
+        ApiKeys(None, write(tmp_path / "keys", text))
+    assert "hush" not in str(error.value)
+
+
+def test_the_secret_of_the_cache_is_made_once_and_shared(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    first = read_cache_secret(str(file))
+    assert first == read_cache_secret(str(file)) and len(first) == 32 and file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [file] and read_cache_secret(None) != read_cache_secret(None)
+    file.unlink()
+    assert read_cache_secret(str(file)) != first, "a lost secret is a new one"
+    for text, mode, message in (("short", 0o600, "has 5 characters"), ("x" * 32, 0o640, "run: chmod 600")):
+        write(file, text, mode)
+        with pytest.raises(ConfigError, match=message):
+            read_cache_secret(str(file))
+    with pytest.raises(ConfigError, match="cannot be made"):
+        read_cache_secret(str(tmp_path / "missing" / "secret"))
+
+
 WRONG_KEYS = {
-    "hush hush hush": "line 1: write KEY, or NAME KEY",
+    "hush hush hush": "line 1: write KEY, or NAME KEY and options",
     "na/me hush": "line 1: write KEY, or NAME KEY",
     "ok\nschlüssel-hush": "line 2: a key must be printable ASCII",
     "hush\nhush": "line 2: this name or key stands in a line above",
     "a hush\na hush2": "line 2: this name or key stands in a line above",
     "": "has 0 keys",
     "# hush": "has 0 keys",
-    "\n".join(f"hush{number}" for number in range(257)): "has 257 keys; at most 256",
-    "h" * 70_000: "more than 65,536 bytes",
+    "\n".join(f"hush{number}" for number in range(4_097)): "has 4097 keys of 1 tenants; at most 4096",
+    "h" * 1_100_000: "more than 1,048,576 bytes",
 }
 
 

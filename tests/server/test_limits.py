@@ -14,6 +14,7 @@ from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.errors import CATALOGUE, anthropic_type
+from ridgeline.server.reasoning import BUDGETS
 from ridgeline.server.routes import DOCUMENTED
 from ridgeline.text.structured import MAX_CHARACTERS
 
@@ -21,7 +22,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
 SLOWEST_SECONDS = 5.0
 CONTEXT, VOCAB = 512, 258
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
-ANTHROPIC, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+ANTHROPIC, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 MESSAGES = [{"role": "user", "content": "a"}]
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a", "max_tokens": 2},
@@ -30,6 +32,8 @@ GOOD: dict[str, dict[str, Any]] = {
     DETOKENIZE: {"tokens": [97]},
     ANTHROPIC: {"messages": MESSAGES, "max_tokens": 2},
     COUNT: {"messages": MESSAGES},
+    RESPONSES: {"input": "a", "max_output_tokens": 2},
+    INPUT_TOKENS: {"input": "a"},
 }
 BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}, "top_logprobs": {"logprobs": True},
                                      "guided_whitespace_pattern": {"guided_json": {}}}  # fmt: skip
@@ -97,6 +101,7 @@ def generation(path: str) -> dict[str, list[Case]]:
     fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
     fields |= {
         **dict.fromkeys(LENGTHS, integers(-1, CONTEXT - prompt_tokens)),
+        "thinking_token_budget": integers(-1, 2**31 - 1),
         "logprobs": [case for case in integers(0, 20) if case[1] != "true"] + booleans()[:2],
         "top_logprobs": integers(0, 20),
         "min_tokens": integers(0, 2),
@@ -184,6 +189,7 @@ def own(path: str) -> dict[str, list[Case]]:
                 ("empty", "[]", False), ("empty", "[[]]", False), ("empty", '""', True), ("max", literal(["a"] * 64), True),
                 ("max+1", literal(["a"] * 65), False), ("wrong type", "1", False), ("wrong type", '[1, "a"]', False), *required,
             ],
+            "suffix": [("empty", '""', True), ("no marks", '"a"', False), ("wrong type", "1", False), *NULL, *NOWHERE],
             "truncate_prompt_tokens": [*integers(1, CONTEXT)[1:], ("min", "-1", True), ("min-1", "0", False), ("min-1", "-2", False)],
             "add_special_tokens": booleans(),
             "echo": booleans(),
@@ -192,6 +198,12 @@ def own(path: str) -> dict[str, list[Case]]:
         return {
             "messages": messages(),
             "reasoning_effort": [("min", '"none"', True), ("max", '"max"', False), ("unknown", '"deep"', False), *NULL],
+            **{name: integers(-1, 2**31 - 1) for name in BUDGETS},
+            "enable_thinking": booleans(),
+            "include_reasoning": booleans(),
+            "thinking": [("min", '{"budget_tokens": 0}', True), ("unknown", '{"type": "deep"}', False), ("wrong type", "1", False), *NULL],
+            "reasoning": [("min", '{"max_tokens": -1}', True), ("unknown", '{"effort": "deep"}', False), ("wrong type", "1", False), *NULL],
+            "think": [("min", '"none"', True), ("unknown", '"deep"', False), ("wrong type", "1", False), *NULL],
             "add_generation_prompt": booleans(),
             "tools": [
                 ("empty", "[]", True),
@@ -217,6 +229,8 @@ def own(path: str) -> dict[str, list[Case]]:
         }
     if path in (ANTHROPIC, COUNT):
         return of_messages(path)
+    if path in (RESPONSES, INPUT_TOKENS):
+        return of_responses(path)
     if path == TOKENIZE:
         texts: list[Case] = [("empty", '""', True), ("wrong type", "1", False), ("wrong type", "[]", False), *required]
         return {"prompt": texts, "add_special_tokens": booleans(), "return_token_strs": booleans()}
@@ -271,6 +285,26 @@ def of_messages(path: str) -> dict[str, list[Case]]:
             "top_p": numbers(BOUNDS["top_p"].low, 1, BOUNDS["top_p"].above),
             "top_k": integers(int(BOUNDS["top_k"].low), int(BOUNDS["top_k"].high)),
             "stop_sequences": lists("x" * 64, 64, bad=("x" * 65, 1, None)),
+            "stream": [case for case in booleans() if case[1] != "true"],
+        }
+    return fields
+
+
+def of_responses(path: str) -> dict[str, list[Case]]:
+    """Cases of the fields of OpenAI's newer route."""
+    turn = {"role": "user", "content": "a"}
+    bad = (1, {}, {"role": 1, "content": "a"}, {"role": "user"}, {"type": "item"})
+    fields: dict[str, list[Case]] = {
+        "input": [
+            ("min", literal([turn]), True), ("empty", "[]", False), ("wrong type", "1", False),
+            *(("bad element", literal([each]), False) for each in bad), ("null", "null", False), *NOWHERE,
+        ],
+        "tools": [("empty", "[]", True), ("bad element", "[1]", False), ("wrong type", "1", False), *NULL],
+    }  # fmt: skip
+    if path == RESPONSES:
+        fields |= {
+            "temperature": numbers(0, BOUNDS["temperature"].high),
+            "top_p": numbers(BOUNDS["top_p"].low, 1, BOUNDS["top_p"].above),
             "stream": [case for case in booleans() if case[1] != "true"],
         }
     return fields

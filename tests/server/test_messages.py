@@ -1,6 +1,7 @@
 """Tools, thinking and forms of output in Anthropic's dialect, through its official client: a model that follows a script behind Qwen3's
 template, whole and streamed."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import httpx2
+import msgspec
 import pytest
 from pydantic import BaseModel
 
@@ -17,9 +19,12 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import fields
 from ridgeline.server.anthropic_chat import as_chat
 from ridgeline.server.chat import tokenise_chat
+from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
+from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text
 
+TEMPLATE = str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja")
 CITY = {"type": "string", "enum": ["Bern", "Zürich"]}
-ARGUMENTS = ('{"city": "Zürich", "days":2}', '{"city":"Bern", "big": 123456789012345678901234567890, "x": 1.0}')
+ARGUMENTS = ('{"city": "Zürich", "days":2}', '{"city":"Bern","big": 123456789012345678901234567890,"x": 1.0}')
 CALLS = (
     f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS[0]}}}\n</tool_call>\n'
     f'<tool_call>\n{{"name": "clock", "arguments": {ARGUMENTS[1]}}}\n</tool_call>'
@@ -36,7 +41,7 @@ SCRIPT = [
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": name == "clock"}
     return {"name": name, "description": "It tells.", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
 
 
@@ -79,7 +84,7 @@ class Client:
 @pytest.fixture(scope="module")
 def client(chat_site: Any) -> Iterator[Client]:
     model = "fake:" + json.dumps({"script": SCRIPT, "vocab": 258, "max_model_len": 1 << 17, "blocks": 1 << 13})
-    site = type(chat_site)(EngineConfig(model), ServerConfig(chat_template=str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja")))
+    site = type(chat_site)(EngineConfig(model), ServerConfig(chat_template=TEMPLATE))
     site.wait(site.service.start())
     client = Client(site)
     yield client
@@ -156,6 +161,30 @@ def test_thinking_is_passed_back(client: Client) -> None:
     assert "Long thought" not in prompt_of(client, [*turns, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "Thanks"}])
 
 
+def test_omitted_thinking_is_passed_back_in_its_signature(client: Client) -> None:
+    more = {"tools": TOOLS, "thinking": {"type": "adaptive", "display": "omitted"}}
+    whole = client.ask("Weather?", **more)
+    events, streamed = client.stream("Weather?", **more)
+    assert not [event for event in events if event.type == "thinking"]
+    for answer in (whole, streamed):
+        assert answer.content[0].thinking == "" and answer.usage.output_tokens_details.thinking_tokens > 0
+        results = [{"type": "tool_result", "tool_use_id": block.id, "content": "x"} for block in answer.content[2:]]
+        turns = [("user", "Weather?"), ("assistant", answer.content), ("user", results)]
+        assert "<think>\nHm, <b>." in prompt_of(client, [{"role": role, "content": content} for role, content in turns])
+    for signature in ("thought_?", "thought_/w==", "other"):
+        said = [{"type": "thinking", "thinking": "", "signature": signature}, {"type": "text", "text": "a"}]
+        turns = [("user", "Weather?"), ("assistant", said), ("user", "b")]
+        assert client.count([{"role": role, "content": content} for role, content in turns]) > 0
+
+
+def test_a_budget_ends_thinking(client: Client) -> None:
+    """The closing mark comes when the budget is spent, whatever the script says next."""
+    answer = client.ask("Weather?", thinking={"type": "enabled", "budget_tokens": 4})
+    assert answer.content[0].thinking.strip() == "Hm," and answer.usage.output_tokens_details.thinking_tokens == 4
+    with pytest.raises(anthropic.BadRequestError, match="thinking is out of range"):
+        client.ask("Weather?", thinking={"type": "enabled", "budget_tokens": -5})
+
+
 def test_instructions_between_turns_come_behind_results(client: Client) -> None:
     call = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
     turns = [
@@ -195,7 +224,7 @@ def test_one_call_alone(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("choice", "names"), [
-    ({"type": "any", "disable_parallel_tool_use": True}, {"weather", "clock"}), ({"type": "tool", "name": "clock"}, {"clock"}),
+    ({"type": "any", "disable_parallel_tool_use": True}, {"weather", "clock"}), ({"type": "tool", "name": "weather"}, {"weather"}),
 ])  # fmt: skip
 def test_a_call_that_must_be_made_is_made(client: Client, choice: Any, names: set[str]) -> None:
     answer = client.ask("Which city?", tools=TOOLS, tool_choice=choice, thinking={"type": "disabled"})
@@ -220,6 +249,21 @@ def test_an_answer_in_a_form(client: Client) -> None:
         assert json.loads(answer["content"][0]["text"])["city"] in CITY["enum"]
 
 
+def test_blocks_in_the_order_of_what_was_said() -> None:
+    """Text between calls has a block of its own; arguments that are no object of JSON are told as Anthropic's API has such told."""
+    said = [Text("a"), Text("b"), CallBegin("f", "call_1"), CallArguments("[1"), CallArguments("]"), CallEnd(), Text("c"),
+            CallBegin("g", "functions.g:0"), CallEnd(), CallBegin("h", "call_2"), CallArguments('{"cut')]  # fmt: skip
+    found = json.loads(msgspec.json.encode(whole_blocks(said, ThinkingForm("s"))))
+    assert found == [
+        {"type": "text", "text": "ab"}, {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"INVALID_JSON": "[1]"}},
+        {"type": "text", "text": "c"}, {"type": "tool_use", "id": "functions.g:0", "name": "g", "input": {}},
+    ]  # fmt: skip
+    blocks = BlockEvents(ThinkingForm("s"))
+    events = json.loads(msgspec.json.encode([*blocks.tell(said), *blocks.finish()]))
+    assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1, 2, 3, 4]
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3, 4]
+
+
 def test_an_answer_of_nothing_has_a_block(client: Client) -> None:
     assert kinds(client.ask("Nothing?")) == kinds(client.stream("Nothing?")[1]) == ["text"]
 
@@ -236,7 +280,8 @@ CALL = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
 @pytest.mark.parametrize(("content", "said"), [
     ([IMAGE], r"messages\[0\]\.content\[0\]: blocks of image are not supported"),
     ([{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}], r"content\[0\]\.content\[0\]: blocks of image"),
-    ([{"type": "tool_result", "content": "x"}], "tool_use_id"), ([{"type": "text"}], "has no text"), ([CALL], "blocks of tool_use"),
+    ([{"type": "tool_result", "content": "x"}], "tool_use_id"), ([{"type": "text"}], "has no text"),
+    ([CALL], "a tool_use stands in a turn of the assistant"),
     ([{"type": "document", "source": {"type": "base64", "data": "x"}}], "documents"), ([{"type": "x" * 100}], "blocks of this type"),
 ])  # fmt: skip
 def test_blocks_that_are_refused(client: Client, content: Any, said: str) -> None:
@@ -290,3 +335,20 @@ def test_a_body_of_claude_code(client: Client) -> None:
     assert usage["cache_read_input_tokens"] > 30_000 and usage["input_tokens"] <= 16
     counted = site.request("POST", "/v1/messages/count_tokens?beta=true", json={"model": "fake", **body}, headers=headers).json()
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+def test_exceptions_of_a_server_that_is_busy_or_loads(new_site: Any) -> None:
+    """Those that its clients wait for and try again."""
+    loading = Client(new_site(EngineConfig("fake:{}"), start=False))
+    with pytest.raises(anthropic.ServiceUnavailableError) as early:
+        loading.ask("Weather?")
+    slow = EngineConfig('fake:{"rows": 1, "step_seconds": 0.02}')
+    busy = Client(new_site(slow, ServerConfig(max_waiting=0, chat_template=TEMPLATE)))
+
+    async def burst() -> list[Any]:
+        asked = (busy.own.messages.create(**busy.body("Weather?", {"max_tokens": 20})) for _ in range(3))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    kinds = sorted(type(each).__name__ for each in busy.site.wait(burst()))
+    assert kinds == ["Message", "RateLimitError", "RateLimitError"]
+    assert early.value.type == "overloaded_error" and early.value.response.headers["retry-after"] == "2"

@@ -115,6 +115,20 @@ def test_items_of_reasoning_text_and_calls(client: Client) -> None:
     assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
 
 
+def test_efforts_and_budgets(client: Client, chat_site: Any) -> None:
+    def reasoning(**more: Any) -> tuple[int, list[str]]:
+        answer = client.create("Weather in Bern?", max_output_tokens=60, **more)
+        return answer.usage.output_tokens_details.reasoning_tokens, [item.type for item in answer.output]
+
+    free = reasoning()
+    assert free == reasoning(reasoning={"effort": "high", "summary": "auto"}) and free[1][0] == "reasoning"
+    assert reasoning(extra_body={"thinking_token_budget": 3})[0] < free[0]
+    silent = client.create("My name is Ada.", reasoning={"effort": "none"})
+    assert silent.output_text == "Hello, Ada." and silent.reasoning.effort == "none"
+    other = chat_site.request("POST", "/v1/responses", json={"input": "hi", "reasoning": {"effort": "low"}, "max_output_tokens": 2})
+    assert other.status_code == 200 and other.headers["x-ridgeline-ignored-fields"] == "reasoning.effort"
+
+
 EVENTS = [
     "response.created", "response.in_progress",
     "response.output_item.added", "response.content_part.added", "response.reasoning_text.delta", "response.reasoning_text.done",
@@ -286,6 +300,46 @@ def test_stored_answers(client: Client, other: Client) -> None:
     assert client.create("Who am I?", previous_response_id=second.id).output_text == "You are Ada."
 
 
+def test_references_to_items(client: Client, other: Client) -> None:
+    """As the AI SDK sends a conversation: what was answered by its id."""
+    asked = {"role": "user", "content": "Weather in Bern?"}
+    first = client.create([asked], tools=[TOOL])
+    told = [{"type": "item_reference", "id": item.id} for item in first.output]
+    given = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny, 21 °C"}
+    second = client.create([asked, *told, given], tools=[TOOL])
+    whole = client.create([asked, *(item.to_dict() for item in first.output), given], tools=[TOOL])
+    assert second.output_text == "It is sunny in Bern." and second.usage.input_tokens == whole.usage.input_tokens
+    more = [*told, given, {"type": "item_reference", "id": second.output[0].id}, {"role": "user", "content": "Who am I?"}]
+    client.do(client.openai.responses.delete(first.id))
+    third = client.create([asked, *more])
+    assert third.output_text == "You are Ada.", "the newest answer has the items before it"
+    with pytest.raises(BadRequestError, match="not stored"):
+        other.create([asked, *more])
+    counted = client.do(client.openai.responses.input_tokens.count(model="fake", input=[asked, *more]))
+    assert counted.input_tokens == third.usage.input_tokens and counted.object == "response.input_tokens"
+
+
+def test_a_hundred_at_once(client: Client, other: Client) -> None:
+    async def one(at: int) -> None:
+        mine, others = [each.openai.responses for each in ((client, other), (other, client))[at % 2]]
+        answer = await mine.create(model="fake", input=f"{at} My name is Ada.", metadata={"at": str(at)})
+        again = await mine.retrieve(answer.id)
+        assert again.metadata == {"at": str(at)} and again.output_text == "Hello, Ada."
+        chained = await mine.create(model="fake", input="Who am I?", previous_response_id=answer.id)
+        items = await mine.input_items.list(chained.id, order="asc")
+        assert items.data[0].content[0].text.startswith(f"{at} ")
+        with pytest.raises(NotFoundError):
+            await others.retrieve(answer.id)
+        await mine.delete(answer.id)
+        with pytest.raises(NotFoundError):
+            await mine.retrieve(answer.id)
+
+    async def run() -> None:
+        await asyncio.gather(*map(one, range(100)))
+
+    client.do(run())
+
+
 def test_pages_of_items(client: Client) -> None:
     answer = client.create([{"role": "user", "content": str(at)} for at in range(7)])
     pages = client.openai.responses.input_items
@@ -369,12 +423,14 @@ def test_a_body_of_codex(client: Client) -> None:
     assert last["output"][0]["content"][0]["text"] == "It is sunny in Bern." and last["store"] is False
     assert [tool["type"] for tool in last["tools"]] == ["function", "custom"]
     told = answer.headers["x-ridgeline-ignored-fields"].split(", ")
-    assert set(told) == {"tools.web_search", "tools.image_generation", "tools.local_shell", "reasoning.effort"}
+    assert set(told) == {"tools.web_search", "tools.image_generation", "tools.local_shell", "reasoning_effort"}
 
 
 @pytest.mark.parametrize(("more", "param", "said"), [
     ({"input": []}, "input", "0 items"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "not stored"),
+    ({"input": [{"type": "item_reference"}]}, "input", "no id"),
+    ({"input": [{"type": "computer_call", "call_id": "c"}]}, "input", "computer_call"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "input_image"),
     ({"input": [{"type": "function_call", "name": "f", "call_id": "c"}]}, "input", "arguments"),
     ({"input": [{"role": "user"}]}, "input", "content"),

@@ -1,9 +1,10 @@
-"""Structured outputs: what compiles them, and what follows their grammars over bytes."""
+"""Structured outputs: what compiles them, and what follows their grammars over bytes; real templates."""
 
 from collections.abc import Iterator
 
 import pytest
 from byte_grammars import byte_compiler
+from chat_cases import Corpus, corpus
 
 from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.text.structured import StructuredOutputCompiler
@@ -21,3 +22,9 @@ def matching() -> Iterator[GrammarCompiler]:
     made = byte_compiler()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Corpus]:
+    with corpus() as found:
+        yield found

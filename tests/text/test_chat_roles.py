@@ -55,6 +55,14 @@ def test_the_rules_by_example(turns: list[Any], result: list[tuple[str, str]], f
     assert told(GEMMA, *turns) == (result, folded)
 
 
+def test_instructions_behind_a_result_stay_there() -> None:
+    """A conversation that grows keeps its beginning, and with it what the prefix cache has."""
+    turns: list[Any] = [("user", "u"), CALL, {"role": "tool", "tool_call_id": "c1", "content": "r"}, ("system", "s")]
+    grown = [*turns, ("assistant", "a"), ("user", "v"), ("system", "t")]
+    whole, before = told(Roles(later=NO), *grown)[0], told(Roles(later=NO), *turns)[0]
+    assert [content for _, content in whole] == ["u", None, "r\n\ns", "a", "v\n\nt"] and whole[:3] == before
+
+
 def test_templates_without_system_messages() -> None:
     assert told(BARE, ("system", "s"), ("user", "u")) == ([("user", "s\n\nu")], ["system"])
     assert told(BARE, ("system", "s"), ("assistant", "a"), ("user", "u"))[0] == [("assistant", "a"), ("user", "s\n\nu")]

@@ -118,7 +118,7 @@ def test_n6_c6_pages_of_another_origin(secured: Secured) -> None:
     assert (preflight.status_code, preflight.content) == (204, b""), "no key is asked for"
     told = {name: value for name, value in preflight.headers.items() if name.startswith("access-control") or name == "vary"}
     assert told == {
-        "access-control-allow-origin": SITE, "access-control-allow-methods": "GET, POST, OPTIONS", "access-control-max-age": "600",
+        "access-control-allow-origin": SITE, "access-control-allow-methods": "GET, POST, DELETE, OPTIONS", "access-control-max-age": "600",
         "access-control-allow-headers": "authorization, content-type, x-stainless-os", "vary": "Origin",
     }  # fmt: skip
     answers = [

@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import History, Mask, history_of
-from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar
+from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar, mask_words
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
+from ridgeline.core.thinking import ThinkingState
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
 """(logits fp32 [N, V], a token per row, number of best ids per row) → log-probabilities, bit for bit as sampling reports them."""
 
+ANY: Final = 0xFFFFFFFF
+"""A word of a mask that takes every id."""
 SCORED_POSITIONS: Final = 16
 """Prompt positions that are scored at a time: as many rows as an exact product has in a tile."""
 
@@ -38,6 +41,7 @@ class StepRows(NamedTuple):
     sampling_ids     int32: permanent rows of those
     has_drafts       True where a row samples more than one position
     has_grammars     True where a row that samples follows a grammar
+    has_budgets      True where the reasoning of a row that samples has a budget
     """
 
     row: IntColumn
@@ -49,6 +53,7 @@ class StepRows(NamedTuple):
     sampling_ids: NDArray[np.int32]
     has_drafts: bool
     has_grammars: bool
+    has_budgets: bool
 
     def matches(self, plan: Plan) -> bool:
         """True where the plan has the same rows and samples. Plans of the same rows share their column."""
@@ -131,7 +136,7 @@ class Masks(NamedTuple):
     """Masks of a step. The next one overwrites them.
 
     of_rows    of the rows that sample (`decoding.sampler.sample_rows`)
-    addresses  int64 [S]: of the mask of each sampled position; 0 where its row follows no grammar
+    addresses  int64 [S]: of the mask of each sampled position; 0 where any id may come in its row
     failures   why rows cannot go on, by their number among those that sample
     """
 
@@ -157,31 +162,40 @@ class RowState:
     last       int32 [rows]: last sampled id, to the end of the steps that have been computed
     histories  ids for penalties and bans; None for rows that need none
     grammars   places in the grammars of rows that follow one
-    compiler   makes them; None where no row follows a grammar
+    thoughts   places in the reasoning of rows where that has a budget
+    compiler   makes grammars; None where no row follows one
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, vocab: int) -> None:
         self.last = np.zeros(rows, np.int32)
         self.histories: list[History | None] = [None] * rows
         self.grammars: list[RowGrammar | None] = [None] * rows
+        self.thoughts: list[ThinkingState | None] = [None] * rows
         self.compiler: GrammarCompiler | None = None
-        self._bits = np.zeros((0, 0), np.uint32)
+        self._bits = np.zeros((0, mask_words(vocab)), np.uint32)
 
     def apply(self, plan: Plan) -> None:
         """Updates rows that come and go."""
         for row in plan.freed_rows:
-            self.histories[row] = self.grammars[row] = None
+            self.histories[row] = self.grammars[row] = self.thoughts[row] = None
         for new in plan.new_rows:
+            asked, outputs = new.params.sampling, new.ids[new.params.prompt_tokens :]
             self.histories[new.row] = history_of(new.params, new.ids)
-            if new.params.sampling.grammar is not None:
+            if asked.thinking is not None:
+                self.thoughts[new.row] = ThinkingState(asked.thinking, outputs)
+            if asked.grammar is not None:
                 assert self.compiler is not None, "a row follows a grammar where none is compiled"
-                self.grammars[new.row] = self.compiler.start(new.params.sampling.grammar, new.ids[new.params.prompt_tokens :])
+                self.grammars[new.row] = self.compiler.start(asked.grammar, outputs)
 
     def sampled(self, rows: NDArray[np.int32], ids: Sequence[tuple[int, ...]]) -> None:
-        """Stores the last ids of rows that have sampled, and advances their grammars; the sampler has pushed their histories."""
+        """Stores the last ids of rows that have sampled, and advances their grammars and thoughts; the sampler has pushed their
+        histories."""
         for row, each in zip(rows.tolist(), ids, strict=True):
             if (grammar := self.grammars[row]) is not None:
                 grammar.advance(each)
+            if (thought := self.thoughts[row]) is not None:
+                for token in each:
+                    thought.push(token)
         if all(ids):
             self.last[rows] = [each[-1] for each in ids]
         else:
@@ -191,24 +205,31 @@ class RowState:
 
     def masks(self, work: Work) -> Masks:
         """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
-        assert self.compiler is not None
         rows, samples = work.rows.sampling_ids.tolist(), len(work.inputs.select)
         if len(self._bits) < samples:
-            self._bits = np.zeros((samples, self.compiler.words), np.uint32)
+            self._bits = np.zeros((samples, self._bits.shape[1]), np.uint32)
         bits, end = self._bits, 0
         found = Masks([None for _ in rows], np.zeros(samples, np.int64), {})
         for number, (row, drafts) in enumerate(zip(rows, work.drafts, strict=True)):
-            first, end, grammar = end, end + 1 + len(drafts), self.grammars[row]
-            if grammar is None:
+            first, end, grammar, thought = end, end + 1 + len(drafts), self.grammars[row], self.thoughts[row]
+            forced = [] if thought is None else thought.walk(drafts)
+            if grammar is None and not any(token is not None for token in forced):
                 continue
             found.of_rows[number] = mask = bits[first:end]
             mask[1:] = 0
             found.addresses[first:end] = bits.ctypes.data + bits.strides[0] * np.arange(first, end)
             try:
-                grammar.masks(drafts, mask)
+                if grammar is None:
+                    mask[:] = ANY
+                else:
+                    grammar.masks(drafts, mask)
             except GrammarError as error:
                 mask[:] = 0
                 found.failures[number] = f"the output cannot follow its grammar any further: {error}"
+            for place, token in enumerate(forced):
+                if token is not None:
+                    mask[place] = 0
+                    mask[place, token // 32] = 1 << token % 32
         return found
 
     def prompt_token(self, row: int, position: int) -> int:

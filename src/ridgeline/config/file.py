@@ -31,19 +31,19 @@ def read_settings(path: str) -> dict[str, Any]:
     return _read_yaml(path, text)
 
 
-def read_bounded(path: str, source: str) -> str:
-    """The text of a regular file of at most 64 KiB. `source` names the setting that gives the path. Raises ConfigError."""
+def read_bounded(path: str, source: str, most: int = MAX_BYTES) -> str:
+    """The text of a regular file of at most `most` bytes. `source` names the setting that gives the path. Raises ConfigError."""
     try:
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer does not wait
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError(f"{source} {path!r:.200} is not a regular file", fix={source: None})
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{source} {path!r:.200} cannot be read: {reason}", fix={source: None}) from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{source} {path!r:.200} has more than {MAX_BYTES:,} bytes", fix={source: None})
+    if len(data) > most:
+        raise ConfigError(f"{source} {path!r:.200} has more than {most:,} bytes", fix={source: None})
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -188,8 +188,13 @@ class ServerConfig:
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,
     )  # fmt: skip
     api_key_file: str | None = _set(
-        None, "File with keys, one per line as KEY or NAME KEY; read again on SIGHUP.",
+        None, "File with keys, one per line as KEY, or NAME KEY and options; read again on SIGHUP.",
         "several keys, each of which can be withdrawn", "401 for clients that have one: not in the file", unit="FILE",
+    )  # fmt: skip
+    cache_secret_file: str | None = _set(
+        None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
+        "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(
         (), "Origins of pages that may use the server, as https://host:port, or *; may be repeated [its own page's].",
@@ -220,6 +225,14 @@ class ServerConfig:
         "auto", "auto: sampling defaults of the model's authors; none: Ridgeline's.", "a request's own fields always win",
         "answers differ from those of another server: its defaults", choices=("auto", "none"),
         also={"vllm": "none"},
+    )  # fmt: skip
+    reasoning_budget: int = _set(
+        -1, "Most tokens of reasoning where a request names no budget; -1 is no limit.", "a request's own budget always wins",
+        "answers that end with length before they answer: set", bounds=(-1, 2**31 - 1),
+    )  # fmt: skip
+    reasoning_budget_message: str | None = _set(
+        None, "Text before the mark that ends a reasoning whose budget is spent.", "the mark alone ends it",
+        "answers that go on as if they still reasoned: set",
     )  # fmt: skip
     response_store: str = _set(
         "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, or none.",

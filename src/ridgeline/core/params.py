@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
+from ridgeline.core.thinking import Thinking
 
 MAX_BAD_WORDS: Final = 64
 MAX_BAD_WORD_CHARACTERS: Final = 64
@@ -102,6 +103,7 @@ class SamplingParams:
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
     structured_outputs  the form of the output; None: any text
+    thinking_token_budget  the most tokens of reasoning, after which it is ended; None: no limit
     """
 
     n: int = 1
@@ -129,6 +131,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
 
 
 SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
@@ -147,6 +150,7 @@ class Sampling:
     bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
     grammar      None: any text
+    thinking     where reasoning has a budget; None: nowhere
     """
 
     temperature: float = 1.0
@@ -161,6 +165,7 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,7 @@ class Admitted:
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
     two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
     domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
+    tenant, weight  who shares the engine with others, and its share against them
     priority      smaller runs first, under the priority policy
     arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     """
@@ -209,6 +215,8 @@ class Admitted:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     two_phase: bool = False
     domain: bytes = b""
+    tenant: str = ""
+    weight: int = 1
     priority: int = 0
     arrived: float | None = None
 

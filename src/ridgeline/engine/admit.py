@@ -14,6 +14,7 @@ from typing import Any, Final
 from ridgeline.core.admission import blocks_needed
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Grammar, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
+from ridgeline.core.thinking import Thinking
 from ridgeline.errors import RequestError
 
 INT64_MAX: Final = 2**63 - 1
@@ -32,15 +33,18 @@ BOUNDS: Final = MappingProxyType({
     "min_tokens": Bound(0, 2**31 - 1),
     "logprobs": Bound(0, MAX_LOGPROBS),
     "prompt_logprobs": Bound(0, MAX_LOGPROBS),
+    "thinking_token_budget": Bound(0, 2**31 - 1),
     "priority": Bound(-(2**31), 2**31 - 1),
 })
-OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of"})
+OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 64, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
 MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids per character."""
+MAX_CLOSE_IDS: Final = 4_096
+"""Ids that end a reasoning whose budget is spent: a message of the operator and the mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,10 @@ def admit(
     draw_seed: Callable[[], int],
     bad_words: Sequence[Sequence[int]] = (),
     grammar: Grammar | None = None,
+    thinking: Thinking | None = None,
     domain: bytes = b"",
+    tenant: str = "",
+    weight: int = 1,
     priority: int = 0,
     arrived: float | None = None,
 ) -> Admitted:
@@ -77,7 +84,8 @@ def admit(
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
-    domain     the tenant's
+    thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
+    domain     of the prefix cache: the tenant's, with a salt
     arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
@@ -90,7 +98,8 @@ def admit(
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, limit=MAX_STOP_IDS)
     _check_prompt(prompt, limits)
     _check_grammar(params, grammar)
-    sampling = _sampling(params, bad_words, grammar, limits.vocab)
+    _check_thinking(params, thinking, limits.vocab)
+    sampling = _sampling(params, bad_words, grammar, thinking, limits.vocab)
     max_tokens = _max_tokens(len(prompt), params, limits)
     _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
@@ -108,6 +117,8 @@ def admit(
         stop_ids=stop_ids,
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
+        tenant=tenant,
+        weight=weight,
         priority=priority,
         arrived=arrived,
     )
@@ -120,7 +131,7 @@ def make_seed_source(seed: int | None) -> Callable[[], int]:
 
 
 def tenant_domain(secret: bytes, tenant: str) -> bytes:
-    """Prefix-cache domain of a tenant: 32 bytes that cannot be made without `secret`; the same `secret` gives the same."""
+    """Prefix-cache domain of a tenant, or of a salt within it: 32 bytes that cannot be made without `secret`, the same for the same."""
     return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()
 
 
@@ -138,7 +149,9 @@ def _check_bound(name: str, value: object, bound: Bound) -> None:
         raise _invalid(name, value, f"it must be {above} {bound.low} and at most {bound.high}")
 
 
-def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], grammar: Grammar | None, vocab: int) -> Sampling:
+def _sampling(
+    params: SamplingParams, bad_words: Sequence[Sequence[int]], grammar: Grammar | None, thinking: Thinking | None, vocab: int
+) -> Sampling:
     """The sampler's parameters. With `best_of` above `n`, log-probabilities are computed even where they are not asked for."""
     allowed = params.allowed_token_ids
     if allowed is not None:
@@ -158,7 +171,20 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], gramma
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),
         logprobs=0 if params.logprobs is None and _choices(params) > params.n else params.logprobs,
         grammar=grammar,
+        thinking=thinking,
     )
+
+
+def _check_thinking(params: SamplingParams, thinking: Thinking | None, vocab: int) -> None:
+    """Raises RequestError for wishes that a budget of reasoning leaves no room for."""
+    if thinking is None or thinking.tokens is None:
+        return
+    if thinking.tokens != params.thinking_token_budget or not 0 < thinking.mark <= len(thinking.close):
+        raise RequestError("the budget of reasoning has no end that can be forced; leave it out.", param="thinking_token_budget")
+    _check_ids("thinking_token_budget", thinking.close, vocab, limit=MAX_CLOSE_IDS)
+    if params.allowed_token_ids is not None:
+        message = "allowed_token_ids and thinking_token_budget exclude each other; leave one of them out."
+        raise RequestError(message, param="allowed_token_ids")
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:

@@ -16,6 +16,7 @@ from ridgeline.config.arguments import read_arguments
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import SamplingParams, with_known_arguments
+from ridgeline.core.thinking import Thinking
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
@@ -33,6 +34,7 @@ from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.structured import StructuredOutputCompiler
 from ridgeline.text.tokenizer import bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
+from ridgeline.text.tools.marks import begins_reasoning
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -197,6 +199,7 @@ class LLM:
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
             grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
+            thinking=self._thinking(ids, params.thinking_token_budget),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
 
@@ -223,6 +226,12 @@ class LLM:
     def _close_template(self) -> None:
         if "chat_template" in self.__dict__ and self.chat_template is not None:
             self.chat_template.close()
+
+    def _thinking(self, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
+        """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
+        if tokens is None or self.chat_template is None or (ids := self.chat_template.reasoning_ids) is None:
+            return None
+        return ids.thinking(begins_reasoning(prompt, ids.texts, self.tokenizer), tokens)
 
     def _template(self) -> ChatTemplate:
         if self.chat_template is None:

@@ -17,6 +17,7 @@ class InputBlock(Struct, frozen=True):
     type: str
     text: str | None = None
     thinking: str | None = None
+    signature: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -52,8 +53,11 @@ class ToolChoice(Struct, frozen=True):
 
 
 class ThinkingConfig(Struct, frozen=True):
+    """display: omitted: a block has its thoughts in its signature alone, where clients pass them back and show them to nobody."""
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(Struct, frozen=True):
@@ -110,7 +114,7 @@ class TextBlock(Struct, frozen=True, tag="text"):
 
 
 class ThinkingBlock(Struct, frozen=True, tag="thinking"):
-    """Reasoning. `signature` says nothing; clients pass blocks without one back as text, or not at all."""
+    """Reasoning. `signature` proves nothing; clients pass blocks without one back as text, or not at all."""
 
     thinking: str
     signature: str

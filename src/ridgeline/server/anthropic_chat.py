@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from ridgeline.server import anthropic, wire
 from ridgeline.server.errors import ApiError
+from ridgeline.server.message_blocks import opened_signature
 from ridgeline.server.notes import Notes
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import MAX_MESSAGES
 
 BILLING: Final = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 """A line that some clients write into the system text. It differs from request to request: no prefix of a prompt would be found again."""
-THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
-"""Names under which templates read whether the model is to think."""
 CLEARS_THINKING: Final = "clear_thinking_20251015"
 """Edit of a context that clients send with every request: templates leave out old reasoning by themselves."""
 _USER: Final = ("user", "ctx", "msg")
+_OF_ONE_ROLE: Final = {"tool_result": "user", "tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -108,7 +108,11 @@ def _turn(where: str, message: anthropic.InputMessage, names: dict[str, str]) ->
         elif turn.role == "assistant" and block.type == "tool_use":
             turn.calls.append(_call(place, block, names))
         elif turn.role == "assistant" and block.type in ("thinking", "redacted_thinking"):
-            turn.thoughts.extend([block.thinking] if block.thinking else [])
+            thought = block.thinking or opened_signature(block.signature or "")
+            turn.thoughts.extend([thought] if thought else [])
+        elif block.type in _OF_ONE_ROLE:
+            owner = _OF_ONE_ROLE[block.type]
+            raise ApiError("invalid_value", f"{place}: a {block.type} stands in a turn of the {owner}", param="messages")
         else:
             turn.texts.append(_text(place, block))
     return turn
@@ -234,10 +238,9 @@ def _thinking(
     variables = template.variables if template is not None and template.is_usable else ()
     found: dict[str, Any] = {}
     if config is not None:
-        read = [name for name in THINKING_VARIABLES if name in variables]
-        found["chat_template_kwargs"] = dict.fromkeys(read, config.type != "disabled")
-        if not read and (config.type != "disabled" or (template is not None and template.reasoning is not None)):
-            notes.ignore("thinking", "this model's chat template does not read whether to think")
+        found["thinking"] = wire.ThinkingOptions(config.type, config.budget_tokens)
+        if config.type != "disabled" and template is not None and template.reasoning is None:
+            notes.ignore("thinking", "this model does not think")
     if effort is not None:
         if "reasoning_effort" in variables:
             found["reasoning_effort"] = effort

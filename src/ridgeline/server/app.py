@@ -4,6 +4,7 @@ Owns the order of these layers, and what is said where there is no endpoint. End
 is passed in. `server.run` runs it.
 """
 
+import time
 from difflib import get_close_matches
 from typing import Final
 
@@ -14,9 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
+from ridgeline.server.callers import current_caller
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
+from ridgeline.server.quotas import Quota
 from ridgeline.server.service import Service
 from ridgeline.server.transport import Disconnected
 
@@ -52,7 +55,23 @@ class QueueGate:
             routes.note_limits(scope, row)
             if row.is_queued and self._service.is_ready:
                 self._service.check_capacity(1)
+                quota = current_caller().quota
+                if quota is not None:
+                    quota.take_request(time.monotonic())
+                    send = _telling(quota, send)
         await self._app(scope, receive, send)
+
+
+def _telling(quota: Quota, send: Send) -> Send:
+    """`send`, with what is left of the quota in the headers of the answer."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            told = [(name.encode(), value.encode()) for name, value in quota.headers(time.monotonic()).items()]
+            message["headers"] = [*message["headers"], *told]
+        await send(message)
+
+    return send_with_headers
 
 
 class ErrorHandler:

@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
+from ridgeline.server.callers import NOBODY, serving
 from ridgeline.server.errors import ApiError
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.keys import ApiKeys, Caller
 from ridgeline.server.origins import allows, parse_origins
 from ridgeline.server.routes import PUBLIC, dialect_of
 from ridgeline.server.tls import Certificate
@@ -20,8 +21,6 @@ from ridgeline.server.tls import Certificate
 KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 """Headers whose whole value is a key: Anthropic's and Azure's, beside `Authorization: Bearer`."""
 MAX_HEADER_BYTES: Final = 16 * 1024
-OWNER_KEY: Final = "ridgeline.owner"
-"""Key in a scope of what stands for the holder of the key (`ApiKeys.owner`); not there where no key is needed."""
 CLOSE_HEADERS: Final = {"Connection": "close"}
 
 
@@ -60,16 +59,21 @@ class AccessGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            error = self._error(scope)
-            await (self._app if error is None else error.response(dialect_of(scope)))(scope, receive, send)
+            found = self._caller(scope)
+            if isinstance(found, ApiError):
+                await found.response(dialect_of(scope))(scope, receive, send)
+                return
+            with serving(found):
+                await self._app(scope, receive, send)
 
-    def _error(self, scope: Scope) -> ApiError | None:
+    def _caller(self, scope: Scope) -> Caller | ApiError:
+        """Who sends the request, or why it is not taken."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         if size > MAX_HEADER_BYTES:
             message = f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are accepted"
             return ApiError("headers_too_large", message, headers=CLOSE_HEADERS)
-        return self._host_error(headers) or self._origin_error(headers) or self._key_error(scope, headers)
+        return self._host_error(headers) or self._origin_error(headers) or self._holder(scope, headers)
 
     def _host_error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         if self._hosts is None:
@@ -93,19 +97,19 @@ class AccessGuard:
         message = "pages of another origin may not use this server, unless --allowed-origins names theirs"
         return ApiError("origin_not_allowed", message, headers=CLOSE_HEADERS)
 
-    def _key_error(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    def _holder(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Caller | ApiError:
+        """The holder of the request's key."""
         if self._keys is None or (scope["method"], scope["path"]) in PUBLIC:
-            return None
+            return NOBODY
         bearer = _values(headers, b"authorization")
         plain = [_values(headers, name) for name in KEY_HEADERS]
         keys = [values[0] for values in plain if len(values) == 1]
         scheme, _, key = bearer[0].partition(" ") if len(bearer) == 1 else ("", "", "")
         if scheme.lower() == "bearer":
             keys.append(key.strip())
-        owner = next((found for each in keys if (found := self._keys.owner(each)) is not None), None)
-        if owner is not None:
-            scope[OWNER_KEY] = owner
-            return None
+        for each in keys:
+            if (caller := self._keys.find(each)) is not None:
+                return caller
         return ApiError(
             "invalid_api_key",
             "the API key is wrong" if bearer or any(plain) else "an API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY",

@@ -25,6 +25,8 @@ MAX_JSON_DEPTH: Final = 32
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ROUND_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NAMES: Final = tuple(field.name for field in fields(SamplingParams))
+_ECHO: Final = re.compile(r"Invalid (enum )?value .*", re.DOTALL)
+"""The one kind of message that has what the client sent."""
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Body = TypeVar("Body")
@@ -62,7 +64,8 @@ def is_deeper_than(body: bytes, levels: int) -> bool:
 
 def _type_error(message: str) -> ApiError:
     """`Expected X, got Y - at $.field[0]` → an answer that names the field."""
-    text, _, path = message.partition(" - at `$")
+    text, at, path = message.rpartition(" - at `$")
+    text, path = (_ECHO.sub("Invalid value", text), path) if at else (message, "")
     place = path.rstrip("`").lstrip(".")
     param = place.partition("[")[0].partition(".")[0] or None
     where = f"{place}: " if place else "the body: "
@@ -236,6 +239,6 @@ _CONVERT: Final[Mapping[str, Any]] = {
 _NO_EFFECT_ON_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
     "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
-    "include_stop_str_in_output": (), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
+    "include_stop_str_in_output": (), "thinking_token_budget": (-1,), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
 }  # fmt: skip
 """Fields without effect on a beam search, which samples nothing; with the values, beside null and false, that ask for nothing."""

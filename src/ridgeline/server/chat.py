@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
-from ridgeline.server import body, fields, replies, tools, wire
+from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -82,12 +82,22 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
     form = asked and asked.params
     params = body.sampling_params(
-        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form, **special
-    )
+        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form,
+        thinking_token_budget=_budget(service, payload, how, notes), **special,
+    )  # fmt: skip
     grammar = await service.compile_grammar(asked, notes.client)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
     return StartedChat(source, how, params.n, is_cut)
+
+
+def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> int | None:
+    """The most tokens of the answer's reasoning; None: no limit."""
+    template = service.model.chat
+    if template is None or payload.use_beam_search:
+        return None
+    can_reason = how is not None and how.marks is not None
+    return reasoning.budget(reasoning.wish(payload), template, service.config.reasoning_budget, notes, can_reason=can_reason)
 
 
 def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:
@@ -98,7 +108,10 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     choice = tools.choose(offer, model.chat)
     has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
     skip_special = payload.skip_special_tokens is not False
-    how = tools.reading(offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special)
+    is_told = reasoning.wish(payload).is_told
+    how = tools.reading(
+        offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special, is_told=is_told
+    )
     is_free = asked is None and not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None)
     if how is not None and choice.family is not None and (choice.forced or is_free):
         asked = tools.call_grammar(choice, how)
@@ -277,25 +290,15 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
 
 
 def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> dict[str, object]:
-    """`chat_template_kwargs` that the template reads, and what `reasoning_effort` means to it; notes the others.
-
-    Raises ApiError for an effort that the template does not read.
-    """
+    """`chat_template_kwargs` that the template reads, and what a wish about reasoning means to it; notes the others. Raises ApiError."""
     given = payload.chat_template_kwargs or {}
     unread = template.unread(given) if template.is_usable else ()
     for name in unread:
         notes.ignore(f"chat_template_kwargs.{name}", "this model's chat template does not read it")
     found = {name: value for name, value in given.items() if name not in unread}
-    effort = payload.reasoning_effort if isinstance(payload, wire.ChatCompletionRequest) else None
-    if effort == "none":
-        if "enable_thinking" in template.variables:
-            found.setdefault("enable_thinking", False)
-    elif effort is not None:
-        if "reasoning_effort" not in template.variables:
-            message = 'this model\'s chat template does not read reasoning_effort; leave it out, or send "none"'
-            raise ApiError("unsupported_parameter", message, param="reasoning_effort")
-        found.setdefault("reasoning_effort", effort)
-    return found
+    if not isinstance(payload, wire.ChatCompletionRequest):
+        return found
+    return reasoning.template_arguments(reasoning.wish(payload), found, template, notes)
 
 
 def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, arguments: Mapping[str, object]) -> Conversation:

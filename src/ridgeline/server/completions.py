@@ -3,6 +3,7 @@
 Owns the meaning of the fields that only completions have, and the form of their answers. Bounds are `engine.admit`'s.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.engine.admit import check_number
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import body, fields, replies, wire
 from ridgeline.server.answer import Header, respond
@@ -19,9 +21,12 @@ from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
+from ridgeline.server.notes import Notes
+from ridgeline.server.reasoning import NO_LIMIT
 from ridgeline.server.service import Model, Service
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, read_body
+from ridgeline.text.fim import Fim
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.token_text import prompt_text
 
@@ -43,12 +48,13 @@ def routes(service: Service) -> list[BaseRoute]:
         asked = structured_outputs(payload)
         params = body.sampling_params(
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
-            structured_outputs=asked and asked.params,
+            structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
         )  # fmt: skip
         grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
+        ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
         with body.client_field_names(payload, limit):
-            source = await start_generation(service, payload, prompts, params, notes, grammar=grammar)
+            source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)
         header = Header.make(model, f"cmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         form = CompletionFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids))
@@ -62,6 +68,18 @@ def _max_tokens(payload: wire.CompletionRequest, limit: body.OutputLimit | None)
     if limit is not None or payload.max_tokens is None:
         return limit.tokens if limit else None
     return DEFAULT_MAX_TOKENS
+
+
+def _budget(payload: wire.CompletionRequest, model: Model, notes: Notes) -> int | None:
+    """The most tokens of reasoning, where a text begins with it or its prompt has begun it; None: no limit."""
+    tokens = payload.thinking_token_budget
+    if tokens is None or tokens == NO_LIMIT:
+        return None
+    check_number("thinking_token_budget", tokens)
+    if model.chat is None or model.chat.reasoning_ids is None:
+        notes.ignore("thinking_token_budget", "this model's chat template knows no reasoning that could be limited")
+        return None
+    return tokens
 
 
 def _num_prompt_logprobs(payload: wire.CompletionRequest, logprobs: int | None) -> int | None:
@@ -90,8 +108,8 @@ def _last_ids(prompt: list[int], count: int, bos: int | None) -> list[int]:
 
 
 async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[int]]:
-    """The ids of each prompt: a string, strings, ids, or lists of ids. Raises ApiError for what is none of these, RequestError and
-    OverloadedError for texts that take too long."""
+    """The ids of each prompt: a string, strings, ids, or lists of ids, each in front of the suffix where there is one. Raises ApiError for
+    what is none of these, RequestError and OverloadedError for texts that take too long."""
     prompt = payload.prompt
     if prompt is None:
         raise ApiError("missing_field", "prompt is missing; send a string, strings, token ids, or lists of token ids", param="prompt")
@@ -103,13 +121,29 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
         raise ApiError("invalid_value", f"{len(prompts)} prompts; at most {MAX_PROMPTS} are taken in one request", param="prompt")
     if len({type(each) for each in prompts}) != 1 or isinstance(prompts[0], int):
         raise ApiError("invalid_type", "prompt mixes strings and token ids; send one kind", param="prompt")
-    add_bos = payload.add_special_tokens is not False
+    add_bos, suffix = payload.add_special_tokens is not False, payload.suffix
+    if suffix:
+        fim, characters = await _fim(payload, model), sum(map(len, prompts)) + len(prompts) * len(suffix)
+        return await run_encoding(model.tokenizer, characters, lambda: [fim.prompt(each, suffix, add_bos=add_bos) for each in prompts])
+
+    encoder = model.prompt_encoder(payload.cache_salt)
 
     def encode() -> list[list[int]]:
-        encoder = model.prompt_encoder(payload.cache_salt)
         return [encoder.encode(each, add_bos, special=True) for each in prompts]
 
     return await run_encoding(model.tokenizer, sum(map(len, prompts)), encode) if isinstance(prompts[0], str) else prompts
+
+
+async def _fim(payload: wire.CompletionRequest, model: Model) -> Fim:
+    """How the model is asked for the text before a suffix. Raises ApiError where it cannot be, and for fields that exclude a suffix."""
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(payload, name):
+            raise ApiError("invalid_value", f"{name} and suffix exclude each other; leave one of them out", param=name)
+    fim = await asyncio.to_thread(model.fim)
+    if fim is None:
+        message = "this model has no tokens for a suffix, as models for code have; leave it out, or use one that fills in the middle"
+        raise ApiError("unsupported_parameter", message, param="suffix")
+    return fim
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

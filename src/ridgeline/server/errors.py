@@ -44,6 +44,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "body_too_large": (413, INVALID),
     "headers_too_large": (431, INVALID),
     "overloaded": (429, BUSY),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
     "too_many_connections": (429, BUSY),
     "internal_error": (500, FAILED),
     "engine_failed": (500, FAILED),

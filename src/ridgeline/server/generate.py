@@ -4,6 +4,7 @@ Nothing is awaited between admission and submission, so that the next client's r
 parts of answers is `engine.answer`'s.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from ridgeline.errors import RequestError
 from ridgeline.server import wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
+from ridgeline.server.callers import current_caller
 from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
@@ -54,8 +56,8 @@ async def start_generation(
     tokenizer = service.model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
-        return Generation(service.check_capacity(len(requests)), tokenizer, requests, params, on_end)
-    engine = service.check_capacity(sum(request.choices for request in requests[:MAX_CONCURRENT_SEARCHES]))
+        return Generation(_enter(service, requests, requests), tokenizer, requests, params, on_end)
+    engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES])
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt)
 
     def submit_step(ids: Sequence[int]) -> AnswerSource:
@@ -63,6 +65,16 @@ async def start_generation(
 
     length_penalty = 1.0 if payload.length_penalty is None else payload.length_penalty
     return BeamGeneration(tokenizer, requests, params, submit_step, length_penalty)
+
+
+def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Admitted]) -> EngineClient:
+    """The engine's client, if it can take `at_once`, and the caller's key has tokens for the prompts of all. Raises ApiError,
+    OverloadedError, EngineDeadError."""
+    engine = service.check_capacity(sum(request.choices for request in at_once))
+    quota = current_caller().quota
+    if quota is not None:
+        quota.take_tokens(sum(len(request.prompt) for request in requests), time.monotonic())
+    return engine
 
 
 def _check_prompt_logprobs(requests: Sequence[Admitted], params: SamplingParams, param: str) -> None:
@@ -93,6 +105,7 @@ class Generation:
         self._engine = engine
         self._requests = requests
         self._wakeup = Wakeup()
+        self._quota = current_caller().quota
         self.id = requests[0].request_id
         self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests))
         self._prompts = [
@@ -138,3 +151,5 @@ class Generation:
                             yield part
         finally:
             self._wakeup.close()
+            if self._quota is not None:
+                self._quota.settle(self.usage.completion_tokens, time.monotonic())

@@ -1,20 +1,59 @@
-"""API keys: from a setting and from a file of several, kept as SHA-256, compared in constant time, read again on SIGHUP.
+"""API keys: from a setting and from a file of several, kept as SHA-256, read again on SIGHUP; and the secret of prefix domains.
 
-A file has one key per line, as KEY or NAME KEY; empty lines and those that begin with # do not count. Keys are never printed, names may be.
+A line of the file is KEY, NAME KEY, or NAME KEY OPTION=VALUE …; empty lines and those that begin with # do not count. A key may be
+written as `sha256:` and its digest in hex. Keys are never printed, names may be.
 """
 
 import hashlib
-import hmac
+import os
 import re
-from collections.abc import Mapping
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
+from ridgeline.server.quotas import MAX_RATE, RATES, Quota
 
 FLAG: Final = "--api-key-file"
-MAX_KEYS: Final = 256
+SECRET_FLAG: Final = "--cache-secret-file"
+MAX_KEYS: Final = 4_096
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_TENANTS: Final = 1_024
+MAX_WEIGHT: Final = 1_000
+MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+SCOPES: Final = ("client", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a line of the file says of a key.
+
+    tenant  whose prefixes and places in the queue it shares; "": the one of all keys that name none
+    weight  of the tenant: its share of the engine against others; 0: other lines say it
+    rates   limits by the names of `quotas.RATES`
+    """
+
+    digest: bytes
+    tenant: str = ""
+    weight: int = 1
+    is_admin: bool = False
+    rates: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
+    always the same and no secret, and is empty where no key is needed."""
+
+    tenant: str = ""
+    weight: int = 1
+    is_admin: bool = False
+    quota: Quota | None = None
+    owner: bytes = b""
 
 
 class ApiKeys:
@@ -23,52 +62,135 @@ class ApiKeys:
     def __init__(self, api_key: str | None = None, file: str | None = None) -> None:
         if api_key is not None and not _can_be_sent(api_key):
             raise ConfigError("--api-key must be printable ASCII without spaces at its ends, at least 1 character", fix={"--api-key": None})
-        self._own = () if api_key is None else (_digest(api_key),)
+        self._own = None if api_key is None else _digest(api_key)
         self._file = file
-        self._digests: tuple[bytes, ...] = ()
+        self._keys: dict[bytes, tuple[Key, Caller]] = {}
         self.reload()
 
     @property
     def needed(self) -> bool:
         """True if a request must have a key, now and after `reload`."""
-        return bool(self._digests)
+        return bool(self._keys)
 
     def reload(self) -> int:
-        """Reads the file again, and returns the number of keys. Raises ConfigError and keeps the old ones where the file is wrong."""
-        found = () if self._file is None else tuple(_read_keys(self._file).values())
-        self._digests = (*self._own, *found)
-        return len(self._digests)
+        """Reads the file again, and returns the number of keys; a key whose limits are the same keeps what is left of them. Raises
+        ConfigError and keeps the old ones where the file is wrong."""
+        found = [] if self._file is None else read_keys(self._file)
+        if self._own is not None and all(key.digest != self._own for key in found):
+            found.append(Key(self._own, is_admin=True))
+        self._keys = {key.digest: (key, self._caller(key)) for key in found}
+        return len(self._keys)
 
-    def owner(self, key: str) -> bytes | None:
-        """What stands for the holder of a key, always the same and no secret; None for a key that is none of these. Compares with all of
-        them, each in constant time."""
-        digest = hashlib.sha256(key.encode("latin-1")).digest()
-        is_known = sum(hmac.compare_digest(digest, each) for each in self._digests) > 0
-        return hashlib.sha256(b"owner" + digest).digest() if is_known else None
+    def find(self, key: str) -> Caller | None:
+        """The holder of a key; None for a key that is none of these. The time of a look-up by digest tells nothing: nobody can choose
+        texts by the first bytes of their SHA-256 and learn those of another from it."""
+        found = self._keys.get(hashlib.sha256(key.encode("latin-1")).digest())
+        return None if found is None else found[1]
+
+    def _caller(self, key: Key) -> Caller:
+        old, caller = self._keys.get(key.digest, (None, None))
+        quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
+        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest())
 
 
-def _read_keys(path: str) -> Mapping[str, bytes]:
-    """Name, or number of the line, → digest of the key. Raises ConfigError, which never has a part of a key."""
+def read_keys(path: str) -> list[Key]:
+    """The keys of a file. Raises ConfigError, which never has a part of a key."""
     check_private(path, FLAG)
-    found: dict[str, bytes] = {}
-    for number, line in enumerate(read_bounded(path, FLAG).splitlines(), 1):
+    found: dict[str, Key] = {}
+    weights: dict[str, int] = {}
+    digests: set[bytes] = set()
+    for number, line in enumerate(read_bounded(path, FLAG, MAX_FILE_BYTES).splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        name, key = words[0] if len(words) == 2 else f"line {number}", words[-1]
         where = f"{FLAG} {path!r:.200}, line {number}:"
-        if len(words) > 2 or (len(words) == 2 and NAME.fullmatch(name) is None):
-            raise ConfigError(f"{where} write KEY, or NAME KEY with a name of at most 64 letters, digits, and _ . -")
-        if not _can_be_sent(key):
-            raise ConfigError(f"{where} a key must be printable ASCII")
-        if name in found or _digest(key) in found.values():
+        name = words[0] if len(words) > 1 else f"line {number}"
+        if len(words) > 1 and NAME.fullmatch(name) is None:
+            raise ConfigError(f"{where} write KEY, or NAME KEY and options, with a name of at most 64 letters, digits, and _ . -")
+        key = _parse_options(_key_digest(words[min(1, len(words) - 1)], where), words[2:], where)
+        if name in found or key.digest in digests:
             raise ConfigError(f"{where} this name or key stands in a line above; remove one")
-        found[name] = _digest(key)
+        if key.weight and weights.setdefault(key.tenant, key.weight) != key.weight:
+            raise ConfigError(f"{where} the tenant has the weight {weights[key.tenant]} in a line above, here {key.weight}; write it once")
+        found[name] = key
+        digests.add(key.digest)
     if not found:
         raise ConfigError(f"{FLAG} {path!r:.200} has 0 keys; write one per line")
-    if len(found) > MAX_KEYS:
-        raise ConfigError(f"{FLAG} {path!r:.200} has {len(found)} keys; at most {MAX_KEYS} are possible")
-    return found
+    tenants = len({key.tenant for key in found.values()})
+    if len(found) > MAX_KEYS or tenants > MAX_TENANTS:
+        message = f"has {len(found)} keys of {tenants} tenants; at most {MAX_KEYS} of {MAX_TENANTS} are possible"
+        raise ConfigError(f"{FLAG} {path!r:.200} {message}")
+    return [replace(key, weight=weights.get(key.tenant, 1)) for key in found.values()]
+
+
+def _key_digest(word: str, where: str) -> bytes:
+    if word.startswith("sha256:"):
+        hashed = HASHED.fullmatch(word)
+        if hashed is None:
+            raise ConfigError(f"{where} sha256: is followed by the 64 hex digits of a key's SHA-256 (printf %s KEY | sha256sum)")
+        return bytes.fromhex(hashed[1])
+    if not _can_be_sent(word):
+        raise ConfigError(f"{where} a key must be printable ASCII")
+    return _digest(word)
+
+
+def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
+    options: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name in options or name not in ("tenant", "weight", "scope", *RATES):
+            known = ", ".join(("tenant", "weight", "scope", *RATES))
+            raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {known}")
+        options[name] = value
+    tenant, scope = options.pop("tenant", ""), options.pop("scope", "client")
+    if tenant and NAME.fullmatch(tenant) is None:
+        raise ConfigError(f"{where} a tenant is at most 64 letters, digits, and _ . -")
+    if scope not in SCOPES:
+        raise ConfigError(f"{where} scope is one of {', '.join(SCOPES)}")
+    weight = _number("weight", options.pop("weight"), MAX_WEIGHT, where) if "weight" in options else 0
+    rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
+    return Key(digest, tenant, weight, scope == "admin", rates)
+
+
+def _number(name: str, value: str, most: int, where: str) -> int:
+    if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:20]) <= most:
+        raise ConfigError(f"{where} {name} is a whole number from 1 to {most:,}")
+    return int(value)
+
+
+def read_cache_secret(path: str | None) -> bytes:
+    """Secret of prefix domains, 32 bytes: from a private file that replicas share, which is made where there is none; random without one.
+    Who has another secret finds nothing in the cache, and no more than that. Raises ConfigError."""
+    if path is None:
+        return secrets.token_bytes(32)
+    file = Path(path).expanduser()
+    if not file.exists():
+        _create_secret(file, path)
+    check_private(path, SECRET_FLAG)
+    text = read_bounded(path, SECRET_FLAG).strip()
+    if len(text) < MIN_SECRET_CHARACTERS:
+        raise ConfigError(
+            f"{SECRET_FLAG} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
+            "new one is made", fix={SECRET_FLAG: None}
+        )  # fmt: skip
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _create_secret(file: Path, path: str) -> None:
+    """Makes the file whole or not at all: of replicas that start at once, all read the first one's."""
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as opened:
+                opened.write(secrets.token_hex(32) + "\n")
+            os.link(draft, file)
+        finally:
+            draft.unlink()
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{SECRET_FLAG} {path!r:.200} cannot be made: {error.strerror}", fix={SECRET_FLAG: None}) from None
 
 
 def _can_be_sent(key: str) -> bool:

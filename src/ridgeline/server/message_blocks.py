@@ -3,7 +3,9 @@
 Owns where a block begins and ends. How an answer is read is `server.spoken`'s.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -15,6 +17,8 @@ from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Event
 CALL_ID: Final = "toolu_"
 _OWN_ID: Final = "call_"
 """Beginning of ids that `server.spoken` makes. Ids that a model or its template knows stay as they are."""
+THOUGHT: Final = "thought_"
+"""Beginning of a signature that has the thought itself."""
 
 
 def call_id(call: CallBegin) -> str:
@@ -23,11 +27,38 @@ def call_id(call: CallBegin) -> str:
     return CALL_ID + made.removeprefix(_OWN_ID) if made.startswith(_OWN_ID) else made
 
 
-class BlockEvents:
-    """The events of one stream's blocks. `signature`: of its thinking."""
+@dataclass(frozen=True, slots=True)
+class ThinkingForm:
+    """How reasoning is told. is_omitted: in the signature alone, which is passed back and shown to nobody; else that is `signature`."""
 
-    def __init__(self, signature: str) -> None:
-        self._signature = signature
+    signature: str
+    is_omitted: bool = False
+
+    def block(self, thought: str) -> anthropic.ThinkingBlock:
+        """The whole block."""
+        return anthropic.ThinkingBlock("" if self.is_omitted else thought, self.sign(thought))
+
+    def sign(self, thought: str) -> str:
+        """The signature of a block."""
+        return THOUGHT + b64encode(thought.encode("utf-8", "replace")).decode() if self.is_omitted else self.signature
+
+
+def opened_signature(signature: str) -> str:
+    """The thought that a signature has; empty for any other."""
+    if not signature.startswith(THOUGHT):
+        return ""
+    try:
+        return b64decode(signature.removeprefix(THOUGHT), validate=True).decode()
+    except ValueError:
+        return ""
+
+
+class BlockEvents:
+    """The events of one stream's blocks."""
+
+    def __init__(self, form: ThinkingForm) -> None:
+        self._form = form
+        self._omitted: list[str] = []
         self._index = -1
         self._open: type[Event] | None = None
         """What the open block holds."""
@@ -47,7 +78,10 @@ class BlockEvents:
                     found.append(anthropic.ContentBlockDelta(self._index, anthropic.NewText(each.text)))
                 case Thought():
                     self._begin(Thought, anthropic.ThinkingBlock("", ""), found)
-                    found.append(anthropic.ContentBlockDelta(self._index, anthropic.NewThinking(each.text)))
+                    if self._form.is_omitted:
+                        self._omitted.append(each.text)
+                    else:
+                        found.append(anthropic.ContentBlockDelta(self._index, anthropic.NewThinking(each.text)))
                 case CallBegin():
                     self._end(found)
                     self._begin(CallBegin, anthropic.ToolUseBlock(call_id(each), each.name, msgspec.Raw(b"{}")), found)
@@ -74,13 +108,15 @@ class BlockEvents:
 
     def _end(self, found: list[anthropic.Event]) -> None:
         if self._open is Thought:
-            found.append(anthropic.ContentBlockDelta(self._index, anthropic.NewSignature(self._signature)))
+            signature = self._form.sign("".join(self._omitted))
+            found.append(anthropic.ContentBlockDelta(self._index, anthropic.NewSignature(signature)))
+            self._omitted = []
         if self._open is not None:
             found.append(anthropic.ContentBlockStop(self._index))
         self._open = None
 
 
-def whole_blocks(said: Iterable[Event], signature: str) -> list[anthropic.Block]:
+def whole_blocks(said: Iterable[Event], form: ThinkingForm) -> list[anthropic.Block]:
     """The blocks of a whole answer, one at least. A call that the end has cut off is left out: nobody may run it."""
     found: list[anthropic.Block] = []
     begun, arguments = CallBegin("", None), ""
@@ -92,7 +128,7 @@ def whole_blocks(said: Iterable[Event], signature: str) -> list[anthropic.Block]
             case Text():
                 found.append(anthropic.TextBlock(text))
             case Thought():
-                found.append(anthropic.ThinkingBlock(text, signature))
+                found.append(form.block(text))
             case CallBegin():
                 begun, arguments = last, ""
             case CallArguments():

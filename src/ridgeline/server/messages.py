@@ -25,7 +25,7 @@ from ridgeline.server.answer import AnswerSource, Idle, TextEvents, UsageCounter
 from ridgeline.server.anthropic_chat import as_chat
 from ridgeline.server.chat import start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
-from ridgeline.server.message_blocks import BlockEvents, whole_blocks
+from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.server.service import Service
 from ridgeline.server.spoken import Speaker
 from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body
@@ -46,7 +46,9 @@ def routes(service: Service) -> list[BaseRoute]:
         with _client_field_names():
             begun = await start_chat(service, as_chat(payload, model.chat, notes), notes, clips=True)
         source, reading = begun.source, begun.reading
-        form = MessageFormat(f"msg_{source.id}", model.name, begun.is_cut, None if reading is None else Speaker(reading))
+        is_omitted = payload.thinking is not None and payload.thinking.display == "omitted"
+        thinking = ThinkingForm(f"sig_{source.id}", is_omitted)
+        form = MessageFormat(f"msg_{source.id}", model.name, begun.is_cut, None if reading is None else Speaker(reading), thinking)
         stream = None
         if payload.stream:
             events = _events(source, form, service.config.sse_keep_alive_interval)
@@ -109,17 +111,14 @@ class MessageFormat:
 
     is_cut   the context has less room than `max_tokens`
     speaker  reads reasoning and calls from the text; None: it is text as it is
+    thinking  how its reasoning is told
     """
 
     id: str
     model: str
     is_cut: bool
     speaker: Speaker | None
-
-    @property
-    def signature(self) -> str:
-        """What stands for the signature of its thinking."""
-        return f"sig_{self.id}"
+    thinking: ThinkingForm
 
     def hear(self, delta: TextDelta | None, is_last: bool = False) -> list[Said]:
         """What has become final with these tokens."""
@@ -155,14 +154,14 @@ class MessageFormat:
 async def _whole(source: AnswerSource, form: MessageFormat) -> bytes:
     (choice,) = await collect(source, 1)
     said = [*chain.from_iterable(form.hear(delta) for delta in choice.deltas), *form.hear(None, is_last=True)]
-    content = whole_blocks(said, form.signature)
+    content = whole_blocks(said, form.thinking)
     return msgspec.json.encode(form.message(content, form.end(choice.end), form.usage(source.usage)))
 
 
 async def _events(source: AnswerSource, form: MessageFormat, keep_alive_seconds: float) -> AsyncGenerator[bytes, None]:
     yield anthropic.encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
     yield anthropic.encode_event(anthropic.Ping())
-    blocks = BlockEvents(form.signature)
+    blocks = BlockEvents(form.thinking)
     texts = TextEvents(_text_event) if form.speaker is None else None
     async with aclosing(source.parts(keep_alive_seconds)) as parts:
         async for part in parts:

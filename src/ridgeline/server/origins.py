@@ -16,7 +16,7 @@ ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}://([A-Za-z0-9_.-]{1,253}|\[[
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 MAX_HEADERS: Final = 64
 EVERY: Final = "*"
-METHODS: Final = "GET, POST, OPTIONS"
+METHODS: Final = "GET, POST, DELETE, OPTIONS"
 EXPOSED: Final = "x-request-id, request-id, retry-after, x-ridgeline-ignored-fields, x-ridgeline-folded-roles"
 """Headers of answers that a page may read besides those that every page may."""
 MAX_AGE_SECONDS: Final = 600

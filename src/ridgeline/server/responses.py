@@ -17,12 +17,12 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd
-from ridgeline.server import body, fields
+from ridgeline.server import body, fields, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.access import note_error
 from ridgeline.server.answer import Idle, deliver
-from ridgeline.server.auth import OWNER_KEY
-from ridgeline.server.chat import StartedChat, start_chat
+from ridgeline.server.callers import current_caller
+from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
@@ -33,7 +33,8 @@ from ridgeline.server.responses_shapes import Item, ResponsesRequest
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
-from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, encode_event, json_response, read_body
+from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
+from ridgeline.text.tools.families import SWITCHES
 
 NAMES: Final = {
     "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
@@ -46,17 +47,22 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
     shelf = Shelf(open_store(service.config))
 
+    async def read(payload: ResponsesRequest, owner: bytes, notes: Notes) -> tuple[list[Item], Tools, wire.ChatCompletionRequest]:
+        """The conversation of a request, its tools, and the chat that both are."""
+        given = await shelf.resolve(owner, read_items(payload.input))
+        items = [*await shelf.conversation(owner, payload.previous_response_id), *given]
+        tools = read_tools(payload.tools or (), notes)
+        return items, tools, as_chat(_without_unread_effort(payload, service, notes), items, tools)
+
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
+        notes.client = client_of(request)
         service.model.check_name(payload.model)
-        owner = _owner(request)
+        owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
         _check_background(payload, is_stored)
         with body.told_as(NAMES):
-            new = read_items(payload.input)
-            items = [*await shelf.conversation(owner, payload.previous_response_id), *new]
-            tools = read_tools(payload.tools or (), notes)
-            chat = as_chat(_without_unread_effort(payload, service, notes), items, tools)
+            items, tools, chat = await read(payload, owner, notes)
             begun = await start_chat(service, chat, notes, clips=True)
         answer = _Answer(service, payload, tools, begun, is_stored)
 
@@ -66,8 +72,8 @@ def routes(service: Service) -> list[BaseRoute]:
 
         if payload.background:
             first = answer.response("in_progress")
-            await store(first)
             shelf.work(first.id, _finish_alone(answer, store), begun.source.abort)
+            await answer.is_begun.wait()
             background = json_response(first)
             background.headers.update(notes.tell())
             return background
@@ -75,34 +81,47 @@ def routes(service: Service) -> list[BaseRoute]:
         stream = EventStream(_told(answer, events, request), begun.source.abort, RESPONSES_EVENTS) if payload.stream else None
         return await deliver(request, begun.source, notes, stream, lambda: _whole(events))
 
-    async def retrieve(request: Request) -> Response:
-        if request.query_params.get("stream", "false") not in ("false", "False", "0"):
-            raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
-        return Response(await shelf.response(_owner(request), request.path_params["id"]), media_type="application/json")
-
-    async def delete(request: Request) -> Response:
-        await shelf.delete(_owner(request), request.path_params["id"])
-        return json_response(shapes.Deleted(request.path_params["id"]))
-
-    async def cancel(request: Request) -> Response:
-        return Response(await shelf.cancel(_owner(request), request.path_params["id"]), media_type="application/json")
-
-    async def input_items(request: Request) -> Response:
-        items = await shelf.items(_owner(request), request.path_params["id"])
-        return json_response(_page(items, request.query_params.get))
+    async def input_tokens(request: Request) -> Response:
+        payload, notes = fields.RESPONSES.read(await read_body(request))
+        service.model.check_name(payload.model)
+        with body.told_as(NAMES):
+            _, _, chat = await read(payload, current_caller().owner, notes)
+            answer = json_response(shapes.InputTokens(len(await tokenise_chat(chat, service.model, notes))))
+        answer.headers.update(notes.tell())
+        return answer
 
     return [
         Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        *_stored(shelf),
+    ]
+
+
+def _stored(shelf: Shelf) -> list[BaseRoute]:
+    """The routes of answers that are stored."""
+
+    async def retrieve(request: Request) -> Response:
+        if request.query_params.get("stream", "false") not in ("false", "False", "0"):
+            raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
+        return Response(await shelf.response(current_caller().owner, request.path_params["id"]), media_type="application/json")
+
+    async def delete(request: Request) -> Response:
+        await shelf.delete(current_caller().owner, request.path_params["id"])
+        return json_response(shapes.Deleted(request.path_params["id"]))
+
+    async def cancel(request: Request) -> Response:
+        return Response(await shelf.cancel(current_caller().owner, request.path_params["id"]), media_type="application/json")
+
+    async def input_items(request: Request) -> Response:
+        items = await shelf.items(current_caller().owner, request.path_params["id"])
+        return json_response(_page(items, request.query_params.get))
+
+    return [
         Route("/v1/responses/{id}", retrieve, methods=["GET"]),
         Route("/v1/responses/{id}", delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
         Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),
     ]
-
-
-def _owner(request: Request) -> bytes:
-    owner: bytes = request.scope.get(OWNER_KEY, b"")
-    return owner
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -118,9 +137,9 @@ def _check_background(payload: ResponsesRequest, is_stored: bool) -> None:
 
 
 def _without_unread_effort(payload: ResponsesRequest, service: Service, notes: Notes) -> ResponsesRequest:
-    """The request without an effort that the model's template does not read: agents send one to every model."""
+    """The request without an effort where the model's template reads neither one nor whether to think: agents send one to every model."""
     template, effort = service.model.chat, payload.reasoning and payload.reasoning.effort
-    if template is None or effort in (None, "none") or "reasoning_effort" in template.variables:
+    if template is None or effort in (None, "none") or any(name in template.variables for name in ("reasoning_effort", *SWITCHES)):
         return payload
     notes.ignore("reasoning.effort", "this model's chat template does not read it")
     return structs.replace(payload, reasoning=None)
@@ -161,7 +180,9 @@ class _Answer:
         model = service.model
         names = TokenNames(model.tokenizer, False) if wants_logprobs(payload) else None
         self._source = begun.source
-        self._output = Output(begun.reading, tools.called, names)
+        self.is_begun = asyncio.Event()
+        """Set when an answer in the background can be asked for."""
+        self._output = Output(begun.source.id, begun.reading, tools.called, names)
         self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
             created_at=int(time.time()),
@@ -268,8 +289,10 @@ async def _told(
 
 
 async def _finish_alone(answer: _Answer, store: Store) -> None:
-    """Computes an answer to its end, which is stored however it ends."""
+    """Computes an answer to its end. It is stored as it begins, and however it ends."""
     try:
+        await store(answer.response("in_progress"))
+        answer.is_begun.set()
         async with aclosing(answer.events(store, None)) as events:
             async for _ in events:
                 pass
@@ -278,3 +301,5 @@ async def _finish_alone(answer: _Answer, store: Store) -> None:
         raise
     except Exception as error:
         await store(answer.failed(as_api_error(error)).response)
+    finally:
+        answer.is_begun.set()

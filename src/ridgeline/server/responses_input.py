@@ -31,16 +31,18 @@ LEFT_OUT: Final = ("image_generation", "local_shell", "tool_search", "web_search
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
 _DATED: Final = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 _KIND: Final = re.compile(r"[a-z_0-9]{1,64}")
+_ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _PREFIXES: Final = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }  # fmt: skip
 """Type of an item → beginning of its id."""
-_COMMON: Final = tuple(
-    name for name in ResponsesRequest.__struct_fields__
-    if name in wire.ChatCompletionRequest.__struct_fields__ and name not in ("tools", "tool_choice", "top_logprobs", "stream")
+_COMMON: Final = (
+    *wire.SamplerOptions.__struct_fields__, "model", "parallel_tool_calls", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
+    "logit_bias", "bad_words", "structured_outputs", "chat_template_kwargs", "thinking_token_budget", "priority", "cache_salt",
 )  # fmt: skip
+"""Fields that mean here what they mean in a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,15 @@ class Tools:
     given: list[dict[str, Any]]
 
 
-def item_id(kind: str) -> str:
-    """A new id for an item of a type."""
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+def item_id(kind: str, answer: str | None = None, index: int = 0) -> str:
+    """A new id for an item of a type. That of an item of an answer tells which answer has it."""
+    return f"{_PREFIXES[kind]}_{answer or secrets.token_hex(16)}{index:04x}"
+
+
+def answer_of(item: Item) -> str | None:
+    """The id of the answer that has an item, by the item's id; None where it tells of none."""
+    found = _ITEM_ID.fullmatch(item.id or "")
+    return f"resp_{found[1]}" if found else None
 
 
 # ── tools ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,7 +184,7 @@ def read_items(given: str | list[Item] | None) -> list[Item]:
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "message": ("role", "content"), "reasoning": (), "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"), "custom_tool_call": ("name", "input", "call_id"),
-    "custom_tool_call_output": ("call_id", "output"),
+    "custom_tool_call_output": ("call_id", "output"), "item_reference": ("id",),
 }  # fmt: skip
 """Type of an item → fields without which it is none."""
 
@@ -185,11 +193,13 @@ def _checked(where: str, item: Item) -> Item:
     kind = item.type or "message"
     if kind not in _NEEDED:
         shown = kind if _KIND.fullmatch(kind) else "this type"
-        advice = "send the item itself, or previous_response_id" if kind == "item_reference" else f"send {', '.join(_NEEDED)}"
-        raise ApiError("unsupported_parameter", f"{where}: items of type {shown} are not supported; {advice}", param="input")
+        message = f"{where}: items of type {shown} are not supported; send {', '.join(_NEEDED)}"
+        raise ApiError("unsupported_parameter", message, param="input")
     for name in _NEEDED[kind]:
         if getattr(item, name) is None:
             raise ApiError("missing_field", f"{where} has no {name}", param="input")
+    if kind == "item_reference":
+        return item
     for name in ("content", "output", "summary"):
         for at, part in enumerate(getattr(item, name) or () if not isinstance(getattr(item, name), str) else ()):
             _check_part(f"{where}.{name}[{at}]", part)

@@ -65,10 +65,12 @@ def _free_input(arguments: str) -> str:
 class Output:
     """One answer: its tokens in, events out. `items` has what is complete.
 
-    names  of tokens, where log-probabilities are asked for
+    answer  the part of the answer's id that stands in its items' too
+    names   of tokens, where log-probabilities are asked for
     """
 
-    def __init__(self, reading: Reading | None, called: Mapping[str, Called], names: TokenNames | None) -> None:
+    def __init__(self, answer: str, reading: Reading | None, called: Mapping[str, Called], names: TokenNames | None) -> None:
+        self._answer = answer
         self._speaker = None if reading is None else Speaker(reading)
         self._called = called
         self._names = names
@@ -135,7 +137,7 @@ class Output:
 
     def _begin(self, kind: str, called: Called | None = None, call_id: str = "") -> Iterator[Event]:
         yield from self._close("completed")
-        new = _Open(kind, item_id(kind), len(self.items), called=called or _NO_TOOL, call_id=call_id)
+        new = _Open(kind, item_id(kind, self._answer, len(self.items)), len(self.items), called=called or _NO_TOOL, call_id=call_id)
         self._open = new
         yield shapes.ItemAdded(sequence_number=self.number(), output_index=new.index, item=new.item("in_progress", empty=True))
         if kind == "message":

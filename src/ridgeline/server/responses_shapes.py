@@ -92,6 +92,7 @@ class ResponsesRequest(wire.SamplerOptions, frozen=True):
     bad_words: list[str] | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
@@ -236,6 +237,11 @@ class ItemPage(Struct, frozen=True):
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+
+
+class InputTokens(Struct, frozen=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Deleted(Struct, frozen=True):

@@ -117,6 +117,10 @@ ROWS: Final = (
         "POST", "/v1/responses", "Answer with items, which can be stored and continued",
         shapes.ResponseObject, GENERATES, shapes.ResponsesRequest, shapes.Event, dialect="responses", is_queued=True,
     ),
+    Row(
+        "POST", "/v1/responses/input_tokens", "Number of tokens of a response's prompt",
+        shapes.InputTokens, BODY, shapes.ResponsesRequest, dialect="responses",
+    ),
     Row("GET", "/v1/responses/{id}", "A stored answer", shapes.ResponseObject, (404,), dialect="responses"),
     Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
     Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.ResponseObject, (404,), dialect="responses"),

@@ -5,13 +5,17 @@ Owns the form of a record, and the tasks of answers in the background.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.response_store import ResponseStore
+from ridgeline.server.responses_input import answer_of
 from ridgeline.server.responses_shapes import Item, ResponseObject
+
+MAX_ANSWERS: Final = 16
+"""Answers that are looked at for the references of one request."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -69,6 +73,24 @@ class Shelf:
             message = f"the answer of this id is {said.status}; only one that has ended goes on"
             raise ApiError("invalid_value", message, param="previous_response_id")
         return [*record.input, *said.output]
+
+    async def resolve(self, owner: bytes, items: Sequence[Item]) -> list[Item]:
+        """The items, with those that they refer to in the places of references. The newest is looked for first: its answer has the
+        conversation before it too."""
+        known: dict[str | None, Item] = {item.id: item for item in items if item.type != "item_reference"}
+        asked = 0
+        for at in range(len(items) - 1, -1, -1):
+            if items[at].id in known:
+                continue
+            asked += 1
+            answer = answer_of(items[at])
+            found = await self._find(owner, answer) if answer is not None and asked <= MAX_ANSWERS else None
+            if found is not None:
+                known = {item.id: item for item in (*found[0].input, *found[1].output)} | known
+            if items[at].id not in known:
+                message = f"input[{at}] refers to an item that is not stored here; send the item itself"
+                raise ApiError("invalid_value", message, param="input")
+        return [known[item.id] for item in items]
 
     async def delete(self, owner: bytes, response_id: str) -> None:
         """Deletes the answer, and stops it where it is still computed."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ridgeline.core.thinking import ReasoningMarks, Thinking, ThinkingState
 from ridgeline.server import replies
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import Tokenizer
@@ -27,6 +28,8 @@ class Reading:
     parallel    more than one call is given
     has_thought  the prompt has ended the reasoning
     kept        control tokens that are marks; None: the client asked for all of them
+    marks       the reasoning's, in the model's vocabulary
+    is_told     the reasoning is given; it is counted even where it is not
     """
 
     family: Family | None
@@ -37,10 +40,12 @@ class Reading:
     parallel: bool
     kept: frozenset[int] | None
     has_thought: bool = False
+    marks: ReasoningMarks | None = None
+    is_told: bool = True
 
 
 class Speaker:
-    """One choice: its tokens in, deltas out. `reasoning_tokens` and `has_called` are known so far."""
+    """One choice: its tokens in, deltas out. `reasoning_tokens`, those between the marks, and `has_called` are known so far."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -48,8 +53,13 @@ class Speaker:
         self._calls = 0
         self._told = -1
         """Index of the call that was told last."""
-        self.reasoning_tokens = 0
         self._is_whole = True
+        self._thought = None if reading.marks is None else ThinkingState(Thinking(reading.marks, reading.thinks))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Ids of the reasoning, without its marks."""
+        return 0 if self._thought is None else self._thought.tokens
 
     @property
     def can_reason(self) -> bool:
@@ -70,9 +80,9 @@ class Speaker:
         out where only one is given."""
         events: list[Event] = []
         for token, text in zip(new.ids, new.texts, strict=True) if new is not None else ():
-            was_thinking = self._parser.is_thinking
             events += self._parser.push("" if self._is_hidden(token) else text)
-            self.reasoning_tokens += was_thinking or self._parser.is_thinking
+            if self._thought is not None:
+                self._thought.push(token)
         if is_last:
             events += self._parser.finish()
         return [given for each in events if (given := self._given(each)) is not None]
@@ -102,9 +112,11 @@ class Speaker:
         return kept is not None and token not in kept and self._reading.tokenizer.is_control(token)
 
     def _given(self, event: Event) -> Event | None:
-        """The event as it is told; None for one of a call that is not."""
-        if isinstance(event, (Text, Thought)):
+        """The event as it is told; None for one that is not."""
+        if isinstance(event, Text):
             return event
+        if isinstance(event, Thought):
+            return event if self._reading.is_told else None
         if isinstance(event, CallBegin):
             self._calls, self._is_whole = self._calls + 1, False
             event = CallBegin(event.name, event.id or self._new_id())

@@ -16,9 +16,8 @@ from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family
 from ridgeline.text.tools.grammar import CallForm
+from ridgeline.text.tools.marks import tail
 
-TAIL_TOKENS: Final = 16
-"""Tokens of a prompt's end that tell whether it has begun the reasoning."""
 MAX_NAME: Final = 128
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 """Names of tools: OpenAI's letters and the dot that many tools have, as long as Anthropic allows."""
@@ -131,27 +130,31 @@ def reading(
     *,
     has_form: bool = False,
     skip_special: bool = True,
+    is_told: bool = True,
 ) -> Reading | None:
     """How answers are read; None: they are text alone.
 
     has_form      the client asks for a form of the answer, which begins with the first token, without reasoning
     skip_special  texts leave control tokens out
+    is_told       the reasoning is given
     """
     thought = None if has_form and not choice.forced else template.reasoning
     family = choice.family
     if family is None and thought is None:
         return None
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False).rstrip()
-    thinks = thought is not None and tail.endswith(thought.begin.rstrip())
-    has_thought = thought is not None and tail.endswith(thought.end.rstrip())
+    end = tail(prompt, tokenizer)
+    thinks = thought is not None and end.endswith(thought.begin.rstrip())
+    has_thought = thought is not None and end.endswith(thought.end.rstrip())
     marks = [] if family is None else [*family.all_marks]
-    marks += [] if thought is None else [thought.begin, thought.end]
+    marks += [] if thought is None else thought.all_marks
     parameters: dict[str, Mapping[str, Any]] = {}
     for each in offer.tools:
         properties = (each.parameters or {}).get("properties")
         parameters[each.name] = properties if isinstance(properties, dict) else {}
     kept = control_ids(marks, tokenizer) if skip_special else None
-    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, has_thought)
+    ids = None if thought is None else template.reasoning_ids
+    found = None if ids is None else ids.marks
+    return Reading(family, thought, parameters, tokenizer, thinks, offer.parallel, kept, has_thought, found, is_told)
 
 
 def control_ids(marks: Sequence[str], tokenizer: Tokenizer) -> frozenset[int]:
@@ -168,11 +171,11 @@ def call_grammar(choice: Choice, how: Reading) -> Asked:
     family = choice.family
     assert family is not None, "nothing may be called"
     tokenizer, thought = how.tokenizer, how.reasoning
-    marks = {*family.all_marks, *(() if thought is None else (thought.begin, thought.end))}
+    marks = {*family.all_marks, *(() if thought is None else thought.all_marks)}
     control = {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None and tokenizer.is_control(token)}
     tools = [{"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)} for each in choice.tools]
     bound = [control.get(mark) for mark in (family.begin, *family.written.marks, *family.inner)]
-    bound += [] if thought is None else [control.get(thought.begin), control.get(thought.end)]
+    bound += [] if thought is None else map(control.get, thought.all_marks)
     free = _without(choice.control_ids, sorted({*tokenizer.eos_ids, *(token for token in bound if token is not None)}))
     must = bool(choice.forced)
     around = None if thought is None or how.has_thought else (thought.begin, thought.end)

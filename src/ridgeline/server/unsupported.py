@@ -41,9 +41,6 @@ _GENERATION: Final[Fields] = {
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     "t_max_predict_ms": _NONE,
-    "think": _OFF,
-    "thinking": ({"type": "disabled"},),
-    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     "watermarking": _OFF,
 }
@@ -54,11 +51,15 @@ REASONS: Final[Mapping[str, str]] = {
     "num_predict": "num_predict is not supported by this server; send max_tokens",
     "repeat_penalty": "repeat_penalty is not supported by this server; send repetition_penalty, which counts the whole prompt and output",
     "format": "format is not supported by this server; send response_format",
-    "think": "think is not supported by this server; send chat_template_kwargs with what the model's template reads",
-    "thinking": "thinking is not supported by this server; send chat_template_kwargs with what the model's template reads",
 }
 
-COMPLETION: Final[Fields] = {**_GENERATION, "prompt_embeds": (), "suffix": ("",), "truncation_side": ("left",)}
+COMPLETION: Final[Fields] = {
+    **_GENERATION,
+    "prompt_embeds": (),
+    "think": _OFF,
+    "thinking": ({"type": "disabled"},),
+    "truncation_side": ("left",),
+}
 CHAT: Final[Fields] = {
     **_GENERATION,
     "add_special_tokens": _OFF,
@@ -108,7 +109,7 @@ WITHOUT_EFFECT: Final = frozenset({
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
     "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
-    # of a stream, and of reasoning, which is always given
+    # of a stream, and of reasoning, which completions do not split off
     "include_reasoning", "stream_options.include_obfuscation",
 })  # fmt: skip
 """Known names whose values change no answer."""

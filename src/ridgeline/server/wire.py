@@ -50,6 +50,7 @@ class GenerationRequest(SamplerOptions, frozen=True):
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    thinking_token_budget: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -71,6 +72,7 @@ class GenerationRequest(SamplerOptions, frozen=True):
 
 class CompletionRequest(GenerationRequest, frozen=True):
     prompt: str | list[str | int | list[int]] | None = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
@@ -121,6 +123,25 @@ class Tool(Struct, frozen=True):
     function: FunctionDefinition
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ThinkingOptions(Struct, frozen=True):
+    """Anthropic's words, which others took over."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: int | None = None
+
+
+class ReasoningOptions(Struct, frozen=True):
+    """OpenRouter's words. exclude: the reasoning is not told."""
+
+    effort: Effort | None = None
+    max_tokens: int | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
 class ChatCompletionRequest(GenerationRequest, frozen=True):
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
@@ -130,7 +151,16 @@ class ChatCompletionRequest(GenerationRequest, frozen=True):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    thinking_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    think: bool | str | None = None
 
 
 class TokenizeRequest(Struct, frozen=True):

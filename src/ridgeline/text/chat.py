@@ -20,7 +20,8 @@ from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.tokenizer import Tokenizer, control_ranges
 from ridgeline.text.tools.detect import find_family
-from ridgeline.text.tools.families import Family, reasoning_of
+from ridgeline.text.tools.families import Family, Reasoning, reasoning_of
+from ridgeline.text.tools.marks import ReasoningIds
 
 Source = Literal["model", "file", "built in"]
 
@@ -149,6 +150,7 @@ class ChatTemplate:
     stop_ids  ids that end an assistant's turn, found at load; an answer to a chat ends at them as at EOS
     findings  problems that the check at load found
     reasoning  the marks around reasoning that it knows; None: none
+    reasoning_ids  the same in the model's vocabulary; None also where it is not usable
     family    how the model writes calls of tools; None: in no form that is known, or the template shows it no tools
     control_ids  where calls can be read: the tokenizer's control tokens, as ranges [first, last]
     """
@@ -181,7 +183,10 @@ class ChatTemplate:
                 raise ConfigError(f"--chat-template: {self._reason}", fix={"--chat-template": None})
         self.stop_ids = result.stop_ids
         self.findings = result.findings
-        self.reasoning = reasoning_of(files.texts.values())
+        self.reasoning: Reasoning | None = reasoning_of(files.texts.values())
+        if self.reasoning is not None and self.reasoning.in_channels:  # there the end of a message is not the end of a turn
+            self.stop_ids = frozenset(token for token in self.stop_ids if token != tokenizer.id_of(self.reasoning.end))
+        self.reasoning_ids = ReasoningIds.read(self.reasoning, tokenizer) if self.reasoning is not None and self.is_usable else None
         self.family = self._find_family(files, tokenizer) if self.is_usable else None
         self.control_ids = control_ranges(tokenizer) if self.family is not None else ()
 

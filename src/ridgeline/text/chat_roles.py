@@ -2,8 +2,9 @@
 
 It is exact, and happens only where `Roles` says that the template needs it; `chat_check` finds out. A developer's message becomes a system
 message; a tool's result a user's turn that begins with the line `[tool result: NAME]`, a call the line `[tool call: NAME]` and its
-arguments in the assistant's text; a system message where none may stand joins the nearest user's turn, of two equally near ones the later;
-turns of one role in a row become one. Texts are joined by a blank line.
+arguments in the assistant's text; a system message where none may stand joins the nearest user's turn or tool's result, of two equally near
+ones the later: what came before it in a conversation that grows stays as it was. Turns of one role in a row become one. Texts are joined
+by a blank line.
 """
 
 import json
@@ -144,8 +145,9 @@ def _place_system(turns: Sequence[_Turn], roles: Roles, folded: dict[str, None])
 
 
 def _into_user_turns(turns: list[_Turn], loose: Sequence[tuple[int, _Turn]]) -> list[_Turn]:
-    """Each loose message in front of the next user's turn, or behind the last one where that is nearer. Without any it is one itself."""
-    users = [at for at, turn in enumerate(turns) if turn.role == "user"]
+    """Each loose message in front of the next turn of a user or a tool, or behind the last one where that is nearer. Without any it is a
+    user's itself."""
+    users = [at for at, turn in enumerate(turns) if turn.role in ("user", "tool")]
     if not users:
         for place, turn in reversed(loose):
             turns.insert(place, replace(turn, message={"role": "user", "content": _text(turn.message)}))

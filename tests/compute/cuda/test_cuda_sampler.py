@@ -14,6 +14,7 @@ from ridgeline.compute.cuda.step import SAMPLING_COLUMNS
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.core.params import RowParams, Sampling
+from ridgeline.core.thinking import ReasoningMarks, Thinking
 
 
 def ours(logits: torch.Tensor, rows: Sequence[RowParams], positions: Sequence[int]) -> list[int]:
@@ -117,6 +118,8 @@ def test_what_the_host_samples() -> None:
         Sampling(bad_words=((1,),)),
     ):
         assert not is_sampled_on_device(RowParams(seed=1, choice=0, prompt_tokens=1, sampling=asked)), asked
+    thinking = Sampling(thinking=Thinking(ReasoningMarks(1, ((0, 5, 1),)), True, 9, (5,), 1))
+    assert not is_sampled_on_device(RowParams(seed=1, choice=0, prompt_tokens=1, sampling=thinking)), "before the budget is spent too"
     assert not is_sampled_on_device(RowParams(seed=1, choice=0, prompt_tokens=1, min_tokens=2, banned_until=(3,)))
 
 

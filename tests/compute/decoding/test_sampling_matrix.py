@@ -14,6 +14,7 @@ from tiny import Tiny, dense, log_softmax, plain_logits, write_tiny
 
 from ridgeline.compute import backend
 from ridgeline.core.params import Admitted, Sampling
+from ridgeline.core.thinking import ReasoningMarks, Thinking
 from ridgeline.facts.headers.read import read_model_facts
 
 SIZE = Tiny(hidden=32, heads=2, kv_heads=1, ffn=48)
@@ -32,6 +33,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ((44,), *((first, 50) for first in range(40, 60))), "allowed_ids": tuple(range(40, 60))},
     "min_tokens": {"min_tokens": 12, "stop_ids": frozenset(range(4, 60))},
     "prompt scores": {"prompt_logprobs": 2},
+    "thinking": {"thinking": Thinking(ReasoningMarks(2, ((0, 50, 1), (1, 51, 2))), True, 5, (41, 50, 51), 2)},
+    "thinking, greedy": {"temperature": 0.0, "logprobs": None, "thinking": Thinking(ReasoningMarks(1, ((0, 50, 1),)), True, 3, (50,), 1)},
     "everything": {
         "temperature": 1.5, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "presence_penalty": 0.5, "frequency_penalty": -0.5,
         "repetition_penalty": 1.2, "logit_bias": ((7, 2.0),), "bad_words": ((9,), (7, 7)), "min_tokens": 3,
@@ -103,7 +106,7 @@ def test_over_n(tiny: Path, alone: Run) -> None:
     run = serve(tiny, [[replace(each, choices=3) for each in REQUESTS]], block_size=4, max_num_batched_tokens=40)
     assert {(name, 0): run.answers[name, 0] for name in FEATURES} == alone.answers
     assert run.scores == alone.scores
-    for name in set(FEATURES) - {"greedy"}:
+    for name in set(FEATURES) - {"greedy", "thinking, greedy"}:
         assert len({run.answers[name, choice][0] for choice in range(3)}) == 3, name
 
 
@@ -136,6 +139,13 @@ def test_bans_hold_to_the_end(alone: Run) -> None:
     assert not {44, 50} & set(ids(alone.answers["bad words", 0])[1:])
     assert len(ids(alone.answers["min_tokens", 0])) > 12
     assert 8 not in ids(alone.answers["bias", 0])
+
+
+def test_a_budget_of_reasoning_is_followed_by_its_end(tiny: Path, alone: Run) -> None:
+    """What comes before it is what comes without one."""
+    run = serve(tiny, [[plain("thinking")]])
+    found = ids(alone.answers["thinking", 0])
+    assert found[:8] == (*ids(run.answers["thinking", 0])[:5], 41, 50, 51) and ids(alone.answers["thinking, greedy", 0])[3] == 50
 
 
 def test_scores_are_those_of_a_plain_model(tiny: Path, alone: Run) -> None:

@@ -35,7 +35,9 @@ class ContextRunner:
         self.bad = bad
         self.seen: list[StepInputs] = []
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, keep: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, keep: np.ndarray | None = None, masks: object = None
+    ) -> dict[str, np.ndarray]:
         assert taps == (), "no prompt is scored here"
         self.seen.append(inputs)
         size = self.shape.block_tokens

@@ -79,7 +79,7 @@ class CudaBackend:
         self.runner: CudaRunner | None = runner
         self._cache: DeviceKVCache | None = cache
         self._tier = tier
-        self._state = RowState(rows)
+        self._state = RowState(rows, runner.vocab)
         self._columns = SamplingColumns(rows)
         self._split: _SamplingSplit | None = None
         self._moves = 0
@@ -136,7 +136,7 @@ class CudaBackend:
             ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
         hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score else None
         if split.host:
-            masks = self._state.masks(work) if work.rows.has_grammars else None
+            masks = self._state.masks(work) if work.rows.has_grammars or work.rows.has_budgets else None
             logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite, masks)
             failures = () if masks is None else masks.apply(work.rows.sampling, Sampled(ids, logprobs), finite)
         if work.plan.score:

@@ -1,7 +1,7 @@
 """Sampling on the device, and ids that stay there: what a step samples is what the next one embeds, and the host does not wait for it.
 
 Chooses the ids that `compute/decoding` would. Rows that need history, the host or values of logits (penalties, bias, bans, allowed ids,
-log-probabilities) are sampled on the host.
+log-probabilities, budgets of reasoning) are sampled on the host.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from ridgeline.core.plan import Plan
 
 def is_sampled_on_device(row: RowParams) -> bool:
     """True where a row's ids need nothing but its logits, its sampling columns and a position."""
-    return row.sampling.logprobs is None and not any(edit.asked(row, 0) for edit in EDITS)
+    return row.sampling.logprobs is None and row.sampling.thinking is None and not any(edit.asked(row, 0) for edit in EDITS)
 
 
 def columns_of(row: RowParams) -> tuple[float, int, float, float, int, int]:

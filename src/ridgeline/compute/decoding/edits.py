@@ -1,4 +1,4 @@
-"""Edits of a row's logits before temperature: grammar, allowed ids, bad words, min_tokens, bias, penalties; the history they look back at.
+"""Edits of a row's logits before temperature: masks, allowed ids, bad words, min_tokens, bias, penalties; the history they look back at.
 
 A feature is a function and its line in `EDITS`, which apply in the order of the table (vLLM's). A row that asks for none of them pays for
 none: its logits are not even copied. Numbers are computed in float64 and rounded once.
@@ -50,7 +50,7 @@ class Context(NamedTuple):
     """What edits of a position know besides the row's parameters.
 
     history  all ids before it; None where no edit of the row looks back
-    mask     uint32 [≥ V / 32]: bit i of word w is set where the row's grammar takes id 32 w + i; None for a row without one
+    mask     uint32 [≥ V / 32]: bit i of word w is set where the row's grammar, or the end of its reasoning, takes id 32 w + i; None: all
     """
 
     history: History | None = None
@@ -72,11 +72,16 @@ class Edit(NamedTuple):
     masks: bool = False
 
 
-def follow_grammar(logits: Logits, row: RowParams, context: Context) -> None:
-    """`grammar`: only ids that it takes next keep their logit."""
-    assert context.mask is not None
-    taken = np.unpackbits(context.mask.view(np.uint8), count=len(logits), bitorder="little")
-    logits[taken == 0] = -np.inf
+def follow_mask(logits: Logits, row: RowParams, context: Context) -> None:
+    """`grammar`, and the end of reasoning whose budget is spent: only ids that they take next keep their logit."""
+    if context.mask is not None:
+        taken = np.unpackbits(context.mask.view(np.uint8), count=len(logits), bitorder="little")
+        logits[taken == 0] = -np.inf
+
+
+def _may_be_masked(row: RowParams, output: int) -> bool:
+    thinking = row.sampling.thinking
+    return row.sampling.grammar is not None or (thinking is not None and thinking.may_force(output))
 
 
 def allow(logits: Logits, row: RowParams, context: Context) -> None:
@@ -126,7 +131,7 @@ def _penalised(row: RowParams, output: int) -> bool:
 
 
 EDITS: Final[tuple[Edit, ...]] = (
-    Edit(lambda row, output: row.sampling.grammar is not None, follow_grammar, masks=True),
+    Edit(_may_be_masked, follow_mask, masks=True),
     Edit(lambda row, output: row.sampling.allowed_ids is not None, allow),
     Edit(lambda row, output: bool(row.sampling.bad_words), ban_bad_words, looks_back=True),
     Edit(lambda row, output: output < row.min_tokens and bool(row.banned_until), ban_stops),

@@ -40,6 +40,11 @@ _NONE: Final = Grammar(b"", "")
 """Asks the thread for nothing but a look at the memory."""
 
 
+def mask_words(vocab: int) -> int:
+    """Words of 32 ids of a mask of so many ids."""
+    return -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
+
+
 class Vocabulary(NamedTuple):
     """The vocabulary that grammars are matched in.
 
@@ -130,7 +135,7 @@ class GrammarCompiler:
     def __init__(self, load: Callable[[], Vocabulary], vocab: int) -> None:
         """load: reads the vocabulary, of at most `vocab` ids; called by the thread."""
         self._load, self._vocab = load, vocab
-        self.words = -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
+        self.words = mask_words(vocab)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
         self._tokenizer: Tokenizer | None = None

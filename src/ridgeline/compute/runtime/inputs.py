@@ -140,7 +140,8 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     sampling = [index for index, samples in enumerate(plan.sample) if samples]
     asked = [params[index] for index in sampling]
     grammars = any(each.sampling.grammar is not None for each in asked)
-    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars)
+    budgets = any(each.sampling.thinking is not None for each in asked)
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets)
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

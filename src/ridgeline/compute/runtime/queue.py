@@ -103,7 +103,7 @@ class QueueBackend:
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
-        self._state = RowState(rows)
+        self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
         self._parts = 0
@@ -157,9 +157,12 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
-        masks_of = cache(self._masks.take) if self._masks is not None and work.rows.has_grammars else None
-        if self._masks is not None and masks_of is not None:
+        rows, masks_of = work.rows, None
+        if self._masks is not None and rows.has_grammars:
             self._masks.put(work)
+            masks_of = cache(self._masks.take)
+        elif rows.has_budgets and (forced := self._state.masks(work)).addresses.any():
+            masks_of = cache(lambda: forced)
         self._parts += 1
         allowed = None if masks_of is None else lambda: masks_of().addresses
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep, masks=allowed)

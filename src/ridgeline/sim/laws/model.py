@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import Plan, TokenLogprobs
+from ridgeline.core.thinking import ThinkingState
 
 NOT_FINITE = 0x4E614E
 HANG_POSITION = 12
@@ -70,6 +71,10 @@ class FakeModel:
         past  all ids before, where `depends_on_history` or `reads_ids`: every parameter then matters; biased ids and ends of bad words
               are avoided
         """
+        if past is not None and params.sampling.thinking is not None:
+            forced = ThinkingState(params.sampling.thinking, past[params.prompt_tokens :]).forced
+            if forced is not None:
+                return forced
         draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
         banned: Collection[int] = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
         alphabet = self.alphabet

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
 from ridgeline.core.params import Grammar, RowParams
+from ridgeline.core.thinking import ThinkingState
 from ridgeline.engine.executor import Grammars
 from ridgeline.sim.laws.model import FakeModel, depends_on_history
 
@@ -60,6 +61,13 @@ class ScriptedModel(FakeModel):
         """The next byte of the answer, or its end; what a request bans is replaced as in `FakeModel`."""
         prompt = bytes(token for token in (past or ())[: params.prompt_tokens] if token < 256)
         said, at = self._answer(prompt), position - params.prompt_tokens
+        thinking = params.sampling.thinking
+        if said is not None and past is not None and thinking is not None:
+            outputs = past[params.prompt_tokens :]
+            forced = ThinkingState(thinking, outputs).forced
+            if forced is not None:
+                return forced
+            at = _behind_forced(said, bytes(min(each, 255) for each in outputs), bytes(thinking.close[-thinking.mark :]))
         if said is not None:
             token = said[at] if at < len(said) else END
             if at >= params.min_tokens or token not in params.banned_until:
@@ -70,6 +78,14 @@ class ScriptedModel(FakeModel):
         """The answer to a prompt; None: the script has none."""
         found = [(prompt.rfind(text), len(text), said) for text, said in ((after.encode(), said) for after, said in self.script)]
         return max(((at + size, size, said.encode()) for at, size, said in found if at >= 0), default=(0, 0, None))[2]
+
+
+def _behind_forced(said: bytes, outputs: bytes, mark: bytes) -> int:
+    """The place of the next byte of `said`: behind its own end of the reasoning, where `mark` was forced before that came."""
+    end = outputs.find(mark)
+    if end < 0 or said.startswith(outputs[: end + len(mark)]):
+        return len(outputs)
+    return max(0, said.find(mark)) + len(outputs) - end
 
 
 def followed(grammar: RowGrammar, token: int, stamp: int) -> int:

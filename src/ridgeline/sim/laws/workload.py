@@ -12,6 +12,7 @@ from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
+from ridgeline.core.thinking import ReasoningMarks, Thinking
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import RequestError
@@ -190,6 +191,7 @@ def _request(
                 request_id=f"r{index}",
                 draw_seed=_fail_unseeded,
                 bad_words=[model.alphabet[:2]] if params.bad_words else [],
+                thinking=_thinking(extra_rng, model, params.thinking_token_budget),
                 domain=bytes([identity]),
                 priority=priority,
             )
@@ -208,8 +210,20 @@ def _edits(rng: Random, model: FakeModel) -> dict[str, Any]:
     every: dict[str, Any] = {
         "top_k": 3, "top_p": 0.5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5,
         "logit_bias": ((rng.choice(others), 5),), "allowed_token_ids": (model.alphabet[0], *rng.choices(others, k=3)), "bad_words": ("ab",),
+        "thinking_token_budget": rng.randint(0, 8),
     }  # fmt: skip
-    return {name: every[name] for name in rng.sample(sorted(every), rng.randint(1, 3))}
+    asked = {name: every[name] for name in rng.sample(sorted(every), rng.randint(1, 3))}
+    if "allowed_token_ids" in asked:
+        asked.pop("thinking_token_budget", None)
+    return asked
+
+
+def _thinking(rng: Random, model: FakeModel, tokens: int | None) -> Thinking | None:
+    """Reasoning that the prompt has begun; a mark of two ids ends it."""
+    if tokens is None:
+        return None
+    first, second, third = rng.choices(model.alphabet, k=3)
+    return Thinking(ReasoningMarks(2, ((0, first, 1), (1, second, 2))), True, tokens, (third, first, second), 2)
 
 
 def _fail_unseeded() -> int:

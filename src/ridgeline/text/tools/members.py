@@ -7,13 +7,10 @@ from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported
 from ridgeline.text.tools.lark import Lark, quoted
+from ridgeline.text.tools.tags import NOTES
 from ridgeline.text.tools.values import types_of
 
 _KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
-_NOTES: Final = frozenset({
-    "type", "title", "description", "default", "example", "examples", "deprecated", "nullable", "$defs", "definitions", "$schema", "$id",
-    "$comment",
-})
 _OBJECT: Final = frozenset({"properties", "required", "additionalProperties"})
 _SINGLE: Final = r"/'([^'\\\n]|\\[^\n])*'/"
 """A text in Python's other quotes."""
@@ -26,7 +23,7 @@ class _Style:
     """How a literal is written.
 
     equals  between a name of an argument and its value     colon   the same within a value
-    comma   between members                                 words   true, false; nothing: null
+    comma   between members                                 true, false, nothing: words for them
     quote   the mark around texts; empty: they are JSON's   keyed   names within a value are texts
     ordered members stand in the order of their names, not of the schema
     """
@@ -34,16 +31,17 @@ class _Style:
     equals: str
     colon: str
     comma: str
-    words: tuple[str, str]
-    nothing: tuple[str, ...]
+    true: Sequence[str]
+    false: Sequence[str]
+    nothing: Sequence[str]
     quote: str
     keyed: bool
     ordered: bool
 
 
 _STYLES: Final = {
-    "bare": _Style(":", ":", '","', ("true", "false"), ("null", "None"), '<|"|>', keyed=False, ordered=True),
-    "keywords": _Style("=", ": ", '"," " "?', ("True", "False"), ("None",), "", keyed=True, ordered=False),
+    "bare": _Style(":", ":", '","', ("true",), ("false",), ("null", "None"), '<|"|>', keyed=False, ordered=True),
+    "keywords": _Style("=", ": ", '"," " "?', ("True", "true"), ("False", "false"), ("None", "null"), "", keyed=True, ordered=False),
 }
 
 
@@ -120,18 +118,18 @@ class _Literal:
             item = self.value(schema.get("items", True), depth + 1)
             return f'"[" ({item} ({style.comma} {item})*)? "]"'
         if kind in ("boolean", "null"):
-            words = style.nothing if kind == "null" else style.words
+            words = style.nothing if kind == "null" else (*style.true, *style.false)
             return self._either([quoted(word) for word in words])
         if kind == "string" and style.quote:
             _refuse(schema, frozenset(), "a text")
             return f"{lark.text(style.quote)} {lark.until(style.quote)}"
         made = lark.json({**schema, "type": kind})
-        return self._either([made, lark.rule(_SINGLE)]) if kind == "string" and schema.keys() <= _NOTES else made
+        return self._either([made, lark.rule(_SINGLE)]) if kind == "string" and schema.keys() <= NOTES else made
 
     def _constant(self, value: Any) -> str:
         style = self._style
         if isinstance(value, bool) or value is None:
-            return quoted(style.nothing[0] if value is None else style.words[0 if value else 1])
+            return quoted((style.nothing if value is None else style.true if value else style.false)[0])
         if isinstance(value, str) and style.quote:
             if style.quote in value:
                 raise Unsupported("a choice has this model's mark for quotes, and cannot be written")
@@ -170,6 +168,6 @@ class _Literal:
 
 def _refuse(schema: Mapping[str, Any], known: frozenset[str], of: str) -> None:
     """Raises Unsupported for keywords that are not followed."""
-    unknown = sorted(schema.keys() - known - _NOTES)
+    unknown = sorted(schema.keys() - known - NOTES)
     if unknown:
         raise Unsupported(f"keywords of {of} that cannot be followed in this model's form of calls: {', '.join(unknown)}")

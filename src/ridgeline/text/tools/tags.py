@@ -12,7 +12,10 @@ from ridgeline.text.tools.lark import Lark, quoted
 from ridgeline.text.tools.values import types_of
 from ridgeline.text.tools.written import PLACE
 
-NOTES: Final = frozenset({"type", "title", "description", "default", "example", "examples", "deprecated", "nullable"})
+NOTES: Final = frozenset({
+    "type", "title", "description", "default", "example", "examples", "deprecated", "nullable", "$defs", "definitions", "$schema", "$id",
+    "$comment",
+})  # fmt: skip
 """Keywords that ask nothing of a text."""
 MAX_ARGUMENTS: Final = 64
 """Arguments of a call whose names are free."""
@@ -68,7 +71,7 @@ class _Tag:
 
 
 def _argument(tag: _Tag, schema: Any, key: str, strict: bool) -> str:
-    types = types_of(schema)
+    types = types_of(schema) or types_of(_referred(schema))
     if types and "string" not in types:
         words = ["True", "False"] if "boolean" in types else []
         words += ["None"] if "null" in types else []
@@ -79,9 +82,18 @@ def _argument(tag: _Tag, schema: Any, key: str, strict: bool) -> str:
     choices = named.get("enum", [named["const"]] if "const" in named else None)
     if isinstance(choices, list) and choices and all(_is_plain(each, types) for each in choices):
         return tag.plain(key, f"({' | '.join(tag.lark.text(each) for each in choices)})", "string")
-    if strict and not all(word in NOTES or word[0] == "$" or (word == "anyOf" and _are_types(named[word])) for word in named):
+    if strict and not all(word in NOTES or (word == "anyOf" and _are_types(named[word])) for word in named):
         raise Unsupported("pattern, format and length of a text, and a choice between texts and others, cannot be followed between tags")
     return tag.free(key)
+
+
+def _referred(schema: Any) -> Any:
+    """The schema to which a reference into the tool's own leads; None for anything else."""
+    name = schema.get("$ref") if isinstance(schema, Mapping) else None
+    found = schema
+    for part in name.removeprefix("#/").split("/") if isinstance(name, str) else ():
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(name, str) else None
 
 
 def _is_plain(choice: object, types: frozenset[str]) -> bool:

@@ -1,0 +1,36 @@
+"""Whose request is being answered: a context variable that access control sets for everything below it.
+
+It is no argument of endpoints, so that none can forget it: one that did would share prefixes between tenants. A task that an endpoint
+starts has the same caller; a thread has it only if the endpoint asks before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from ridgeline.server.keys import Caller
+
+_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+NOBODY: Final = Caller()
+"""The caller where no key is needed, and of the server's own requests."""
+
+
+def current_caller() -> Caller:
+    """The caller of the request that this task answers."""
+    return _CALLER.get(NOBODY)
+
+
+@contextmanager
+def serving(caller: Caller) -> Iterator[None]:
+    """Within it, requests are this caller's."""
+    token = _CALLER.set(caller)
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
+
+
+def private_salt(salt: str | None) -> str:
+    """The client's salt within its tenant. A tenant's name has no NUL, so no two pairs are the same."""
+    return f"{current_caller().tenant}\0{salt or ''}"

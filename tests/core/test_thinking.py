@@ -1,0 +1,95 @@
+"""Where reasoning begins and ends, told by ids: marks however they are divided into ids, and budgets, against a search in the text."""
+
+import random
+
+import pytest
+
+from ridgeline.core.thinking import Thinking, ThinkingState
+from ridgeline.text.tokenizer import ByteTokenizer
+from ridgeline.text.tools.families import REASONING, Reasoning
+from ridgeline.text.tools.marks import ReasoningIds
+
+
+class Pieces(ByteTokenizer):
+    """Bytes, and pieces of several."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces, self.vocab_size = pieces, 256 + len(pieces)
+
+    def piece(self, token: int) -> bytes:
+        return bytes((token,)) if token < 256 else self.pieces[token - 256]
+
+    def id_of(self, piece: str) -> int | None:
+        return 256 + self.pieces.index(piece.encode()) if piece.encode() in self.pieces else None
+
+
+THINK = REASONING[0]
+PIECES = [
+    b"</", b"think", b">\n\n", b" </", b"\n", b"<think", b">x", b"a</th", b"ink>b", b" ", b"<", b"x<th", b"ink", b"</think>", b"<think>"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", REASONING)
+def test_marks_can_be_read_in_one_pass(texts: Reasoning) -> None:
+    """A mark that contains its first byte twice would need more states."""
+    assert texts.end.count(texts.end[0]) == 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_marks_are_found_however_texts_are_divided(begun: bool) -> None:
+    tokenizer, rng = Pieces(PIECES[:-2]), random.Random(7)
+    ids = ReasoningIds.read(THINK, tokenizer)
+    thinking = ids.thinking(begun, None)
+    ended = 0
+    for _ in range(4000):
+        begin = [] if begun or rng.random() < 0.3 else [261, 262]
+        outputs = [*begin, *rng.choices(range(256, tokenizer.vocab_size), k=rng.randint(0, 9))]
+        text = b"".join(map(tokenizer.piece, outputs))
+        reasons = begun or text.lstrip().startswith(b"<think>")
+        body = text if begun else text.lstrip().removeprefix(b"<think>")
+        state = ThinkingState(thinking, outputs)
+        assert state.has_ended == (b"</think>" in body or not (reasons or b"<think>".startswith(text.lstrip()))), text
+        assert reasons or state.tokens == 0
+        ended += reasons and state.has_ended
+    assert ended > 50
+
+
+def close(tokenizer: Pieces, tokens: int, message: bytes = b"") -> Thinking:
+    return ReasoningIds.read(THINK, tokenizer).thinking(True, tokens, tuple(message))
+
+
+def run(thinking: Thinking, outputs: list[int], drafts: bool = False) -> tuple[list[int], int]:
+    """What comes where `outputs` would, forced ids in between; and the tokens of reasoning."""
+    state, found, rest = ThinkingState(thinking), list[int](), outputs[::-1]
+    while rest or state.forced is not None:
+        token = rest.pop() if state.forced is None else state.forced
+        if drafts:
+            ahead = [*found, token, *outputs[:3]]
+            single = [ThinkingState(thinking, ahead[:at]).forced for at in range(len(found), len(ahead) + 1)]
+            assert state.walk(ahead[len(found) :]) == single
+        found.append(token)
+        state.push(token)
+        assert ThinkingState(thinking, found).forced == state.forced
+    return found, state.tokens
+
+
+@pytest.mark.parametrize("tokens", range(5))
+def test_a_mark_of_one_id(tokens: int) -> None:
+    tokenizer = Pieces(PIECES)
+    mark = tokenizer.id_of("</think>")
+    assert mark is not None
+    for message in (b"", b"ok"):
+        thinking = close(tokenizer, tokens, message)
+        expected = [*b"abcdefgh"[:tokens], *message, mark, *b"abcdefgh"[tokens:]]
+        assert run(thinking, [*b"abcdefgh"], drafts=True) == (expected, tokens + len(message))
+    assert run(close(tokenizer, 4), [97, mark, 98, 99, 100, 101]) == ([97, mark, 98, 99, 100, 101], 1), "behind its end nothing is counted"
+
+
+def test_a_mark_that_has_begun_is_finished() -> None:
+    """Where the budget is spent within it, only its rest is forced, and no message."""
+    tokenizer = Pieces(PIECES[:3])
+    mark = [*b"</think>"]
+    for inside in range(1, 8):
+        assert run(close(tokenizer, 3 + inside, b"hm"), [*b"abc", *mark[:inside], *b"z"]) == ([*b"abc", *mark, *b"z"], 3)
+    assert run(close(tokenizer, 3), [*b"abc", *mark[:4]])[0] == [*b"abc", *mark, *mark[:4]]
+    assert run(close(tokenizer, 20), [*b"abc</thinks", *mark, 97]) == ([*b"abc</thinks", *mark, 97], 11)
