@@ -109,6 +109,35 @@ def test_mistakes_are_named_and_change_nothing(template: str, tmp_path: Path) ->
         assert (session.params, session.turns, session.system) == (SamplingParams(), [], None)
 
 
+THINKS = """{{ messages[-1].content }}
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}{% if false %}</think>{% endif %}"""
+
+
+def test_reasoning_and_the_form_of_answers_are_set(tmp_path: Path) -> None:
+    template, schema = tmp_path / "thinks.jinja", tmp_path / "schema.json"
+    template.write_text(THINKS)
+    schema.write_text('{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false}')
+    script = {"script": [["<think>", "So many words.</think>Yes"], ["</think>", "No"]]}
+    with LLM(f"fake:{json.dumps(script)}", chat_template=template) as llm:
+        session = Session(llm, SamplingParams(max_tokens=100, temperature=0), None)
+
+        def answer(command: str) -> str:
+            run_command(command, session)
+            text = "".join(session.answer("go"))
+            session.clear()
+            return text
+
+        assert answer("/set think on") == "So many words.</think>Yes" == answer("/set think default")
+        assert answer("/set think off") == "No" and answer("/set think 2") == "So</think>Yes"
+        assert "think               2 tokens" in run_command("/set", session).text
+        for wrong, said in (("think perhaps", "on, off"), ("think 99999999999", "at most"), ("format /no/such", "/set format: /no/such")):
+            with pytest.raises(RidgelineError, match=said):
+                run_command(f"/set {wrong}", session)
+        run_command("/set think off", session)
+        assert json.loads(answer(f"/set format {schema}")) == {"a": 1} and "JSON Schema" in run_command("/set", session).text
+        assert answer("/set format json").startswith("{") and answer("/set format off") == "No"
+
+
 def test_a_full_context_says_which_turns_to_drop(run: Run) -> None:
     small, flags = 'fake:{"max_model_len": 160}', ("--max-tokens", "20", "--seed", "1")
     turns = ["/clear", "first question", "second question", "third question"]

@@ -21,7 +21,7 @@ EXPECTED = {
     "poolside-Laguna-S-2.1": "glm", "poolside-Laguna-XS-2.1": "glm", "poolside-Laguna-XS.2": "glm", "unsloth-Apriel-1.5": "apriel",
     "unsloth-mistral-Devstral-Small-2507": "mistral", "upstage-Solar-Open-100B": "solar",
     "ibm-granite-granite-3.3-2B-Instruct": "granite-3", "Kimi-K2-Instruct": "kimi", "Kimi-K2-Thinking": "kimi",
-    "LFM2.5-Instruct": "lfm2", "llama-cpp-deepseek-r1": "deepseek",
+    "LFM2.5-Instruct": "lfm2", "llama-cpp-deepseek-r1": "deepseek", "openai-gpt-oss-120b": "harmony",
 }  # fmt: skip
 """Template → family. The last five refuse or leave out calls of an assistant, so that only their marks tell."""
 TELLS_NOTHING = frozenset({
@@ -29,7 +29,9 @@ TELLS_NOTHING = frozenset({
 })  # fmt: skip
 ONLY_TOKENS = {"LFM2.5-Instruct": ("<|tool_call_start|>",)}
 """Marks that the vocabulary alone names."""
-ONE_CALL = frozenset({"GigaChat3.1-10B-A1.8B", "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"})
+ONE_CALL = frozenset({
+    "GigaChat3.1-10B-A1.8B", "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.3-70B-Instruct", "openai-gpt-oss-120b"
+})  # fmt: skip
 REORDERS = frozenset({"google-gemma-4-31B-it", "Reka-Edge"})
 """Their templates write the arguments as other JSON."""
 PROPERTIES = {

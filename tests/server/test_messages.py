@@ -280,7 +280,8 @@ CALL = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
 @pytest.mark.parametrize(("content", "said"), [
     ([IMAGE], r"messages\[0\]\.content\[0\]: blocks of image are not supported"),
     ([{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}], r"content\[0\]\.content\[0\]: blocks of image"),
-    ([{"type": "tool_result", "content": "x"}], "tool_use_id"), ([{"type": "text"}], "has no text"), ([CALL], "blocks of tool_use"),
+    ([{"type": "tool_result", "content": "x"}], "tool_use_id"), ([{"type": "text"}], "has no text"),
+    ([CALL], "a tool_use stands in a turn of the assistant"),
     ([{"type": "document", "source": {"type": "base64", "data": "x"}}], "documents"), ([{"type": "x" * 100}], "blocks of this type"),
 ])  # fmt: skip
 def test_blocks_that_are_refused(client: Client, content: Any, said: str) -> None:

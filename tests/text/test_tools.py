@@ -42,7 +42,7 @@ def test_calls_that_templates_write_are_read_back(real: Corpus, splits: int) -> 
             assert [arguments for _, arguments in expected[2]] == [json.dumps(each, ensure_ascii=False) for each in calls], name
         if isinstance(family.form, (Objects, Head)):
             assert all(arguments in text for _, arguments in expected[2]), name
-        assert "get_weather" not in expected[0] and ("Let me see." in expected[0] or "Let me see." not in text), name
+        assert "get_weather" not in expected[0] and ("Let me see." in "".join(expected[:2]) or "Let me see." not in text), name
         for _ in range(splits):
             cuts = random.sample(range(len(text)), min(len(text), random.choice((1, 3, 20, 400))))
             assert parsed(AnswerParser(family, None, {"get_weather": PROPERTIES}), text, cuts) == expected, (name, sorted(cuts))
@@ -84,6 +84,25 @@ def test_reasoning_is_split_off() -> None:
     assert parsed(AnswerParser(None, think), "<think>never done", range(9)) == ("", "never done", [])
 
 
+def test_answers_in_channels() -> None:
+    harmony, channels = next(each for each in FAMILIES if each.name == "harmony"), REASONING[-1]
+    message = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|end|>"}<|call|>'
+    thought = message.format("analysis", "Hm.\n")
+    for text, expected in (
+        (thought + "<|channel|>final<|message|>It is <b> so.\n", ("It is <b> so.\n", "Hm.", [])),
+        (thought + message.format("commentary", "Let me see.") + thought + call, ("Let me see.", "Hm.Hm.", [("f", '{"a": "<|end|>"}')])),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', ("", "", [("f", '{"a": 1}')])),
+        ("No channel. to=functions.f", ("No channel. to=functions.f", "", [])), ("<|channel|>final", ("<|channel|>final", "", [])),
+        ("<|start|>assistant, I see", ("<|start|>assistant, I see", "", [])), ("assistance", ("assistance", "", [])),
+        ("<|channel|>commentary to=functions.f<|message|>no", ("no", "", [])),
+    ):  # fmt: skip
+        for cuts in ((), range(len(text))):
+            assert parsed(AnswerParser(harmony, channels), text, cuts) == expected
+    content, thought, calls = parsed(AnswerParser(None, channels), message.format("analysis", "Hm.") + call, range(40))
+    assert "{" in content and thought == "Hm." and not calls, "without tools a call is text"
+
+
 BY_DAY = ("hermes", "mistral", "qwen3-coder")
 """Families of one form each; those of a form behave alike."""
 
@@ -107,6 +126,6 @@ def test_near_marks_take_linear_time(family: Any) -> None:
         return taken
 
     mark = family.begin or '{"name'
-    for piece in (mark, mark[:-1] + "x", mark + '{"name": "', mark + "[[{", mark + "\\"):
+    for piece in (mark, mark[:-1] + "x", mark + '{"name": "', mark + "[[{", mark + "\\", " ", mark + " "):
         for step in (16, 1 << 20):
             assert seconds(piece, 1 << 17, step) < 40 * max(seconds(piece, 1 << 14, step), 0.002), piece

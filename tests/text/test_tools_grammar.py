@@ -18,6 +18,7 @@ from ridgeline.errors import RequestError
 from ridgeline.text.chat_content import unmasked
 from ridgeline.text.structured import StructuredOutputCompiler
 from ridgeline.text.tools.families import FAMILIES, Family
+from ridgeline.text.tools.forms import Addressed
 from ridgeline.text.tools.grammar import CallForm
 from ridgeline.text.tools.parser import AnswerParser
 from ridgeline.text.tools.written import PLACE
@@ -40,6 +41,8 @@ EXACT = {
 }  # fmt: skip
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = [{"name": "do-it.now", "parameters": EXACT, "strict": True}, {"name": "stop", "parameters": NOTHING, "strict": True}]
+
+IN_CHANNELS = ("openai-gpt-oss-120b",)
 
 
 class Matching:
@@ -100,7 +103,7 @@ class Matching:
         self.forms.close()
 
 
-@pytest.fixture(scope="module", params=["control", "plain"])
+@pytest.fixture(scope="module", params=["control", pytest.param("plain", marks=pytest.mark.night)])
 def marked(request: pytest.FixtureRequest, real: Corpus) -> Iterator[Matching]:
     """Marks as control tokens, and as text."""
     marks = [mark for family in FAMILIES for mark in family.all_marks]
@@ -122,7 +125,7 @@ def test_what_templates_write_follows_the_grammar(real: Corpus, marked: Matching
         assert marked.refused(grammar, text) is None, (name, marked.refused(grammar, text), text)
         other = text.replace("get_weather", "get_whether")
         assert marked.refused(grammar, other) == text.partition("get_weather")[0] + "get_w", name
-        assert marked.refused(grammar, "Let me see. I < 2 {} [x] {") is None, name
+        assert name in IN_CHANNELS or marked.refused(grammar, "Let me see. I < 2 {} [x] {") is None, name
         begin = text.index(family.begin) if family.begin else text.index("{")
         must = marked.form(family, [WEATHER], must=True)
         assert marked.refused(must, "") == "" and marked.refused(must, text[begin:-1]) is not None, name
@@ -142,11 +145,13 @@ def test_what_follows_the_grammar_is_read_back_as_valid_calls(marked: Matching, 
             grammar = marked.form(family, TOOLS, must=must)
             found = [text for text in (marked.walk(grammar, closers) for _ in range(walks)) if text is not None]
             assert found or walks == 1, family.name
+            if isinstance(family.form, Addressed) and not marked.tokenizer.names:
+                continue  # its marks mean the same everywhere
             for text in found:
                 parameters = {name: schema["properties"] for name, schema in schemas.items()}
                 cuts = random.sample(range(len(text) + 1), min(len(text), 20))
                 content, _, calls = parsed(AnswerParser(family, None, parameters), text, cuts)
-                assert not must or (calls and not content.strip()), (family.name, text)
+                assert not must or (calls and (not content.strip() or "commentary<" in text)), (family.name, text)
                 for called, arguments in calls:
                     jsonschema.validate(json.loads(arguments), schemas[called])
 

@@ -31,16 +31,16 @@ def read_form(json_schema: str | None, regex: str | None, choice: Sequence[str] 
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} both ask for a form; give one of them", fix={given[1]: None})
     if json_schema is not None and not json_schema.lstrip().startswith("{"):
-        json_schema = _read(json_schema, "--json-schema")
+        json_schema = read_text(json_schema, "--json-schema")
     if grammar is not None:
-        grammar = _read(grammar, "--grammar")
+        grammar = read_text(grammar, "--grammar")
     asked = StructuredOutputs(json=json_schema, regex=regex, choice=tuple(choice) if choice else None, grammar=grammar)
-    _check(asked, given[0])
+    check_form(asked, given[0])
     return asked
 
 
-def _read(name: str, flag: str) -> str:
-    """A file's text. Raises ConfigError."""
+def read_text(name: str, flag: str) -> str:
+    """The text of a file that `flag` names. Raises ConfigError."""
     path = Path(name).expanduser()
     try:
         with path.open("rb") as file:
@@ -55,7 +55,8 @@ def _read(name: str, flag: str) -> str:
         raise ConfigError(f"{flag}: {name} is not UTF-8 (byte {error.start})") from None
 
 
-def _check(asked: StructuredOutputs, flag: str) -> None:
+def check_form(asked: StructuredOutputs, flag: str) -> None:
+    """Raises RequestError for a form that cannot be followed."""
     from ridgeline.text.structured import StructuredOutputCompiler
 
     compiler = StructuredOutputCompiler()

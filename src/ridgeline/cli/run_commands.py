@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ridgeline.cli.form import check_form, read_text
 from ridgeline.cli.run_session import Session
 from ridgeline.cli.sampling import FLAGS, parse_value
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import SamplingParams, StructuredOutputs
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.files.json_file import read_object
 
@@ -102,6 +103,8 @@ def _set(session: Session, argument: str) -> Reply:
     if name == "verbose":
         session.verbose = _parse_switch("verbose", text)
         return Reply(f"verbose {str(session.verbose).lower()}")
+    if name in SPECIAL and text:
+        return Reply(SPECIAL[name](session, text))
     if not text:
         raise ConfigError("/set takes a parameter and a value, as in /set temperature 0.7; /set alone lists them")
     default = session.llm.get_default_sampling_params(None)
@@ -110,6 +113,41 @@ def _set(session: Session, argument: str) -> Reply:
     session.llm.prepare("x", params)  # admission raises the error
     session.params = params
     return Reply(f"{name} {value}")
+
+
+def _format(session: Session, text: str) -> str:
+    """`/set format`: json, a file with a JSON Schema, or off."""
+    if text in ("off", "default", "text"):
+        asked = None
+    elif text == "json":
+        asked = StructuredOutputs(json_object=True)
+    else:
+        asked = StructuredOutputs(json=read_text(text, "/set format"))
+        check_form(asked, "format")
+    session.params = replace(session.params, structured_outputs=asked)
+    return f"format {text}" if asked is not None else "format off"
+
+
+def _think(session: Session, text: str) -> str:
+    """`/set think`: on, off, or the most tokens of reasoning. A model that cannot be told not to think gets a budget of 0."""
+    template = session.llm.chat_template
+    if template is None or (template.reasoning_ids is None and not session.switches):
+        raise ConfigError(f"the model {session.llm.config.model!r} does not reason")
+    budget: int | None = None
+    if text.isascii() and text.isdigit():
+        budget = int(text[:10])
+    elif text == "off" and not session.switches:
+        budget = 0
+    elif text not in ("on", "off", "default"):
+        raise ConfigError(f"think is {text[:40]!r}; on, off, default or a number of tokens was expected")
+    params = replace(session.params, thinking_token_budget=budget)
+    session.llm.prepare("x", params)  # admission raises the error
+    session.params, session.thinks = params, {"off": False, "default": None}.get(text, True)
+    return f"think {text}"
+
+
+SPECIAL: Final[Mapping[str, Callable[[Session, str], str]]] = {"format": _format, "think": _think}
+"""What `/set` takes beside sampling parameters and verbose."""
 
 
 def _parse_switch(name: str, text: str) -> bool:
@@ -125,7 +163,11 @@ def _parameters(session: Session) -> str:
         value = getattr(session.params, name)
         unset = {"max_tokens": "until the answer ends", "seed": "random"}.get(name, "–") if value in (None, ()) else value
         lines.append(f"  {name:<20}{unset}{'' if value == getattr(default, name) or value is None else '  *'}")
-    return "\n".join([*lines, f"  {'verbose':<20}{str(session.verbose).lower()}"])
+    form, thinks = session.params.structured_outputs, session.thinks
+    shown = "off" if form is None else "json" if form.json_object else "JSON Schema"
+    budget = session.params.thinking_token_budget
+    think = "default" if thinks is None else "off" if not thinks else "on" if budget is None else f"{budget} tokens"
+    return "\n".join([*lines, f"  {'format':<20}{shown}", f"  {'think':<20}{think}", f"  {'verbose':<20}{str(session.verbose).lower()}"])
 
 
 def _show(session: Session, argument: str) -> Reply:
@@ -207,7 +249,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "clear": Command("", "forget the conversation", _clear),
     "drop": Command("N", "forget the N oldest turns", _drop),
     "system": Command("[TEXT]", "set the system prompt; without TEXT show it", _system),
-    "set": Command("[NAME VALUE]", "set a sampling parameter, or verbose; without NAME list them", _set),
+    "set": Command("[NAME VALUE]", "set a parameter, format (json, FILE), think (on, off, N), verbose; without NAME list them", _set),
     "mode": Command("[chat|completion]", "talk with the model, or let it continue texts", _mode),
     "multiline": Command("", "switch whether Enter sends or begins a line", _multiline),
     "show": Command("", "model, context, system prompt, parameters", _show),

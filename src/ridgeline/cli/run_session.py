@@ -12,6 +12,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import ConfigError, RequestError
 from ridgeline.text.chat_content import Conversation
+from ridgeline.text.tools.families import SWITCHES
 
 Mode = Literal["chat", "completion"]
 Message = Mapping[str, str]
@@ -48,7 +49,12 @@ class AnswerStats:
 
 
 class Session:
-    """A conversation with a model. unanswered: a message without an answer; generated: tokens of all answers."""
+    """A conversation with a model.
+
+    thinks      the model is to reason, where its template can tell it so; None: the template decides
+    unanswered  a message without an answer
+    generated   tokens of all answers
+    """
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, mode: Mode = "chat") -> None:
         self.llm = llm
@@ -57,10 +63,17 @@ class Session:
         self.mode: Mode = mode
         self.verbose = False
         self.multiline = False
+        self.thinks: bool | None = None
         self.turns: list[Turn] = []
         self.unanswered: str | None = None
         self.stats = AnswerStats()
         self.generated = 0
+
+    @property
+    def switches(self) -> list[str]:
+        """Variables by which the template is told whether to think."""
+        template = self.llm.chat_template
+        return [] if template is None else [name for name in SWITCHES if name in template.variables]
 
     def set_mode(self, mode: Mode) -> None:
         """Begins anew in another mode. Raises ConfigError for chat without a chat template."""
@@ -176,9 +189,11 @@ class Session:
         if self.mode == "completion":
             return message + begun
         asked: list[Message] = [*self._head(), *_messages(turns), {"role": "user", "content": message}]
+        told = dict.fromkeys(self.switches, self.thinks) if self.thinks is not None else {}
         if not begun:
-            return Conversation(asked)
-        return Conversation([*asked, {"role": "assistant", "content": begun}], add_generation_prompt=False, continue_final_message=True)
+            return Conversation(asked, arguments=told)
+        continued = [*asked, {"role": "assistant", "content": begun}]
+        return Conversation(continued, add_generation_prompt=False, continue_final_message=True, arguments=told)
 
 
 def _messages(turns: Sequence[Turn]) -> list[Message]:

@@ -12,9 +12,8 @@ from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tools.families import SWITCHES
 
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables by which templates are told whether to think."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget", "reasoning_budget_tokens")
 """Names of the same number: vLLM's, Qwen's, and llama.cpp's. -1 is no limit."""

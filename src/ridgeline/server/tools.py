@@ -146,7 +146,7 @@ def reading(
     thinks = thought is not None and end.endswith(thought.begin.rstrip())
     has_thought = thought is not None and end.endswith(thought.end.rstrip())
     marks = [] if family is None else [*family.all_marks]
-    marks += [] if thought is None else [thought.begin, thought.end]
+    marks += [] if thought is None else thought.all_marks
     parameters: dict[str, Mapping[str, Any]] = {}
     for each in offer.tools:
         properties = (each.parameters or {}).get("properties")
@@ -171,11 +171,11 @@ def call_grammar(choice: Choice, how: Reading) -> Asked:
     family = choice.family
     assert family is not None, "nothing may be called"
     tokenizer, thought = how.tokenizer, how.reasoning
-    marks = {*family.all_marks, *(() if thought is None else (thought.begin, thought.end))}
+    marks = {*family.all_marks, *(() if thought is None else thought.all_marks)}
     control = {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None and tokenizer.is_control(token)}
     tools = [{"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)} for each in choice.tools]
     bound = [control.get(mark) for mark in (family.begin, *family.written.marks, *family.inner)]
-    bound += [] if thought is None else [control.get(thought.begin), control.get(thought.end)]
+    bound += [] if thought is None else map(control.get, thought.all_marks)
     free = _without(choice.control_ids, sorted({*tokenizer.eos_ids, *(token for token in bound if token is not None)}))
     must = bool(choice.forced)
     around = None if thought is None or how.has_thought else (thought.begin, thought.end)

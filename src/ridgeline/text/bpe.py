@@ -17,7 +17,7 @@ from ridgeline.config.env import encode_in_callers_thread
 from ridgeline.errors import ModelFormatError, RequestError
 from ridgeline.facts.files.gguf import Header
 from ridgeline.text.tokenizer import MASK, QUICK_CHARACTERS, markup_among
-from ridgeline.text.vocabulary import END_NAMES, TokenType
+from ridgeline.text.vocabulary import TokenType, end_names
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -258,7 +258,8 @@ def read_bpe(header: Header) -> FastTokenizer:
         return header.integer(key, 0, len(pieces) - 1) if key in header.metadata else None
 
     control = frozenset(token for token, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN))
-    ends = {token for token in control if pieces[token] in END_NAMES} | {token_id(name) for name in ("eos", "eot", "eom")}
+    names = {pieces[token]: token for token in control}
+    ends = {names[name] for name in end_names(names)} | {token_id(name) for name in ("eos", "eot", "eom")}
     bos = token_id("bos") if header.flag("tokenizer.ggml.add_bos_token", default=pre_tokenizer.add_bos) else None
     literal = frozenset(token for token, kind in enumerate(types) if kind == TokenType.USER_DEFINED)
     return FastTokenizer(

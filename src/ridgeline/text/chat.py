@@ -184,6 +184,8 @@ class ChatTemplate:
         self.stop_ids = result.stop_ids
         self.findings = result.findings
         self.reasoning: Reasoning | None = reasoning_of(files.texts.values())
+        if self.reasoning is not None and self.reasoning.in_channels:  # there the end of a message is not the end of a turn
+            self.stop_ids = frozenset(token for token in self.stop_ids if token != tokenizer.id_of(self.reasoning.end))
         self.reasoning_ids = ReasoningIds.read(self.reasoning, tokenizer) if self.reasoning is not None and self.is_usable else None
         self.family = self._find_family(files, tokenizer) if self.is_usable else None
         self.control_ids = control_ranges(tokenizer) if self.family is not None else ()

@@ -26,7 +26,7 @@ from ridgeline.text.spm_model import read_vocabulary
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import ByteTokenizer, Tokenizer
 from ridgeline.text.tokenizer_check import check_tokenizer
-from ridgeline.text.vocabulary import END_NAMES, Vocabulary
+from ridgeline.text.vocabulary import Vocabulary, end_names
 
 MAX_BYTES = 64 << 20
 """The largest tokenizer.json that is read: those of 262,144 pieces have 33 MB."""
@@ -70,7 +70,7 @@ def _fast(directory: Path) -> FastTokenizer:
             added=frozenset(added),
             control=frozenset(token for token, piece in added.items() if piece.special),
             bos=_bos(library, directory, ids),
-            eos_ids=read_generation(directory).eos_ids | _eos_ids(directory, ids) | {ids[name] for name in END_NAMES & ids.keys()},
+            eos_ids=read_generation(directory).eos_ids | _eos_ids(directory, ids) | {ids[name] for name in end_names(ids)},
             space_prefix=_has_step(config.get("decoder"), "Strip"),
         ),
     )

@@ -4,7 +4,7 @@ Owns the validation of what the header claims; never splits text.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import isfinite
@@ -12,8 +12,17 @@ from math import isfinite
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
 
-END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
+_END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
 """Control tokens that end a turn in chat models although headers rarely say so (the names that llama.cpp looks for)."""
+_CHANNEL_ENDS = frozenset({"<|call|>", "<|return|>"})
+"""Of models that answer in channels; there `<|end|>` ends one message of several."""
+
+
+def end_names(names: Collection[str]) -> frozenset[str]:
+    """Those of the `names` of control tokens that end a turn."""
+    found = _END_NAMES.intersection(names)
+    return (found | _CHANNEL_ENDS) - {"<|end|>"} if {*names} >= _CHANNEL_ENDS else found
+
 
 MAX_USER_DEFINED_CHARACTERS = 1 << 18
 """Characters of all user-defined tokens together (Gemma 3 has 2,900): the pattern that finds them must stay cheap to build."""
@@ -65,13 +74,13 @@ class Vocabulary:
             return header.integer(f"tokenizer.ggml.{name}_token_id", 0, size - 1, default=default)
 
         eos = token_id("eos", 2)
-        named = {token for token, piece in enumerate(pieces) if piece in END_NAMES and kinds[token] == TokenType.CONTROL}
+        control = {piece: token for token, piece in enumerate(pieces) if kinds[token] == TokenType.CONTROL}
         return cls(
             pieces=pieces,
             scores=scores,
             kinds=kinds,
             bos=token_id("bos", 1) if header.flag("tokenizer.ggml.add_bos_token", default=True) else None,
-            eos_ids=frozenset({eos, token_id("eot", eos), token_id("eom", eos)} | named),
+            eos_ids=frozenset({eos, token_id("eot", eos), token_id("eom", eos)} | {control[name] for name in end_names(control)}),
             unknown=token_id("unknown", 0),
             space_prefix=header.flag("tokenizer.ggml.add_space_prefix", default=True),
         )

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ridgeline.text.tools.forms import Form, Head, Literal, Objects, Tagged
+from ridgeline.text.tools.channels import CONTROL
+from ridgeline.text.tools.forms import Addressed, Form, Head, Literal, Objects, Tagged
 from ridgeline.text.tools.scan import Marks
 from ridgeline.text.tools.written import Written, invocations, objects
 
@@ -46,10 +47,16 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around reasoning, at the beginning of an answer."""
+    """The marks around reasoning, at the beginning of an answer. in_channels: it may come again, as `channels` says."""
 
     begin: str
     end: str
+    in_channels: bool = False
+
+    @property
+    def all_marks(self) -> tuple[str, ...]:
+        """What may be a control token around reasoning."""
+        return CONTROL if self.in_channels else (self.begin, self.end)
 
 
 def _tagged(head: str, key: str, after: str, close: str, over: str | None = None, *, lines: bool = False) -> Tagged:
@@ -135,6 +142,14 @@ FAMILIES: Final = (
     ), ("<|tool_calls|>",), (), Written(
         ("<|tool_call:begin|>‹id›<|tool_call:name|>‹name›<|tool_call:args|>‹json›<|tool_call:end|>",), "<|tool_calls|>", ""
     )),
+    Family("harmony", "<|channel|>", Addressed(), (), CONTROL, Written(
+        (
+            "<|channel|>commentary to=functions.‹name›‹ ›<|constrain|>json<|message|>‹json›",
+            "<|channel|>commentary to=functions.‹name›‹ ›json<|message|>‹json›",
+            " to=functions.‹name›<|channel|>commentary‹ ›json<|message|>‹json›",
+            " to=functions.‹name›<|channel|>commentary‹ ›<|constrain|>json<|message|>‹json›",
+        ), several=False,
+    )),
     Family("llama", "", Objects(), ("<|python_tag|>",), (), replace(objects("", "", arguments="parameters"), several=False)),
 )  # fmt: skip
 
@@ -144,9 +159,15 @@ REASONING: Final = (
     Reasoning("<seed:think>", "</seed:think>"),
     Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<|channel>thought\n", "<channel|>"),
+    Reasoning("<|channel|>analysis<|message|>", "<|end|>", in_channels=True),
 )
+
+
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates are told whether to think."""
 
 
 def reasoning_of(templates: Collection[str]) -> Reasoning | None:
     """The marks that a model's templates know."""
-    return next((each for each in REASONING if any(each.end in text for text in templates)), None)
+    known = (each for each in REASONING if any((each.begin if each.in_channels else each.end) in text for text in templates))
+    return next(known, None)

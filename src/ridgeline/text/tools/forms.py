@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from ridgeline.text.tools.channels import read_channels
 from ridgeline.text.tools.scan import Marks, Scanner
 from ridgeline.text.tools.values import from_literal, from_text, quoted, types_of
 
@@ -35,6 +36,10 @@ class Calls(Protocol):
     def add(self, arguments: str) -> None: ...
 
     def end(self) -> None: ...
+
+    def think(self, piece: str) -> None: ...
+
+    def say(self, piece: str) -> None: ...
 
 
 class Form(Protocol):
@@ -219,6 +224,15 @@ class _Lines:
         self._is_first = False
         if piece:
             self._give(quoted(piece)[1:-1])
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """Messages in channels, of which those to a function are calls: `channels.read_channels` reads the whole answer."""
+
+    def read(self, scanner: Scanner, calls: Calls, parameters: Parameters) -> Reading:
+        yield from read_channels(scanner, calls, True)
+        return True
 
 
 @dataclass(frozen=True)

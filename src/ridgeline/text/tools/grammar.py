@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported
 from ridgeline.text.tools.families import FAMILIES, Family
+from ridgeline.text.tools.forms import Addressed
 from ridgeline.text.tools.lark import Lark, quoted
 from ridgeline.text.tools.members import members
 from ridgeline.text.tools.tags import tags
@@ -50,6 +51,8 @@ def to_lark(form: CallForm, whitespace: str, loose: Sequence[str] = ()) -> str:
     lark = Lark(form.control, whitespace)
     family = next(each for each in FAMILIES if each.name == form.family)
     answer = _Answer(form, family, lark, loose)
+    if isinstance(family.form, Addressed):
+        return lark.whole(answer.in_channels())
     return lark.whole(answer.thought(answer.calls() if form.must else answer.optional_calls()))
 
 
@@ -78,6 +81,19 @@ class _Answer:
             return inner
         first = f"{lark.space()} {lark.text(begin)}" if lark.has(begin) else lark.first(begin.strip())
         return f"{first} {inner} | {rest}"
+
+    def in_channels(self) -> str:
+        """Messages of reasoning or of text, and at their end a call, or else the answer."""
+        lark = self._lark
+
+        def message(header: str, end: str) -> str:
+            return f"{lark.text(header)} {self._free} {end}"
+
+        more = lark.until("<|end|>") + " " + lark.text("<|start|>assistant")
+        first = " | ".join(message(f"<|channel|>{channel}<|message|>", more) for channel in ("analysis", "commentary"))
+        call = " | ".join(self._call(tool, text) for tool in self._form.tools for text in self._family.written.calls)
+        last = call if self._form.must else f"{call} | {message('<|channel|>final<|message|>', '')}"
+        return f"({first})* ({last})"
 
     def calls(self) -> str:
         """Calls and nothing else."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
+from ridgeline.text.tools.channels import read_channels
 from ridgeline.text.tools.families import Family, Reasoning
-from ridgeline.text.tools.forms import Parameters
+from ridgeline.text.tools.forms import Addressed, Parameters
 from ridgeline.text.tools.scan import Marks, Scanner
 
 
@@ -89,7 +90,10 @@ class AnswerParser:
         self._scanner = _Recorder()
         self._events: list[Event] = []
         self._spaces: list[str] = []
+        self._kind: Callable[[str], Event] = Text
         self._has_called = False
+        is_addressed = family is not None and isinstance(family.form, Addressed)
+        self._has_channels = is_addressed or (reasoning is not None and reasoning.in_channels)
         self._steps = self._run()
 
     def push(self, text: str) -> list[Event]:
@@ -126,20 +130,31 @@ class AnswerParser:
         """It is complete."""
         self._events.append(CallEnd())
 
+    def think(self, piece: str) -> None:
+        """More of the reasoning."""
+        self._pass(piece, Thought)
+
+    def say(self, piece: str) -> None:
+        """More of the answer."""
+        self._pass(piece, Text)
+
     # ── the text around calls ───────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> Generator[None, None, None]:
-        scanner = self._scanner
+        scanner, family = self._scanner, self._family
+        if self._has_channels:
+            yield from read_channels(scanner, self, family is not None)
+            self._flush()
+            return
         yield from self._reason()
-        family = self._family
         if family is None:
-            yield from scanner.through(_NOTHING, self._say)
+            yield from scanner.through(_NOTHING, self.say)
             self._flush()
             return
         marks = Marks(family.marks)
         if not family.begin and (yield from self._starts_object()):
             yield from self._call("")
-        while (mark := (yield from scanner.through(marks, self._say))) is not None:
+        while (mark := (yield from scanner.through(marks, self.say))) is not None:
             if mark == family.begin:
                 yield from self._call(mark)
         self._flush()
@@ -148,15 +163,25 @@ class AnswerParser:
         assert self._family is not None
         self._scanner.record(mark)
         yield from self._family.form.read(self._scanner, self, self._parameters)
-        self._say(self._scanner.taken())
+        self.say(self._scanner.taken())
         self._scanner.forget()
 
     def _starts_object(self) -> Generator[None, None, bool]:
         """True if the answer begins with an object of JSON, perhaps behind white space or the mark of a call."""
+        yield from self._blanks()
+        return self._scanner.text.startswith(("{", "<|python_tag|>{"), self._scanner.at)
+
+    def _blanks(self) -> Generator[None, None, None]:
+        """Takes white space, which belongs to the text that follows it."""
         scanner = self._scanner
-        while not scanner.is_closed and not scanner.text[scanner.at :].strip():
+        while True:
+            rest = scanner.text[scanner.at :].lstrip()
+            blank = len(scanner.text) - len(rest)
+            self.say(scanner.text[scanner.at : blank])
+            scanner.at = blank
+            if rest or scanner.is_closed:
+                return
             yield
-        return scanner.text[scanner.at :].lstrip().startswith(("{", "<|python_tag|>{"))
 
     def _reason(self) -> Generator[None, None, None]:
         """Reads reasoning, where the answer begins with it."""
@@ -164,15 +189,15 @@ class AnswerParser:
             return
         scanner, mark = self._scanner, self._reasoning.begin
         if not self._thinks:
-            while not scanner.is_closed and mark.startswith(scanner.text[scanner.at :].lstrip()[: len(mark)]):
-                if scanner.text[scanner.at :].lstrip().startswith(mark):
-                    break
+            yield from self._blanks()
+            while len(begun := scanner.text[scanner.at : scanner.at + len(mark)]) < len(mark) and mark.startswith(begun):
+                if scanner.is_closed:
+                    return
                 yield
-            text = scanner.text[scanner.at :]
-            if not text.lstrip().startswith(mark):
+            if begun != mark:
                 return
-            scanner.at += len(text) - len(text.lstrip()) + len(mark)
-        yield from scanner.through(Marks([self._reasoning.end]), self._think)
+            scanner.at += len(mark)
+        yield from scanner.through(Marks([self._reasoning.end]), self.think)
         self._spaces = []
         text = ""
         while not scanner.is_closed and not (text := scanner.text[scanner.at :].lstrip()):
@@ -180,14 +205,10 @@ class AnswerParser:
             yield
         scanner.at = len(scanner.text) - len(text) if text else scanner.at
 
-    def _think(self, piece: str) -> None:
-        self._pass(piece, Thought)
-
-    def _say(self, piece: str) -> None:
-        self._pass(piece, Text)
-
     def _pass(self, piece: str, kind: Callable[[str], Event]) -> None:
         """Gives out text without the white space at its end, which is held until more text follows."""
+        if kind is not self._kind:
+            self._spaces, self._kind = [], kind
         text = piece.rstrip()
         if text:
             self._events.append(kind("".join(self._spaces) + text))
@@ -197,6 +218,6 @@ class AnswerParser:
 
     def _flush(self) -> None:
         """White space at the very end belongs to the answer, unless that ends with calls."""
-        if self._spaces and not self._has_called:
+        if self._spaces and not self._has_called and self._kind is Text:
             self._events.append(Text("".join(self._spaces)))
         self._spaces = []
