@@ -1,7 +1,7 @@
 """LiteLLM: `python litellm_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; Anthropic's path,
-and LiteLLM's own translation of Anthropic's messages into OpenAI's.
+OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; responses; the
+same by Anthropic's path.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ def main(demo_url: str, scripted_url: str) -> None:
     scripted = {**ASKED, "model": "openai/scripted", "api_base": scripted_url}
     use_tools(scripted)
     take_forms(scripted)
+    respond(scripted)
     speak_anthropic(scripted_url.removesuffix("/v1"))
     print(f"litellm {version('litellm')}, openai {version('openai')}: pass")
 
@@ -92,13 +93,33 @@ def take_forms(asked: dict) -> None:
     assert message.content == "Four." and message.reasoning_content.strip() == "One, two; three, four."
 
 
+def respond(asked: dict) -> None:
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    first = litellm.responses(**asked, input="What is the weather in Bern?", tools=tools)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert json.loads(call.arguments) == {"city": "Bern"}
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
+    events = list(litellm.responses(**asked, input=result, previous_response_id=first.id, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "It is 21 degrees in Bern."
+    assert events[-1].type == "response.completed"
+
+
 def speak_anthropic(base_url: str) -> None:
     asked = {**ASKED, "model": "anthropic/scripted", "api_base": base_url, "max_tokens": 200}
-    messages: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was 21 degrees"}]
-    whole = litellm.completion(**asked, messages=messages)
+    messages: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the weather in Bern?"}]
+    answer = litellm.completion(**asked, messages=messages, tools=TOOLS).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"city": "Bern"}
+    chunks = list(litellm.completion(**asked, messages=messages, tools=TOOLS, tool_choice="required", stream=True))
+    (built,) = litellm.stream_chunk_builder(chunks, messages=messages).choices[0].message.tool_calls
+    assert (built.function.name, json.loads(built.function.arguments)) == ("weather", {"city": "Bern"})
+    messages += [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+    whole = litellm.completion(**asked, messages=messages, tools=TOOLS)
     assert whole.choices[0].message.content == "It is 21 degrees in Bern." and whole.usage.completion_tokens > 5
-    chunks = list(litellm.completion(**asked, messages=messages, stream=True))
+    chunks = list(litellm.completion(**asked, messages=messages, tools=TOOLS, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "It is 21 degrees in Bern."
+    thought = litellm.completion(**asked, messages=[{"role": "user", "content": "What is two and two?"}]).choices[0].message
+    assert thought.content == "Four." and thought.reasoning_content.strip() == "One, two; three, four."
 
 
 if __name__ == "__main__":

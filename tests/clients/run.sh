@@ -35,8 +35,15 @@ start() {
     exit 1
 }
 
+model=$("$venv/bin/python" - "$here"/script.json "$here"/bodies/*.json <<'END'
+import json, sys
+files = [json.load(open(name)) for name in sys.argv[1:]]
+script = [entry for file in files for entry in (file if isinstance(file, list) else file["script"])]
+print(json.dumps({"vocab": 258, "max_model_len": 65536, "blocks": 16384, "script": script}))
+END
+)
 start demo demo --max-model-len 2048
-start scripted "fake:{\"vocab\": 258, \"max_model_len\": 65536, \"blocks\": 16384, \"script\": $(cat "$here/script.json")}" \
+start scripted "fake:$model" \
     --served-model-name scripted --chat-template "$here/../gold/templates/Qwen-Qwen3-0.6B.jinja"
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 [ $# -gt 0 ] || set -- $(cd "$here" && ls ./*_client.* | sed 's/^\.\///; s/_client\..*//')

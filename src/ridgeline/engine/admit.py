@@ -74,6 +74,8 @@ def admit(
     grammar: Grammar | None = None,
     thinking: Thinking | None = None,
     domain: bytes = b"",
+    tenant: str = "",
+    weight: int = 1,
     priority: int = 0,
     arrived: float | None = None,
 ) -> Admitted:
@@ -83,7 +85,7 @@ def admit(
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
-    domain     the tenant's
+    domain     of the prefix cache: the tenant's, with a salt
     arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
@@ -115,6 +117,8 @@ def admit(
         stop_ids=stop_ids,
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
+        tenant=tenant,
+        weight=weight,
         priority=priority,
         arrived=arrived,
     )

@@ -128,6 +128,11 @@ class EngineClient:
     def open_requests(self) -> int:
         return len(self._open)
 
+    @property
+    def open_choices(self) -> Mapping[str, int]:
+        """Open choices of each tenant that has some."""
+        return self._open.choices
+
     def submit(self, request: Admitted, wakeup: Wakeup | None = None) -> RequestStream:
         """Sends the request; `wakeup` is set whenever its stream has something new. Raises EngineDeadError while no engine is ready."""
         if self.state is not State.READY:

@@ -79,7 +79,8 @@ class RequestStream:
     def __init__(self, request: Admitted, wakeup: Wakeup | None = None) -> None:
         """`wakeup` is set whenever something arrives; several streams may share one."""
         self.request_id = request.request_id
-        self._open_choices = request.choices
+        self.tenant = request.tenant
+        self.open_choices = request.choices
         self._items: deque[Output | Closed] = deque()
         self._error: Exception | None = None
         self._wakeup = wakeup or Wakeup()
@@ -105,7 +106,7 @@ class RequestStream:
     @property
     def is_ended(self) -> bool:
         """True if nothing further will arrive."""
-        return self._open_choices == 0 or self._error is not None
+        return self.open_choices == 0 or self._error is not None
 
     @property
     def is_overflowing(self) -> bool:
@@ -114,7 +115,7 @@ class RequestStream:
 
     def put(self, item: Output | Closed) -> None:
         """Appends an item and wakes the reader."""
-        self._open_choices -= isinstance(item, Closed)
+        self.open_choices -= isinstance(item, Closed)
         self._items.append(item)
         self._wakeup.set()
 
@@ -125,9 +126,13 @@ class RequestStream:
 
 
 class OpenRequests:
-    """The streams of all requests that are open, by request id."""
+    """The streams of all requests that are open, by request id.
+
+    choices  open ones of each tenant that has some
+    """
 
     def __init__(self) -> None:
+        self.choices: dict[str, int] = {}
         self._streams: dict[str, RequestStream] = {}
 
     def __len__(self) -> int:
@@ -139,7 +144,13 @@ class OpenRequests:
     def add(self, request: Admitted, wakeup: Wakeup | None) -> RequestStream:
         """Opens the stream of a new request."""
         stream = self._streams[request.request_id] = RequestStream(request, wakeup)
+        self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
         return stream
+
+    def _subtract(self, tenant: str, choices: int) -> None:
+        self.choices[tenant] -= choices
+        if not self.choices[tenant]:
+            del self.choices[tenant]
 
     def deliver(self, frame: Frame) -> list[str]:
         """Delivers outputs first: a step's last ids come before the `Closed` that ends their choice.
@@ -169,6 +180,7 @@ class OpenRequests:
         stream = self._streams.get(closed.request_id)
         if stream is not None:
             stream.put(closed)
+            self._subtract(stream.tenant, 1)
             if stream.is_ended:
                 del self._streams[closed.request_id]
 
@@ -181,4 +193,5 @@ class OpenRequests:
     def _fail(self, request_id: str, error: Exception) -> None:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
+            self._subtract(stream.tenant, stream.open_choices)
             stream.fail(error)

@@ -110,11 +110,6 @@ class Metrics:
         """Share of so many KV blocks that somebody holds."""
         return 0.0 if not blocks or self.free_blocks is None else 1 - (self.free_blocks + self.cached_blocks) / blocks
 
-    @property
-    def mean_request_seconds(self) -> float:
-        """Mean time from arrival to end of all choices so far; 0 before the first."""
-        return self.end_to_end.sum / max(1, self.end_to_end.count)
-
     def apply(self, event: Event) -> None:
         """Updates the metrics by one event."""
         match event:

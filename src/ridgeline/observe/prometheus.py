@@ -4,7 +4,7 @@ Metrics with the meaning of vLLM's have vLLM's names (`vllm:…`), so that exist
 are `ridgeline_…`. No metric has two names: a second one would double the exposition and the storage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -19,16 +19,17 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format, which every scraper reads. In OpenMetrics the library may turn the colon of `vllm:` into an underscore."""
 
 
-def exposition(metrics: Metrics, model_name: str, kv: KVShape) -> bytes:
-    """All metrics in the text format."""
+def exposition(metrics: Metrics, model_name: str, kv: KVShape, tenants: Mapping[str, tuple[int, int]] | None = None) -> bytes:
+    """All metrics in the text format. `tenants`: open choices and rejected requests of each."""
     registry = CollectorRegistry()
-    registry.register(_Collector(metrics, model_name, kv))
+    registry.register(_Collector(metrics, model_name, kv, tenants or {}))
     return generate_latest(registry)
 
 
 class _Collector(Collector):
-    def __init__(self, metrics: Metrics, model_name: str, kv: KVShape) -> None:
+    def __init__(self, metrics: Metrics, model_name: str, kv: KVShape, tenants: Mapping[str, tuple[int, int]]) -> None:
         self._metrics = metrics
+        self._tenants = tenants
         self._model_name = model_name
         self._kv = kv
 
@@ -61,7 +62,8 @@ class _Collector(Collector):
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
         yield self._counter("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps)
         yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks)
-        yield self._counter("ridgeline_rejected_requests", "Requests that the engine rejected.", m.rejected)
+        yield self._counter("ridgeline_rejected_requests", "Requests that were rejected: too many wait, or they fit no more.", m.rejected)
+        yield from self._by_tenant()
         yield self._histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", m.inter_token)
         yield self._histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the end of a choice.", m.end_to_end)
@@ -78,6 +80,15 @@ class _Collector(Collector):
         yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)
         yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV blocks copied back to the device.", m.blocks_from_host * size)
         yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, since their KV was copied back from the host.", m.host_hits)
+
+    def _by_tenant(self) -> Iterator[Metric]:
+        labels = ["model_name", "tenant"]
+        choices = GaugeMetricFamily("ridgeline_tenant_open_choices", "Choices that are running or waiting.", labels=labels)
+        rejected = CounterMetricFamily("ridgeline_tenant_rejected_requests", "Requests rejected, as too many wait.", labels=labels)
+        for tenant, (open_choices, refused) in sorted(self._tenants.items()):
+            choices.add_metric([self._model_name, tenant], open_choices)
+            rejected.add_metric([self._model_name, tenant], refused)
+        yield from (choices, rejected) if self._tenants else ()
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

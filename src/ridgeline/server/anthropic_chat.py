@@ -22,6 +22,7 @@ BILLING: Final = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 CLEARS_THINKING: Final = "clear_thinking_20251015"
 """Edit of a context that clients send with every request: templates leave out old reasoning by themselves."""
 _USER: Final = ("user", "ctx", "msg")
+_OF_ONE_ROLE: Final = {"tool_result": "user", "tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -109,6 +110,9 @@ def _turn(where: str, message: anthropic.InputMessage, names: dict[str, str]) ->
         elif turn.role == "assistant" and block.type in ("thinking", "redacted_thinking"):
             thought = block.thinking or opened_signature(block.signature or "")
             turn.thoughts.extend([thought] if thought else [])
+        elif block.type in _OF_ONE_ROLE:
+            owner = _OF_ONE_ROLE[block.type]
+            raise ApiError("invalid_value", f"{place}: a {block.type} stands in a turn of the {owner}", param="messages")
         else:
             turn.texts.append(_text(place, block))
     return turn

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from math import ceil
 from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Output
-from ridgeline.core.events import Event, Finish, StepLate
+from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
@@ -35,11 +34,12 @@ from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
-from ridgeline.server.callers import private_salt
+from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.server.structured import Asked
 from ridgeline.server.turns import Turns
+from ridgeline.server.waiting_room import WaitingRoom
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.fim import Fim, find_fim
 from ridgeline.text.prompt_cache import Encoder, PromptCache
@@ -105,7 +105,6 @@ Admitter = Callable[[Sequence[int]], Admitted]
 
 START_POLL_SECONDS: Final = 0.2
 DRAIN_POLL_SECONDS: Final = 0.05
-MAX_RETRY_AFTER_SECONDS: Final = 60
 MAX_WAITING_GRAMMARS: Final = 16
 """New grammars of one client that wait to be compiled."""
 
@@ -121,6 +120,7 @@ class Service:
         """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
+        self.waiting_room = WaitingRoom(config.max_waiting)
         self._late_steps = LateSteps(engine_config.step_ms)
         self.stage = "starting"
         self._engine_config = engine_config
@@ -197,10 +197,16 @@ class Service:
         if self._model is None:
             return  # of the check of answers
         self._detect_restart()
+        ended = 0
         for event in events:
             self.metrics.apply(event)
-            if type(event) is StepLate:
+            if type(event) is Closed:
+                ended += 1
+            elif type(event) is StepLate:
                 self._late_steps.apply(event)
+        if ended and self._engine is not None:
+            open_choices = sum(self._engine.open_choices.values())
+            self.waiting_room.on_ended(ended, self._model.engine.info.rows, open_choices, time.monotonic())
 
     def _detect_restart(self) -> None:
         """Closes, in the metrics, the requests of an engine that died: no event will."""
@@ -253,6 +259,12 @@ class Service:
         """True if a request's priority counts."""
         return self._engine_config.scheduling_policy == "priority"
 
+    def by_tenant(self) -> Mapping[str, tuple[int, int]]:
+        """Open choices and rejected requests of each tenant that has, or had, some."""
+        open_choices = {} if self._engine is None else self._engine.open_choices
+        refused = self.waiting_room.refused
+        return {tenant: (open_choices.get(tenant, 0), refused[tenant]) for tenant in {*open_choices, *refused}}
+
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
@@ -276,7 +288,7 @@ class Service:
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        domain = tenant_domain(self._secret, private_salt(salt))
+        domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
         ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
@@ -284,7 +296,7 @@ class Service:
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority, arrived=arrived, grammar=grammar,
+                tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
 
@@ -310,21 +322,16 @@ class Service:
                 return None
             raise
 
-    def check_capacity(self, requests: int) -> EngineClient:
-        """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,
-        EngineDeadError while no engine takes requests."""
+    def check_capacity(self, choices: int) -> EngineClient:
+        """The engine's client, if the caller may submit that many more choices. Raises OverloadedError where too many wait already,
+        RequestError where so many never may, EngineDeadError while no engine takes requests."""
         engine, rows = self.engine, self.model.engine.info.rows
-        waiting = engine.open_requests - rows
-        if waiting + requests > self.config.max_waiting:
-            raise OverloadedError(
-                f"{max(0, waiting)} requests wait already and this one brings {requests}; at most {self.config.max_waiting} may wait",
-                self._retry_after(waiting, rows),
-            )
+        try:
+            self.waiting_room.check(current_caller(), choices, rows, engine.open_choices, time.monotonic())
+        except OverloadedError:
+            self.metrics.rejected += 1
+            raise
         return engine
-
-    def _retry_after(self, waiting: int, rows: int) -> int:
-        """Estimated seconds until the waiting requests have been served, by the mean time of a request so far."""
-        return max(1, min(MAX_RETRY_AFTER_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
 
 
 async def _in_daemon(call: Callable[[], Path]) -> Path:

@@ -7,6 +7,7 @@ from starlette.routing import BaseRoute, Route
 from ridgeline import __version__
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
 from ridgeline.server import replies
+from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
@@ -29,7 +30,8 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def metrics(request: Request) -> Response:
         model = service.model
-        body = exposition(service.current_metrics(), model.name, model.limits.kv)
+        tenants = service.by_tenant() if current_caller().is_admin else None
+        body = exposition(service.current_metrics(), model.name, model.limits.kv, tenants)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [

@@ -1,0 +1,110 @@
+"""The bound on what waits, its shares for tenants, and Retry-After by the queue's real pace.
+
+What waits is counted in sequences: a request has one for each prompt and each of its n choices. A tenant may have its share of all places,
+rows and queue together, by its weight among the tenants that have something open: alone it has all of them. So a tenant that floods the
+server fills its own share and hears of it, and another one's next request has a place. Clocks are passed in.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from math import ceil
+from typing import Final
+
+from ridgeline.errors import OverloadedError, RequestError
+from ridgeline.server.keys import Caller
+
+MAX_RETRY_AFTER_SECONDS: Final = 60
+"""The official clients wait no longer, whatever the header says."""
+RETURNING_SHARE: Final = 0.4
+"""Share of the places that become free which is promised to those who were refused; newcomers have the rest."""
+SPREAD, GOLDEN = 0.5, 0.618033988749895
+"""Who comes too late for a place that can be promised is told a time in the last half of the longest, spread evenly by the golden ratio."""
+MIN_ENDS: Final = 32
+
+
+class QueuePace:
+    """Sequences that end per second, measured while others wait: an engine that is not full ends what comes, and tells nothing of what it
+    could do."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[float, int]] = deque()
+        """Busy second, ends: the newest, at least two rounds of all rows."""
+        self._sum = 0
+        self._busy = 0.0
+        self._began = 0.0
+        """Busy second at which the oldest of `_ends` began to be waited for."""
+        self._at: float | None = None
+
+    def advance(self, now: float, was_full: bool) -> None:
+        """Counts the time since the last call as busy if something waited. Call it before every change."""
+        if self._at is not None and was_full:
+            self._busy += now - self._at
+        self._at = now
+
+    def on_ended(self, count: int, rows: int) -> None:
+        """Counts ends of now, of a full engine."""
+        self._ends.append((self._busy, count))
+        self._sum += count
+        while len(self._ends) > 1 and self._sum - self._ends[0][1] >= max(MIN_ENDS, 2 * rows):
+            self._began, oldest = self._ends.popleft()
+            self._sum -= oldest
+
+    def per_second(self) -> float:
+        """The pace; with no end yet, that of one end in all the time for which it was waited, or in a second."""
+        return max(1, self._sum) / max(self._busy - self._began, 1e-3 if self._sum else 1.0)
+
+
+class WaitingRoom:
+    """Admits sequences or refuses them. `refused` counts requests, by tenant."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.refused: Counter[str] = Counter()
+        self._max_waiting = max_waiting
+        self._pace = QueuePace()
+        self._weights: dict[str, int] = {}
+        self._promised: dict[str, float] = {}
+        """Time until which places are promised to those of a tenant who were refused."""
+        self._spread = 0.0
+
+    def check(self, caller: Caller, count: int, rows: int, open_: Mapping[str, int], now: float) -> None:
+        """Raises OverloadedError where `count` more sequences of the caller would have to wait and may not, RequestError where they never
+        may. `open_`: sequences of each tenant that has some."""
+        total, own = sum(open_.values()), open_.get(caller.tenant, 0)
+        self._pace.advance(now, total > rows)
+        places = rows + self._max_waiting
+        if count > places:
+            raise RequestError(
+                f"this request brings {count} sequences, one for each prompt and choice; this server takes at most {places} at once. "
+                "Send fewer prompts, or lower n.", param="prompt"
+            )  # fmt: skip
+        self._weights[caller.tenant] = caller.weight
+        share = caller.weight / sum(self._weights.get(tenant, 1) for tenant in {caller.tenant, *open_})
+        limit = max(int(places * share), count if own == 0 else 1)
+        if own + count <= limit or total + count <= rows:
+            return
+        self.refused[caller.tenant] += 1
+        waiting = max(0, own - int(rows * share))
+        whose = "" if share == 1 else " for this key's tenant"
+        raise OverloadedError(
+            f"{waiting} sequences wait already{whose} and this request brings {count}; at most {limit - int(rows * share)} may wait",
+            self._retry_after(caller.tenant, count, waiting, share, now),
+        )
+
+    def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
+        """Counts sequences that have ended; `total` are open still."""
+        was_full = total + count > rows
+        self._pace.advance(now, was_full)
+        if was_full:
+            self._pace.on_ended(count, rows)
+
+    def _retry_after(self, tenant: str, count: int, waiting: int, share: float, now: float) -> int:
+        """Seconds until those who wait should have been served, and places that were promised to others who were refused are taken: who
+        comes back then does not meet them all."""
+        pace = self._pace.per_second() * share
+        promised = max(now, self._promised.get(tenant, now)) + count / (pace * RETURNING_SHARE)
+        at = max(now + waiting / pace, promised)
+        if at - now > MAX_RETRY_AFTER_SECONDS:
+            self._spread = (self._spread + GOLDEN) % 1
+            return ceil(MAX_RETRY_AFTER_SECONDS * (1 - SPREAD * self._spread))
+        self._promised[tenant] = promised
+        return max(1, ceil(at - now))

@@ -1,0 +1,116 @@
+"""The bound on what waits: shares of tenants, requests of several sequences, and Retry-After by the queue's pace, all in virtual time."""
+
+import heapq
+from bisect import bisect
+from collections.abc import Callable
+from random import Random
+from statistics import median
+from typing import Any
+
+import pytest
+
+from ridgeline.errors import OverloadedError, RequestError
+from ridgeline.server.keys import Caller
+from ridgeline.server.waiting_room import WaitingRoom
+
+ROWS, QUEUE = 16, 64
+A, B = Caller("a"), Caller("b", weight=3)
+
+
+def is_refused(room: WaitingRoom, caller: Caller, count: int, open_: dict[str, int]) -> bool:
+    try:
+        room.check(caller, count, ROWS, open_, 0.0)
+    except OverloadedError:
+        return True
+    return False
+
+
+def test_a_tenant_alone_has_every_place() -> None:
+    room = WaitingRoom(QUEUE)
+    assert not is_refused(room, A, 1, {"a": 79}) and is_refused(room, A, 1, {"a": 80})
+    assert not is_refused(room, A, 8, {"a": 72}) and is_refused(room, A, 8, {"a": 73}), "a request counts once for each choice"
+    assert room.refused == {"a": 2}
+    with pytest.raises(RequestError, match="81 sequences, one for each prompt and choice; this server takes at most 80"):
+        room.check(A, 81, ROWS, {}, 0.0)
+
+
+def test_who_floods_fills_his_own_share() -> None:
+    room = WaitingRoom(QUEUE)
+    room.check(A, 1, ROWS, {"a": 79}, 0.0)
+    assert not is_refused(room, B, 1, {"a": 80}), "another tenant's place is there"
+    assert not is_refused(room, B, 60, {"a": 80}) and is_refused(room, B, 3, {"a": 80, "b": 58}), "3/4 of all places are b's"
+    assert is_refused(room, A, 1, {"a": 20, "b": 1}) and not is_refused(room, A, 1, {"a": 19, "b": 60})
+    assert not is_refused(room, A, 40, {"b": 60}), "a tenant with nothing open is not kept out by the size of its first request"
+    assert not is_refused(WaitingRoom(0), B, 1, {"a": ROWS - 1}), "a free row is free for everybody"
+
+
+Service = Callable[[Random, float], float]
+
+
+def overload(phases: list[tuple[float, float]], seconds: Service, most_tries: int, seed: int) -> tuple[list[int], list[Any], list[float]]:
+    """Clients of a server of 16 rows, each of which comes again when it was told to, up to `most_tries` times. Phases are (load, seconds).
+    Returns refusals of each client, (time, Retry-After, pace) of each refusal, and the times of ends."""
+    rng, room = Random(seed), WaitingRoom(QUEUE)
+    events: list[tuple[float, int, int]] = []  # time, number, refusals so far; −1 is an end
+    now = 0.0
+    for load, length in phases:
+        end = now + length
+        while (now := now + rng.expovariate(load * ROWS)) < end:
+            heapq.heappush(events, (now, len(events), 0))
+        now = end
+    number, open_, told, ends, refusals = len(events), 0, [], [], []
+    while events:
+        now, _, tries = heapq.heappop(events)
+        number += 1
+        if tries < 0:
+            open_ -= 1
+            ends.append(now)
+            room.on_ended(1, ROWS, open_, now)
+            if open_ >= ROWS:
+                heapq.heappush(events, (now + seconds(rng, now), number, -1))
+            continue
+        try:
+            room.check(A, 1, ROWS, {"a": open_} if open_ else {}, now)
+        except OverloadedError as error:
+            after = error.retry_after_seconds
+            assert 1 <= after <= 60
+            told.append((now, after, room._pace.per_second()))
+            if tries + 1 < most_tries:
+                heapq.heappush(events, (now + after + rng.uniform(0, 0.1), number, tries + 1))
+            continue
+        refusals.append(tries)
+        open_ += 1
+        if open_ <= ROWS:
+            heapq.heappush(events, (now + seconds(rng, now), number, -1))
+    return refusals, told, ends
+
+
+def exponential(rng: Random, now: float) -> float:
+    return rng.expovariate(1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_behind_a_burst_a_polite_client_is_refused_once_more_at_most(seed: int) -> None:
+    refusals, told, _ = overload([(4, 20), (0.5, 300)], exponential, 100, seed)
+    refused = [each for each in refusals if each]
+    assert len(refused) > 600
+    assert sum(each <= 2 for each in refused) >= 0.95 * len(refused)
+    assert all(seconds >= 4 for at, seconds, _ in told if at > 2), "nobody is told less than the queue takes: 64 at 16 per second"
+
+
+@pytest.mark.parametrize("load", [1.3, 2.0])
+def test_under_lasting_overload_the_pace_is_right(load: float) -> None:
+    """In the seconds that a client is told, the engine ends as many as the pace says; also where answers become three times as long."""
+
+    def lengthening(rng: Random, now: float) -> float:
+        return rng.lognormvariate(-0.5, 1) * (1 if now < 120 else 3)
+
+    for seconds in (exponential, lengthening):
+        _, told, ends = overload([(load, 240)], seconds, 3, 1)
+        errors = []
+        for at, after, pace in told:
+            place = bisect(ends, at) + int(pace * after)
+            if place < len(ends):
+                took = ends[place] - at
+                errors.append(abs(after - took) / took)
+        assert len(errors) > 500 and median(errors) < 0.25
