@@ -56,7 +56,7 @@ def answer(template: Any, question: str, calls: Sequence[dict[str, Any]]) -> str
     found = whole[len(prompt) :] if whole.startswith(prompt) else whole.rpartition(question)[2]
     if not whole.startswith(prompt):  # the header of the answer is the prompt's
         header = prompt.rpartition(question)[2]
-        while not found.startswith(header):
+        while not (found.startswith(header) and header.endswith((">", "\n"))):
             header = header[:-1]
         found = found[len(header) :]
     family = template.family
