@@ -80,6 +80,7 @@ class CountTokensRequest(Struct, frozen=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True):

@@ -40,6 +40,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
         payload, notes = fields.MESSAGES.read(await read_body(request))
         notes.client = client_of(request)
+        _check_thread(payload)
         _check_max_tokens(payload)
         model = service.model
         model.check_name(payload.model)
@@ -57,6 +58,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def count_tokens(request: Request) -> Response:
         payload, notes = fields.COUNT_TOKENS.read(await read_body(request))
+        _check_thread(payload)
         model = service.model
         model.check_name(payload.model)
         with _client_field_names():
@@ -72,6 +74,14 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_thread(payload: anthropic.CountTokensRequest) -> None:
+    """Raises ApiError where a conversation would be kept here, by whose details clients know to send all of it with every request."""
+    if payload.thread is not None:
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        message = "thread: conversations are not kept here; leave it out, and send all messages with every request"
+        raise ApiError("unsupported_parameter", message, param="thread", details=details)
 
 
 def _check_max_tokens(payload: anthropic.MessagesRequest) -> None:

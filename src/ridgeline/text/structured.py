@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from threading import Lock
+from time import monotonic
 from typing import Any, Final
 
 from ridgeline.core.params import Grammar, StructuredOutputs
@@ -96,7 +97,9 @@ class StructuredOutputCompiler:
                 ready = self._process.ready(START_SECONDS)
                 if ready is None or "failed" in ready:
                     raise ConfigError(f"structured output needs the package llguidance: {(ready or {}).get('failed', 'it does not start')}")
-            answer = self._process.ask(question, COMPILE_SECONDS)
+            began = monotonic()
+            answer = self._process.ask(question, COMPILE_SECONDS, COMPILE_SECONDS / 2)
+            seconds = monotonic() - began
         except TimeoutError:
             return f"this grammar needs more than {COMPILE_SECONDS:g} s to compile; simplify it"
         finally:
@@ -107,7 +110,7 @@ class StructuredOutputCompiler:
         if "error" in answer:
             return _printable(str(answer["error"]))
         text = str(answer["grammar"])
-        return Grammar(hashlib.sha256(text.encode()).digest(), text)
+        return Grammar(hashlib.sha256(text.encode()).digest(), text, seconds)
 
 
 def _question(asked: Form, param: str) -> bytes:
