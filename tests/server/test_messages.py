@@ -279,7 +279,8 @@ def test_an_answer_in_a_form(client: Client) -> None:
     schema = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
     form = {"type": "json_schema", "schema": schema}
     for more in ({"output_config": {"format": form}}, {"output_format": form}):
-        answer = client.post(messages=[{"role": "user", "content": "Only text?"}], **more).json()
+        asked = {"messages": [{"role": "user", "content": "Only text?"}], "thinking": {"type": "disabled"}, **more}
+        answer = client.post(**asked).json()
         assert json.loads(answer["content"][0]["text"])["city"] in CITY["enum"]
 
 
