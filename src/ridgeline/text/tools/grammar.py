@@ -87,7 +87,8 @@ class _Answer:
         first = " | ".join(message(f"<|channel|>{channel}<|message|>", more) for channel in ("analysis", "commentary"))
         call = " | ".join(self._call(tool, text) for tool in self._form.tools for text in self._family.written.calls)
         last = call if self._form.must else f"{call} | {message('<|channel|>final<|message|>', '')}"
-        return f"({first})* ({last})"
+        whole = f"({first})* ({last})"
+        return whole if self._form.must or not lark.has("<|channel|>") else f"{whole} | {self._free}"
 
     def calls(self) -> str:
         """Calls and nothing else."""
