@@ -1,8 +1,9 @@
 // The AI SDK, through which OpenCode speaks: `node aisdk_client.mjs DEMO_URL SCRIPTED_URL`. Throws, or prints what it used.
-// A loop of tools whole and streamed, an object of a schema, reasoning, in OpenAI's dialect; a loop of tools in Anthropic's.
+// A loop of tools whole and streamed, an object of a schema, reasoning, in OpenAI's dialect; a loop of tools by responses, and in Anthropic's.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
@@ -45,7 +46,8 @@ const kinds = z.object({ kind: z.enum(["animal", "plant", "stone"]) });
 const dog = await generateText({ model: demo, prompt: "A dog, as JSON.", output: Output.object({ schema: kinds }), temperature: 0, maxRetries: 0 });
 assert.ok(kinds.parse(dog.output));
 
+await useTools(createOpenAI({ baseURL: scriptedUrl, apiKey: "none" }).responses("scripted"));
 await useTools(createAnthropic({ baseURL: scriptedUrl, apiKey: "none" })("scripted"));
 
 const version = (name) => JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version;
-console.log(["ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic"].map((name) => `${name} ${version(name)}`).join(", ") + ": pass");
+console.log(["ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic"].map((name) => `${name} ${version(name)}`).join(", ") + ": pass");

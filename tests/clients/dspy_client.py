@@ -1,7 +1,7 @@
 """DSPy: `python dspy_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-Typed outputs in DSPy's own form of answers, by native calls of a tool, and by JSON of a schema, which DSPy sends to servers that are
-declared to follow one; an agent with a tool.
+Typed outputs in DSPy's own form of answers, by chat completions and by responses, and by JSON of a schema, which DSPy sends to servers that
+are declared to follow one.
 """
 
 import sys
@@ -29,10 +29,11 @@ class Kind(dspy.Signature):
 
 def main(demo_url: str, scripted_url: str) -> None:
     more = {"api_key": "none", "cache": False, "num_retries": 0}
-    lm = dspy.LM("openai/scripted", api_base=scripted_url, **more)
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        found = dspy.Predict(Moons)(question="How many moons has Mars?")
-    assert (found.moons, found.names) == (2, ["Phobos", "Deimos"]), found
+    for kind in ("chat", "responses"):
+        lm = dspy.LM("openai/scripted", api_base=scripted_url, model_type=kind, **more)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            found = dspy.Predict(Moons)(question="How many moons has Mars?")
+        assert (found.moons, found.names) == (2, ["Phobos", "Deimos"]), found
 
     access = AccessPolicy(provider="ridgeline", base_url=scripted_url)
     register_provider(

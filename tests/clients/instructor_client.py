@@ -1,6 +1,6 @@
 """instructor: `python instructor_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-An object by tools and by JSON; a partial one while it streams, and a list. With the demo a schema that its answer must follow.
+An object by tools, by JSON and by responses; a partial one while it streams. With the demo a schema that its answer must follow.
 """
 
 import sys
@@ -43,6 +43,10 @@ def main(demo_url: str, scripted_url: str) -> None:
             asked["messages"] = [{"role": "user", "content": "Partly: Anna Keller, 30."}]  # it calls the tool by another name here
         parts = list(client.create_partial(response_model=Person, **asked))
         assert len(parts) > 2 and parts[-1].model_dump() == anna, (mode, parts[-1])
+
+    client = instructor.from_openai(scripted, mode=instructor.Mode.RESPONSES_TOOLS)
+    asked = {"model": "scripted", "messages": [{"role": "user", "content": "Store: Anna Keller, 30."}], "max_retries": 0}
+    assert client.create(response_model=Person, **asked).model_dump() == anna
 
     demo = instructor.from_openai(OpenAI(base_url=demo_url, api_key="none", max_retries=0), mode=instructor.Mode.JSON_SCHEMA)
     found = demo.create(

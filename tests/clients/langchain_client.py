@@ -1,7 +1,7 @@
 """LangChain's ChatOpenAI: `python langchain_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
 With the demo a conversation whole, streamed, in a batch, and JSON of a schema; with scripted answers a loop of tools, and each way to a
-structured output.
+structured output, by chat completions and by responses.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ def weather(city: str) -> str:
 
 def main(demo_url: str, scripted_url: str) -> None:
     converse(demo_url)
-    chat = ChatOpenAI(base_url=scripted_url, api_key="none", model="scripted", max_retries=0)
-    use_tools(chat)
-    take_forms(chat)
+    for by_responses in (False, True):
+        chat = ChatOpenAI(base_url=scripted_url, api_key="none", model="scripted", max_retries=0, use_responses_api=by_responses)
+        use_tools(chat)
+        take_forms(chat)
     print(f"langchain-openai {version('langchain-openai')}, langchain-core {version('langchain-core')}, openai {version('openai')}: pass")
 
 
@@ -80,11 +81,10 @@ def use_tools(chat: ChatOpenAI) -> None:
     conversation: list = [HumanMessage("Compare the weather in Bern and in Oslo.")]
     asked = bound.invoke(conversation)
     assert [call["args"] for call in asked.tool_calls] == [{"city": "Bern"}, {"city": "Oslo"}] and not asked.invalid_tool_calls
-    assert asked.response_metadata["finish_reason"] == "tool_calls"
     results = [weather.invoke(call) for call in asked.tool_calls]
     assert all(isinstance(each, ToolMessage) for each in results)
     said = bound.invoke([*conversation, asked, *results])
-    assert said.content == "Bern is 12 degrees warmer than Oslo." and not said.tool_calls
+    assert said.text == "Bern is 12 degrees warmer than Oslo." and not said.tool_calls
 
     joined = AIMessageChunk("")
     for chunk in bound.stream(conversation):

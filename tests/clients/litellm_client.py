@@ -1,7 +1,7 @@
 """LiteLLM: `python litellm_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; the same by
-Anthropic's path.
+OpenAI's path with the demo, whole, streamed and completed; tools, structured output and reasoning with scripted answers; responses; the
+same by Anthropic's path.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ def main(demo_url: str, scripted_url: str) -> None:
     scripted = {**ASKED, "model": "openai/scripted", "api_base": scripted_url}
     use_tools(scripted)
     take_forms(scripted)
+    respond(scripted)
     speak_anthropic(scripted_url.removesuffix("/v1"))
     print(f"litellm {version('litellm')}, openai {version('openai')}: pass")
 
@@ -90,6 +91,17 @@ def take_forms(asked: dict) -> None:
         assert Person.model_validate_json(answer.choices[0].message.content) == Person(name="Anna Keller", age=30)
     message = litellm.completion(**asked, messages=[{"role": "user", "content": "What is two and two?"}]).choices[0].message
     assert message.content == "Four." and message.reasoning_content.strip() == "One, two; three, four."
+
+
+def respond(asked: dict) -> None:
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    first = litellm.responses(**asked, input="What is the weather in Bern?", tools=tools)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert json.loads(call.arguments) == {"city": "Bern"}
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
+    events = list(litellm.responses(**asked, input=result, previous_response_id=first.id, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "It is 21 degrees in Bern."
+    assert events[-1].type == "response.completed"
 
 
 def speak_anthropic(base_url: str) -> None:

@@ -1,6 +1,7 @@
 """LlamaIndex's OpenAILike: `python llamaindex_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-Chat and completion with the demo; an agent that calls a tool, and structured output by a tool and by a schema, with scripted answers.
+Chat and completion with the demo; with scripted answers an agent that calls a tool, by chat completions and by responses, and structured
+output by a tool and by a schema.
 """
 
 import asyncio
@@ -8,9 +9,9 @@ import sys
 from importlib.metadata import version
 
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel
 
 
@@ -31,10 +32,16 @@ def main(demo_url: str, scripted_url: str) -> None:
     converse(OpenAILike(model="demo", api_base=demo_url, temperature=0, max_tokens=12, context_window=1024, **more))
     llm = OpenAILike(model="scripted", api_base=scripted_url, is_function_calling_model=True, context_window=32768, **more)
     asyncio.run(use_tools(llm))
+    more.pop("is_chat_model")
+    by_responses = OpenAILikeResponses(
+        model="scripted", api_base=scripted_url, is_function_calling_model=True, context_window=32768, **more
+    )  # fmt: skip
+    asyncio.run(use_tools(by_responses))
     anna = Person(name="Anna Keller", age=30)
     assert llm.as_structured_llm(Person).complete("Store: Anna Keller, 30.").raw == anna
     strict = OpenAILike(
-        model="scripted", api_base=scripted_url, should_use_structured_outputs=True, is_function_calling_model=True, **more
+        model="scripted", api_base=scripted_url, should_use_structured_outputs=True, is_function_calling_model=True, is_chat_model=True,
+        **more,
     )  # fmt: skip
     assert strict.as_structured_llm(Person).complete("Anna Keller is 30 years old.").raw == anna
     print(f"llama-index-llms-openai-like {version('llama-index-llms-openai-like')}, core {version('llama-index-core')}: pass")
@@ -48,7 +55,7 @@ def converse(llm: OpenAILike) -> None:
     assert llm.complete("Name a colour.").text
 
 
-async def use_tools(llm: OpenAILike) -> None:
+async def use_tools(llm: LLM) -> None:
     called: list[str] = []
 
     def counted(city: str) -> str:

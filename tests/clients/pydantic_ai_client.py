@@ -1,6 +1,7 @@
 """pydantic-ai: `python pydantic_ai_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
 An agent with a tool, whole and streamed, and each way to an output of a type: by a tool, natively by a schema, by the prompt; reasoning.
+By chat completions and by responses.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ from importlib.metadata import version
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelSettings, NativeOutput, PromptedOutput, ThinkingPart
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models import Model
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
@@ -21,16 +23,17 @@ class Person(BaseModel):
 
 
 def main(demo_url: str, scripted_url: str) -> None:
-    model = OpenAIChatModel("scripted", provider=OpenAIProvider(base_url=scripted_url, api_key="none"))
-    asyncio.run(use_tools(model))
-    asyncio.run(take_forms(model))
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model = kind("scripted", provider=OpenAIProvider(base_url=scripted_url, api_key="none"))
+        asyncio.run(use_tools(model))
+        asyncio.run(take_forms(model))
     demo = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=demo_url, api_key="none"))
     settings = ModelSettings(max_tokens=200, temperature=0)
     assert isinstance(Agent(demo, output_type=NativeOutput(bool), model_settings=settings).run_sync("Is the sea salty?").output, bool)
     print(f"pydantic-ai-slim {version('pydantic-ai-slim')}, openai {version('openai')}: pass")
 
 
-async def use_tools(model: OpenAIChatModel) -> None:
+async def use_tools(model: Model) -> None:
     agent = Agent(model, system_prompt="Use the tool.")
     called: list[str] = []
 
@@ -49,7 +52,7 @@ async def use_tools(model: OpenAIChatModel) -> None:
     assert result.usage.output_tokens > 20
 
 
-async def take_forms(model: OpenAIChatModel) -> None:
+async def take_forms(model: Model) -> None:
     forms = {
         "Result: Anna Keller, 30.": Person,
         "Anna Keller is 30 years old.": NativeOutput(Person),
@@ -62,7 +65,8 @@ async def take_forms(model: OpenAIChatModel) -> None:
             assert await stream.get_output() == Person(name="Anna Keller", age=30), form
     result = await Agent(model).run("What is two and two?")
     (thought,) = [part for message in result.all_messages() for part in message.parts if isinstance(part, ThinkingPart)]
-    assert result.output == "Four." and thought.content.strip() == "One, two; three, four."
+    text = thought.content or "".join((thought.provider_details or {})["raw_content"])
+    assert result.output == "Four." and text.strip() == "One, two; three, four."
 
 
 if __name__ == "__main__":

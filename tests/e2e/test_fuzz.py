@@ -12,7 +12,7 @@ from hostile import held, resident_mb, send_all
 
 from ridgeline.server.errors import CATALOGUE
 
-FAKE = 'fake:{"blocks": 300, "max_model_len": 512, "windows": [0, 32], "vocab": 258}'
+FAKE = 'fake:{"blocks": 300, "max_model_len": 256, "windows": [0, 32], "vocab": 258}'
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}</>{% endfor %}{{ tools }}{{ documents }}{{ mood }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 MAX_GROWTH_MB = 24.0

@@ -200,7 +200,7 @@ def test_folders_that_others_may_read_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"0755.*0700"):
+    with pytest.raises(ConfigError, match=r"0755.*chmod 700"):
         open_store(ServerConfig(response_store="file", response_store_dir=str(folder)))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be used"):

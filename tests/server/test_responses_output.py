@@ -15,7 +15,7 @@ import pytest
 from gold import TEMPLATES
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import responses_shapes as shapes
-from ridgeline.server.responses_input import Called
+from ridgeline.server.responses_input import Called, as_messages
 from ridgeline.server.responses_output import Output
 from ridgeline.server.spoken import Reading
 from ridgeline.text.stream import TextDelta
@@ -82,6 +82,27 @@ def test_ends_of_items() -> None:
     assert call.status == "incomplete", "a call that is not whole is none that can be made, however the answer ended"
     text = "<think>\nHm.\n</think>\n\nI"
     assert [item.status for item in heard(text, [text], is_whole=False)[1]] == ["completed", "incomplete"]
+
+
+def test_items_of_a_turn_are_one_message() -> None:
+    call = shapes.Item("function_call", call_id="c", name="f", arguments="{}")
+    items = [
+        shapes.Item("reasoning", summary=[shapes.Part("summary_text", "Hm.")]),
+        shapes.Item("message", role="assistant", content=[shapes.Part("output_text", "So:")]),
+        call, shapes.Item("custom_tool_call", call_id="d", name="g", namespace="n", input='"x"'),
+        shapes.Item("function_call_output", call_id="c", output="1"), shapes.Item("function_call_output", call_id="d", output="2"),
+        shapes.Item("message", role="assistant", content=[shapes.Part("refusal", refusal="No.")]),
+        shapes.Item("message", role="assistant", content=[shapes.Part("output_text", "a"), shapes.Part("output_text", "b")]),
+        shapes.Item("message", role="user", content=[shapes.Part("input_text", "?")]), call,
+    ]  # fmt: skip
+    turn, one, two, refusal, said, user, called = as_messages(items)
+    assert (turn.role, turn.reasoning_content, turn.content) == ("assistant", "Hm.", "So:")
+    assert [(each.id, each.function.name, each.function.arguments) for each in turn.tool_calls or ()] == [
+        ("c", "f", "{}"), ("d", "n__g", '{"input": "\\"x\\""}')
+    ]  # fmt: skip
+    assert [(each.role, each.content, each.tool_call_id) for each in (one, two)] == [("tool", "1", "c"), ("tool", "2", "d")]
+    assert refusal.content == "No." and isinstance(said.content, list) and [part.text for part in said.content] == ["a", "b"]
+    assert user.role == "user" and called.tool_calls and called.content is None
 
 
 @pytest.fixture

@@ -60,10 +60,12 @@ def with_known_arguments(call: Call) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it."""
+    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it; `seconds` are
+    what it took to compile, by which those that wait are ordered."""
 
     digest: bytes
     text: str
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,8 @@ def routes(service: Service) -> list[BaseRoute]:
 
         if payload.background:
             first = answer.response("in_progress")
-            await store(first)
             shelf.work(first.id, _finish_alone(answer, store), begun.source.abort)
+            await answer.is_begun.wait()
             background = json_response(first)
             background.headers.update(notes.tell())
             return background
@@ -180,6 +180,8 @@ class _Answer:
         model = service.model
         names = TokenNames(model.tokenizer, False) if wants_logprobs(payload) else None
         self._source = begun.source
+        self.is_begun = asyncio.Event()
+        """Set when an answer in the background can be asked for."""
         self._output = Output(begun.source.id, begun.reading, tools.called, names)
         self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
@@ -287,8 +289,10 @@ async def _told(
 
 
 async def _finish_alone(answer: _Answer, store: Store) -> None:
-    """Computes an answer to its end, which is stored however it ends."""
+    """Computes an answer to its end. It is stored as it begins, and however it ends."""
     try:
+        await store(answer.response("in_progress"))
+        answer.is_begun.set()
         async with aclosing(answer.events(store, None)) as events:
             async for _ in events:
                 pass
@@ -297,3 +301,5 @@ async def _finish_alone(answer: _Answer, store: Store) -> None:
         raise
     except Exception as error:
         await store(answer.failed(as_api_error(error)).response)
+    finally:
+        answer.is_begun.set()
