@@ -172,6 +172,16 @@ def test_files_survive_a_restart(tmp_path: Path, clock: Clock) -> None:
     assert not (folder / ADA.hex() / f"{name(1)}.json").exists(), "too old ones go at the start"
 
 
+def test_two_servers_share_a_folder(tmp_path: Path, clock: Clock) -> None:
+    async def run() -> None:
+        first, second = (FileStore(tmp_path / "answers", Bounds(1 << 20, 60, clock)) for _ in "ab")
+        await first.put(ADA, name(1), b"one")
+        assert await second.get(ADA, name(1)) == b"one" and await second.get(BOB, name(1)) is None
+        assert await second.delete(ADA, name(1)) and await first.get(ADA, name(1)) is None and not await first.delete(ADA, name(1))
+
+    asyncio.run(run())
+
+
 def test_no_link_is_followed(tmp_path: Path, clock: Clock) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")

@@ -267,6 +267,21 @@ def test_ends(client: Client) -> None:
     assert client.create("My name is Ada.", max_output_tokens=1_000_000).status == "completed", "an upper bound may be above the context"
 
 
+def test_conversations_that_do_not_fit(client: Client) -> None:
+    turns: list[Any] = [{"role": "user", "content": f"{at} " + "x" * 300} for at in range(20)]
+    turns = [each for turn in turns for each in (turn, {"role": "assistant", "content": "y"})]
+    asked = [{"role": "developer", "content": "Be brief."}, *turns, {"role": "user", "content": "My name is Ada."}]
+    with pytest.raises(BadRequestError, match="input has") as refused:
+        client.create(asked)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+    cut = client.create(asked, truncation="auto")
+    assert cut.output_text == "Hello, Ada." and cut.truncation == "auto" and 1_000 < cut.usage.input_tokens < 4_096
+    alone = client.create("My name is Ada.", truncation="auto").usage.input_tokens
+    assert alone < 100
+    with pytest.raises(BadRequestError, match="input has"):
+        client.create("x" * 5_000, truncation="auto")
+
+
 def test_log_probabilities(client: Client) -> None:
     more: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [TOOL]}
     answer = client.create("Weather in Bern?", **more)
