@@ -18,6 +18,8 @@ _numbers = count(int(time.time()))
 @pytest.fixture(scope="module")
 def http(demo_server: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=demo_server.url, timeout=60) as client:
+        body = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+        client.post("/v1/completions", json=body).raise_for_status()  # the vocabulary has been read
         yield client
 
 

@@ -276,6 +276,7 @@ def of_messages(path: str) -> dict[str, list[Case]]:
             ("bad element", '{"format": {"type": "json_schema"}}', False), ("wrong type", "1", False), *NULL,
         ],
         "output_format": [("unknown", '{"type": "json", "schema": {}}', False), ("wrong type", "[]", False), *NULL],
+        "compaction": [("bad element", '{"type": "summarize"}', False), *NULL],
         "context_management": [("empty", "{}", True), ("max", '{"edits": [1, {"type": "x"}]}', True), ("wrong type", "1", False), *NULL],
     }  # fmt: skip
     if path == ANTHROPIC:

@@ -141,6 +141,40 @@ def test_results_go_back_to_the_model(client: Client) -> None:
     assert prompt.count("<tool_response>") == 2 and '"city": "Zürich", "days": 2' in prompt
 
 
+def test_the_clients_own_loop_of_tools(client: Client) -> None:
+    """`tool_runner` makes schemas of functions, runs what is called, and asks again until nothing is."""
+    ran: list[Any] = []
+
+    @anthropic.beta_async_tool
+    async def weather(city: str, days: int) -> str:
+        """Tells the weather."""
+        ran.append((city, days))
+        return "cloudy"
+
+    @anthropic.beta_async_tool
+    async def clock(city: str, big: int, x: float) -> str:
+        """Tells the time."""
+        ran.append((city, big, x))
+        return "noon, 21 degrees"
+
+    async def run() -> list[Any]:
+        body = client.body("Weather?", {"tools": [weather, clock]})
+        return [message async for message in client.own.beta.messages.tool_runner(**body)]
+
+    first, last = client.site.wait(run())
+    assert ran == [("Zürich", 2), ("Bern", 123456789012345678901234567890, 1.0)]
+    assert (first.stop_reason, last.stop_reason, last.content[-1].text) == ("tool_use", "end_turn", "Take a hat.")
+    assert last.usage.cache_read_input_tokens > 0
+
+
+def test_a_thread_is_refused_so_that_clients_go_on_without(client: Client) -> None:
+    """Clients that would have a conversation kept send only what is new of it: nobody may answer that as if it were all."""
+    refused = client.post(messages=[{"role": "user", "content": "Only text?"}], thread={"type": "create"})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert client.post("/v1/messages/count_tokens", messages=[], thread={"type": "create"}).json()["error"] == error
+
+
 def prompt_of(client: Client, messages: Any, **more: Any) -> str:
     """The prompt that the model got."""
     body = json.dumps({"messages": messages, **more}, default=lambda block: block.to_dict()).encode()
@@ -245,7 +279,8 @@ def test_an_answer_in_a_form(client: Client) -> None:
     schema = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
     form = {"type": "json_schema", "schema": schema}
     for more in ({"output_config": {"format": form}}, {"output_format": form}):
-        answer = client.post(messages=[{"role": "user", "content": "Only text?"}], **more).json()
+        asked = {"messages": [{"role": "user", "content": "Only text?"}], "thinking": {"type": "disabled"}, **more}
+        answer = client.post(**asked).json()
         assert json.loads(answer["content"][0]["text"])["city"] in CITY["enum"]
 
 

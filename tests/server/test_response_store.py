@@ -172,6 +172,16 @@ def test_files_survive_a_restart(tmp_path: Path, clock: Clock) -> None:
     assert not (folder / ADA.hex() / f"{name(1)}.json").exists(), "too old ones go at the start"
 
 
+def test_two_servers_share_a_folder(tmp_path: Path, clock: Clock) -> None:
+    async def run() -> None:
+        first, second = (FileStore(tmp_path / "answers", Bounds(1 << 20, 60, clock)) for _ in "ab")
+        await first.put(ADA, name(1), b"one")
+        assert await second.get(ADA, name(1)) == b"one" and await second.get(BOB, name(1)) is None
+        assert await second.delete(ADA, name(1)) and await first.get(ADA, name(1)) is None and not await first.delete(ADA, name(1))
+
+    asyncio.run(run())
+
+
 def test_no_link_is_followed(tmp_path: Path, clock: Clock) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
@@ -200,7 +210,7 @@ def test_folders_that_others_may_read_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"0755.*0700"):
+    with pytest.raises(ConfigError, match=r"0755.*chmod 700"):
         open_store(ServerConfig(response_store="file", response_store_dir=str(folder)))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be used"):

@@ -207,7 +207,8 @@ class Trip(BaseModel):
 def test_structured_text(client: Client) -> None:
     answer = client.do(client.openai.responses.parse(model="fake", input="As JSON.", text_format=Trip))
     assert answer.output_parsed == Trip(city="Bern", days=3) and answer.text.format.name == "Trip"
-    plain = client.create("My name is Ada.", text={"format": {"type": "json_object"}}, max_output_tokens=60)
+    no_thought = {"reasoning": {"effort": "none"}, "max_output_tokens": 60}
+    plain = client.create("My name is Ada.", text={"format": {"type": "json_object"}}, **no_thought)
     assert plain.output_text.startswith("{") and plain.text.format.type == "json_object"
 
     async def streamed() -> Any:
@@ -264,6 +265,21 @@ def test_ends(client: Client) -> None:
     nothing = client.create("Say nothing.")
     assert nothing.status == "completed" and nothing.output_text == "" and [item.type for item in nothing.output] == ["message"]
     assert client.create("My name is Ada.", max_output_tokens=1_000_000).status == "completed", "an upper bound may be above the context"
+
+
+def test_conversations_that_do_not_fit(client: Client) -> None:
+    turns: list[Any] = [{"role": "user", "content": f"{at} " + "x" * 300} for at in range(20)]
+    turns = [each for turn in turns for each in (turn, {"role": "assistant", "content": "y"})]
+    asked = [{"role": "developer", "content": "Be brief."}, *turns, {"role": "user", "content": "My name is Ada."}]
+    with pytest.raises(BadRequestError, match="input has") as refused:
+        client.create(asked)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+    cut = client.create(asked, truncation="auto")
+    assert cut.output_text == "Hello, Ada." and cut.truncation == "auto" and 1_000 < cut.usage.input_tokens < 4_096
+    alone = client.create("My name is Ada.", truncation="auto").usage.input_tokens
+    assert alone < 100
+    with pytest.raises(BadRequestError, match="input has"):
+        client.create("x" * 5_000, truncation="auto")
 
 
 def test_log_probabilities(client: Client) -> None:

@@ -15,8 +15,16 @@ TEMPLATE = """{%- for message in messages -%}<{{ message.role }}>
 <assistant>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% elif begun %}<think>{% endif %}
 {%- if false %}</think>{% endif %}"""
 THOUGHT, ANSWER = "Four legs, so a table.", "A table."
-SCRIPT = [["go</><assistant>", f"<think>{THOUGHT}</think>\n\n{ANSWER}"], ["<think>", f"{THOUGHT}</think>\n\n{ANSWER}"],
-          ["</think>", ANSWER]]  # fmt: skip
+JSON = '{"legs": 4}'
+SCRIPT = [
+    ["go</><assistant>", f"<think>{THOUGHT}</think>\n\n{ANSWER}"],
+    ["<think>", f"{THOUGHT}</think>\n\n{ANSWER}"],
+    ["</think>", ANSWER],
+    ["as JSON</><assistant>", f"<think>{THOUGHT}</think>\n\n{JSON}"],
+    ["as JSON</><assistant><think>", f"{THOUGHT}</think>\n\n{JSON}"],
+    ["as JSON</><assistant><think></think>", JSON],
+    ["plainly</><assistant>", JSON],
+]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +116,30 @@ def test_ways_to_ask_for_reasoning(site: Any, body: Any, thought: str | None) ->
 def test_what_is_refused(site: Any, body: Any, param: str) -> None:
     answer = site.chat("go", **body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
+    "type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["legs"],
+    "additionalProperties": False,
+}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "body", "thought"), [
+    ("as JSON", {}, THOUGHT), ("as JSON", BEGUN, THOUGHT), ("as JSON", {"thinking_token_budget": 4}, "Four Enough."),
+    ("as JSON", {**BEGUN, "thinking_token_budget": 0}, "Enough."), ("as JSON", {"enable_thinking": False}, None), ("plainly", {}, None),
+])  # fmt: skip
+def test_json_comes_behind_the_reasoning(site: Any, question: str, body: Any, thought: str | None) -> None:
+    """And without, where the model does not reason; whatever the model says, the JSON follows its schema."""
+    for asked in (FORM, {"type": "json_object"}):
+        answer = site.chat(question, max_tokens=200, response_format=asked, **body)
+        choice = answer.json()["choices"][0]
+        assert (choice["message"]["reasoning_content"] or "").strip() == (thought or "") and choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == JSON
+    for seed in range(3):
+        asked = {"thinking_token_budget": 20, **body}
+        other = site.chat("anything", max_tokens=300, temperature=1, seed=seed, response_format=FORM, **asked)
+        message = other.json()["choices"][0]["message"]
+        assert 0 <= json.loads(message["content"])["legs"] <= 99
 
 
 def test_the_reasoning_of_earlier_turns_reaches_the_template(site: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.text.chat_content import MAX_MESSAGES
 from ridgeline.text.chat_roles import ALL_ROLES, Roles, fold
 
 NO = frozenset[str]()
@@ -80,6 +81,15 @@ def test_calls_of_joined_turns_are_kept() -> None:
     found, _ = fold([{"role": "user", "content": "u"}, CALL, CALL], Roles(repeated=NO))
     assert len(found) == 2 and len(found[1]["tool_calls"]) == 2
     assert fold([CALL], Roles(empty={"content": ""}))[0][0]["content"] == ""
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("roles", [["user"], ["system"], ["developer"], ["user", "system"], ["assistant", "tool"]])
+def test_long_conversations_take_linear_time(roles: list[str]) -> None:
+    """Joined one by one, those of one role took half a minute."""
+    messages = [{"role": roles[at % len(roles)], "content": "q" * 2_000, "tool_call_id": "c"} for at in range(MAX_MESSAGES)]
+    found, _ = fold(messages, BARE)
+    assert sum(message["content"].count("q") for message in found) == 2_000 * MAX_MESSAGES
 
 
 @pytest.mark.parametrize("seed", range(30))

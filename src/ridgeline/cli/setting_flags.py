@@ -65,7 +65,9 @@ def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, s
     return replace(settings, notes=(*notes, *settings.notes))
 
 
-UNITS: Final = {"tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE", "PORT": "PORT"}
+UNITS: Final = {
+    "tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE", "FOLDER": "FOLDER", "PORT": "PORT"
+}  # fmt: skip
 
 
 def _flag(name: str, each: "Field[Any]") -> Any:

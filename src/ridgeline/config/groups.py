@@ -25,7 +25,7 @@ class Setting:
     why      what speaks for its default, or what it costs
     wrong    metric or sign that shows a bad value
     bounds   range of a number, both ends included
-    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT" and "FILE" name what it is
+    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT", "FILE", "FOLDER" say what it is
     choices  words that are possible, where they do not depend on the runner
     also     words of other servers → ours
     name     public name, where it is not the field's

@@ -80,6 +80,7 @@ class CountTokensRequest(Struct, frozen=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True):
@@ -197,16 +198,6 @@ class MessageStop(Struct, frozen=True, tag="message_stop"):
 
 
 Event = MessageStart | ContentBlockStart | Ping | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop
-
-
-def encode_event(event: Event) -> bytes:
-    """An event of a stream with the line that names it, as `transport.ANTHROPIC_EVENTS` takes them."""
-    return named(event, msgspec.json.encode(event))
-
-
-def named(event: Event, payload: bytes) -> bytes:
-    """The payload of an event of this type, after the line that names it."""
-    return f"{event.__struct_config__.tag}\ndata: ".encode() + payload
 
 
 class TokenCount(Struct, frozen=True):

@@ -106,7 +106,8 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     asked = structured_outputs(payload)
     offer = tools.offered(payload)
     choice = tools.choose(offer, model.chat)
-    has_form = payload.response_format is not None and payload.response_format.get("type") != "text"
+    is_json = asked is not None and asked.params is not None and tools.reasons_first(payload, model.chat)
+    has_form = payload.response_format is not None and payload.response_format.get("type") != "text" and not is_json
     skip_special = payload.skip_special_tokens is not False
     is_told = reasoning.wish(payload).is_told
     how = tools.reading(
@@ -115,6 +116,8 @@ def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[in
     is_free = asked is None and not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None)
     if how is not None and choice.family is not None and (choice.forced or is_free):
         asked = tools.call_grammar(choice, how)
+    elif asked is not None and is_json:
+        asked = tools.reasoned(asked, how, model.chat)
     return asked, how
 
 

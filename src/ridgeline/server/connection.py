@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from ridgeline.observe.logs import with_fields
-from ridgeline.server.errors import ApiError
+from ridgeline.server.errors import ApiError, Dialect
+from ridgeline.server.routes import dialect_of
 from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BufferedTransport
 
 log = logging.getLogger("ridgeline.access")
@@ -195,11 +196,11 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 log.info("request", extra=with_fields(client=self.client and self.client[0], status=error.status, error=error.code))
             if not (self._in_body and self.cycle.response_started):
-                self.transport.write(_response(error))
+                self.transport.write(_response(error, dialect_of(cast(dict[str, Any], self.cycle.scope)) if self._in_body else "openai"))
         self.transport.close()
 
 
-def _response(error: ApiError) -> bytes:
-    body = error.body()
+def _response(error: ApiError, dialect: Dialect) -> bytes:
+    body = error.body(dialect)
     head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return head.encode() + body

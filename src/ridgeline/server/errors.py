@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -72,9 +72,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 Dialect = Literal["openai", "anthropic", "responses"]
 
 
-class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
+    details: dict[str, Any] | None = None
+    """What a client's program can tell an error by."""
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
@@ -93,21 +95,31 @@ def anthropic_type(status: int) -> str:
 
 
 class ApiError(RidgelineError):
-    """An answer of the catalogue. `headers` go with it (Retry-After, Allow, Connection …)."""
+    """An answer of the catalogue. `headers` go with it (Retry-After, Allow, Connection …), and `details` where a dialect has them."""
 
-    def __init__(self, code: str, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.type = CATALOGUE[code]
         self.code = code
         self.message = message
         self.param = param
         self.headers = dict(headers or {})
+        self.details = details
 
     def body(self, dialect: Dialect = "openai") -> bytes:
         """The JSON that the client gets, as an answer's body or as an event of a stream."""
         if dialect == "anthropic":
             prefix = TOO_LONG if self.code == "context_length_exceeded" else ""
-            return msgspec.json.encode(AnthropicErrorBody(AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message)))
+            detail = AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message, self.details)
+            return msgspec.json.encode(AnthropicErrorBody(detail))
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
     def response(self, dialect: Dialect = "openai") -> Response:

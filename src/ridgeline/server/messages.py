@@ -28,7 +28,16 @@ from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.server.service import Service
 from ridgeline.server.spoken import Speaker
-from ridgeline.server.transport import ANTHROPIC_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body
+from ridgeline.server.transport import (
+    ANTHROPIC_EVENTS,
+    KEEP_ALIVE,
+    EventStream,
+    client_of,
+    encode_event,
+    event_start,
+    json_response,
+    read_body,
+)
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools.parser import Event as Said
 from ridgeline.text.tools.parser import Text
@@ -40,6 +49,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
         payload, notes = fields.MESSAGES.read(await read_body(request))
         notes.client = client_of(request)
+        _check_thread(payload)
         _check_max_tokens(payload)
         model = service.model
         model.check_name(payload.model)
@@ -57,6 +67,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def count_tokens(request: Request) -> Response:
         payload, notes = fields.COUNT_TOKENS.read(await read_body(request))
+        _check_thread(payload)
         model = service.model
         model.check_name(payload.model)
         with _client_field_names():
@@ -72,6 +83,14 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_thread(payload: anthropic.CountTokensRequest) -> None:
+    """Raises ApiError where a conversation would be kept here, by whose details clients know to send all of it with every request."""
+    if payload.thread is not None:
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        message = "thread: conversations are not kept here; leave it out, and send all messages with every request"
+        raise ApiError("unsupported_parameter", message, param="thread", details=details)
 
 
 def _check_max_tokens(payload: anthropic.MessagesRequest) -> None:
@@ -159,8 +178,8 @@ async def _whole(source: AnswerSource, form: MessageFormat) -> bytes:
 
 
 async def _events(source: AnswerSource, form: MessageFormat, keep_alive_seconds: float) -> AsyncGenerator[bytes, None]:
-    yield anthropic.encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
-    yield anthropic.encode_event(anthropic.Ping())
+    yield encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
+    yield encode_event(anthropic.Ping())
     blocks = BlockEvents(form.thinking)
     texts = TextEvents(_text_event) if form.speaker is None else None
     async with aclosing(source.parts(keep_alive_seconds)) as parts:
@@ -171,18 +190,18 @@ async def _events(source: AnswerSource, form: MessageFormat, keep_alive_seconds:
                         yield _NEW_TEXT + texts.encode(part)
                 case ChoiceDelta():
                     for event in blocks.tell(form.hear(part.delta)):
-                        yield anthropic.encode_event(event)
+                        yield encode_event(event)
                 case ChoiceEnd():
                     for event in (*blocks.tell(form.hear(None, is_last=True)), *blocks.finish()):
-                        yield anthropic.encode_event(event)
-                    yield anthropic.encode_event(anthropic.MessageDelta(form.end(part), form.usage(source.usage)))
+                        yield encode_event(event)
+                    yield encode_event(anthropic.MessageDelta(form.end(part), form.usage(source.usage)))
                 case Idle():
                     yield KEEP_ALIVE
-    yield anthropic.encode_event(anthropic.MessageStop())
+    yield encode_event(anthropic.MessageStop())
 
 
 def _text_event(delta: ChoiceDelta) -> anthropic.ContentBlockDelta:
     return anthropic.ContentBlockDelta(0, anthropic.NewText(delta.delta.text))
 
 
-_NEW_TEXT: Final = anthropic.named(anthropic.ContentBlockDelta(0, anthropic.NewText("")), b"")
+_NEW_TEXT: Final = event_start(anthropic.ContentBlockDelta)

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from ridgeline.config.env import responses_directory
+from ridgeline.config.file import OTHERS
 from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
 
@@ -192,8 +194,8 @@ class FileStore:
             with _opened(os.fspath(self._folder)) as root:
                 self._read_index(root)
         except OSError as error:
-            where = f"{FLAG} {str(self._folder)!r:.200}"
-            raise ConfigError(f"{where} cannot be used: {error.strerror or error}", fix={"--response-store": "memory"}) from None
+            message = f"{FLAG} {str(self._folder)!r:.200} cannot be used: {error.strerror or error}"
+            raise ConfigError(message, fix={"--response-store": "memory", FLAG: None}) from None
 
     async def put(self, owner: bytes, response_id: str, record: bytes) -> None:
         async with self._lock:
@@ -305,8 +307,10 @@ def _opened(folder: str, parent: int | None = None) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise PermissionError(f"its mode is {stat.S_IMODE(status.st_mode):04o}, or its owner another; it must be yours, and 0700")
+        if status.st_uid != os.geteuid():
+            raise PermissionError("it belongs to another user")
+        if status.st_mode & OTHERS:
+            raise PermissionError(f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read it; run: chmod 700 {shlex.quote(folder)}")
         yield descriptor
     finally:
         os.close(descriptor)

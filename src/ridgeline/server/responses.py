@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd
+from ridgeline.errors import RequestError
 from ridgeline.server import body, fields, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.access import note_error
@@ -37,7 +38,7 @@ from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream
 from ridgeline.text.tools.families import SWITCHES
 
 NAMES: Final = {
-    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
+    "messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
 """Fields of a chat → fields of a request here, for errors."""
@@ -63,7 +64,7 @@ def routes(service: Service) -> list[BaseRoute]:
         _check_background(payload, is_stored)
         with body.told_as(NAMES):
             items, tools, chat = await read(payload, owner, notes)
-            begun = await start_chat(service, chat, notes, clips=True)
+            begun = await _start(service, chat, notes, truncates=payload.truncation == "auto")
         answer = _Answer(service, payload, tools, begun, is_stored)
 
         async def store(response: shapes.ResponseObject) -> None:
@@ -125,6 +126,21 @@ def _stored(shelf: Shelf) -> list[BaseRoute]:
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _start(service: Service, chat: wire.ChatCompletionRequest, notes: Notes, *, truncates: bool) -> StartedChat:
+    """Starts the chat. `truncates`: without its oldest turns, if it does not fit with them."""
+    messages, dropped = chat.messages or [], 0
+    turns = [at for at, message in enumerate(messages) if message.role == "user"]
+    while True:
+        try:
+            return await start_chat(service, chat, notes, clips=True)
+        except RequestError as error:
+            more = min(max(1, 2 * dropped), len(turns) - 1)
+            if not truncates or error.code != "context_length_exceeded" or more <= dropped:
+                raise
+            dropped = more
+            chat = structs.replace(chat, messages=[*messages[: turns[0]], *messages[turns[dropped] :]])
 
 
 def _check_background(payload: ResponsesRequest, is_stored: bool) -> None:

@@ -317,7 +317,7 @@ class Service:
                 return known
             async with self._grammar_turns.turn(client):
                 return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
-        except RequestError:
+        except (RequestError, OverloadedError):
             if asked.is_optional:
                 return None
             raise

@@ -12,16 +12,16 @@ import msgspec
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
-from ridgeline.text.tools.grammar import CallForm
+from ridgeline.text.structured import Form
 
 
 class Asked(NamedTuple):
-    """A structured output, or a form of calls, and the field that asks for it.
+    """A structured output, a form of calls, or JSON behind reasoning, and the field that asks for it.
 
     is_optional  where it cannot be followed, the answer is free
     """
 
-    outputs: StructuredOutputs | CallForm
+    outputs: Form
     field: str
     is_optional: bool = False
 

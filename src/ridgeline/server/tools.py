@@ -17,6 +17,7 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family
 from ridgeline.text.tools.grammar import CallForm
 from ridgeline.text.tools.marks import tail
+from ridgeline.text.tools.thought import ReasonedJson
 
 MAX_NAME: Final = 128
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -134,7 +135,7 @@ def reading(
 ) -> Reading | None:
     """How answers are read; None: they are text alone.
 
-    has_form      the client asks for a form of the answer, which begins with the first token, without reasoning
+    has_form      the client asks for a form of the answer that begins with the first token, without reasoning
     skip_special  texts leave control tokens out
     is_told       the reasoning is given
     """
@@ -168,19 +169,45 @@ def call_grammar(choice: Choice, how: Reading) -> Asked:
 
     Where no call must come, text is free up to the mark of one.
     """
-    family = choice.family
+    family, thought = choice.family, how.reasoning
     assert family is not None, "nothing may be called"
-    tokenizer, thought = how.tokenizer, how.reasoning
-    marks = {*family.all_marks, *(() if thought is None else thought.all_marks)}
-    control = {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None and tokenizer.is_control(token)}
+    control = _controls({*family.all_marks, *(() if thought is None else thought.all_marks)}, how.tokenizer)
     tools = [{"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)} for each in choice.tools]
-    bound = [control.get(mark) for mark in (family.begin, *family.written.marks, *family.inner)]
-    bound += [] if thought is None else map(control.get, thought.all_marks)
-    free = _without(choice.control_ids, sorted({*tokenizer.eos_ids, *(token for token in bound if token is not None)}))
+    bound = [family.begin, *family.written.marks, *family.inner, *(() if thought is None else thought.all_marks)]
+    free = _free(choice.control_ids, bound, control, how.tokenizer)
     must = bool(choice.forced)
     around = None if thought is None or how.has_thought else (thought.begin, thought.end)
     form = CallForm(family.name, tools, must, choice.several, control, free, around, how.thinks)
     return Asked(form, "tools", is_optional=not must and not any(each.strict for each in choice.tools))
+
+
+def reasons_first(payload: wire.ChatCompletionRequest, template: ChatTemplate) -> bool:
+    """True if the client asks for JSON by `response_format`, of a model that may reason before it."""
+    kind = (payload.response_format or {}).get("type")
+    return kind in ("json_object", "json_schema") and template.reasoning is not None and not template.reasoning.in_channels
+
+
+def reasoned(asked: Asked, how: Reading | None, template: ChatTemplate) -> Asked:
+    """The same JSON behind the reasoning that may come, or that the prompt has begun; `asked` where none does."""
+    outputs, thought = asked.params, None if how is None else how.reasoning
+    if how is None or outputs is None or thought is None or how.has_thought:
+        return asked
+    control = _controls(thought.all_marks, how.tokenizer)
+    free = _free(template.control_ids, thought.all_marks, control, how.tokenizer)
+    schema = {"type": "object"} if outputs.json is None else outputs.json
+    return Asked(ReasonedJson(schema, (thought.begin, thought.end), how.thinks, control, free), asked.field)
+
+
+def _controls(marks: Collection[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """Marks that are control tokens → ids."""
+    return {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None and tokenizer.is_control(token)}
+
+
+def _free(
+    ranges: Sequence[tuple[int, int]], bound: Collection[str], control: Mapping[str, int], tokenizer: Tokenizer
+) -> list[tuple[int, int]]:
+    """Control tokens that free text may have: all but ends and those that are `bound` to be marks."""
+    return _without(ranges, sorted({*tokenizer.eos_ids, *(control[mark] for mark in bound if mark in control)}))
 
 
 def _without(ranges: Sequence[tuple[int, int]], ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -141,7 +141,12 @@ RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\n
 
 def encode_event(event: msgspec.Struct) -> bytes:
     """An event whose tag is its name, as grammars with names take it."""
-    return f"{event.__struct_config__.tag}\ndata: ".encode() + msgspec.json.encode(event)
+    return event_start(type(event)) + msgspec.json.encode(event)
+
+
+def event_start(kind: type[msgspec.Struct]) -> bytes:
+    """What stands before the JSON of an event of this type."""
+    return f"{kind.__struct_config__.tag}\ndata: ".encode()
 
 
 class EventStream(Response):

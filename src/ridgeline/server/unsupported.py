@@ -77,6 +77,7 @@ CHAT: Final[Fields] = {
 }
 TOKENIZE: Final[Fields] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 MESSAGES: Final[Fields] = {
+    "compaction": (),
     "container": (),
     "mcp_servers": ([],),
 }
@@ -102,10 +103,11 @@ RESPONSES_REASONS: Final[Mapping[str, str]] = {
 
 WITHOUT_EFFECT: Final = frozenset({
     # who asks, and how it is billed or stored elsewhere
+    "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "user_profile_id", "workspace_id",
     "client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
     "service_tier", "session_id", "store", "user",
     # how a server is to compute or keep what it computed
-    "cache_control", "cache_prompt", "inference_geo", "id_slot", "keep_alive", "n_keep",
+    "cache_control", "cache_prompt", "inference_geo", "id_slot", "keep_alive", "n_keep", "speed",
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
     "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",

@@ -152,7 +152,7 @@ class ChatTemplate:
     reasoning  the marks around reasoning that it knows; None: none
     reasoning_ids  the same in the model's vocabulary; None also where it is not usable
     family    how the model writes calls of tools; None: in no form that is known, or the template shows it no tools
-    control_ids  where calls can be read: the tokenizer's control tokens, as ranges [first, last]
+    control_ids  where calls or reasoning can be read: the tokenizer's control tokens, as ranges [first, last]
     """
 
     def __init__(self, files: TemplateFiles, tokenizer: Tokenizer, clock: Clock = datetime.now) -> None:
@@ -188,7 +188,7 @@ class ChatTemplate:
             self.stop_ids = frozenset(token for token in self.stop_ids if token != tokenizer.id_of(self.reasoning.end))
         self.reasoning_ids = ReasoningIds.read(self.reasoning, tokenizer) if self.reasoning is not None and self.is_usable else None
         self.family = self._find_family(files, tokenizer) if self.is_usable else None
-        self.control_ids = control_ranges(tokenizer) if self.family is not None else ()
+        self.control_ids = control_ranges(tokenizer) if self.family is not None or self.reasoning is not None else ()
 
     @property
     def is_usable(self) -> bool:

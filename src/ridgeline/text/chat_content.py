@@ -97,7 +97,7 @@ def unmasked(text: str) -> str:
     return text.replace(MASK, "")
 
 
-MAX_MESSAGES: Final = 1_024
+MAX_MESSAGES: Final = 4_096
 MAX_ARGUMENTS: Final = 32
 MAX_ARGUMENT_CHARACTERS: Final = 4_096
 

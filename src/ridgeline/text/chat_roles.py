@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final
 
 Message = Mapping[str, Any]
@@ -54,10 +55,6 @@ class _Turn:
     def role(self) -> str:
         return str(self.message["role"])
 
-    def joined(self, other: "_Turn") -> "_Turn":
-        """One turn of both, under the role of this one."""
-        return replace(self, message=_join(self.message, other.message))
-
 
 def fold(messages: Sequence[Message], roles: Roles) -> tuple[list[Message], list[str]]:
     """The messages as a template that takes `roles` can have them; and the roles, as sent, of those that were folded.
@@ -65,23 +62,24 @@ def fold(messages: Sequence[Message], roles: Roles) -> tuple[list[Message], list
     Contents are strings, lists of parts with a text, or absent. Folding twice changes nothing more.
     """
     folded: dict[str, None] = {}
-    turns = [_tool_as_text(message, messages, roles, folded) for message in messages]
+    called = {} if roles.tool else _called(messages)
+    turns = [_tool_as_text(message, called, roles, folded) for message in messages]
     turns = _place_system(_developer_as_system(turns, roles, folded), roles, folded)
     result: list[_Turn] = []
-    for turn in turns:
-        if result and turn.role == result[-1].role and turn.role in _JOINED and turn.role not in roles.repeated:
-            folded[turn.sent] = None
-            result[-1] = result[-1].joined(turn)
-        else:
-            result.append(turn)
+    for role, equal in groupby(turns, lambda turn: turn.role):
+        run = list(equal)
+        if role in _JOINED and role not in roles.repeated:
+            folded |= dict.fromkeys(turn.sent for turn in run[1:])
+            run = [_joined(run)]
+        result += run
     return [turn.message for turn in result], list(folded)
 
 
-def _tool_as_text(message: Message, messages: Sequence[Message], roles: Roles, folded: dict[str, None]) -> _Turn:
+def _tool_as_text(message: Message, called: Mapping[object, object], roles: Roles, folded: dict[str, None]) -> _Turn:
     role, calls = str(message["role"]), message.get("tool_calls")
     if role == "tool" and not roles.tool:
         folded[role] = None
-        name = message.get("name") or _called(message.get("tool_call_id"), messages)
+        name = message.get("name") or called.get(message.get("tool_call_id"))
         head = f"[tool result: {name}]" if name else "[tool result]"
         return _Turn({"role": "user", "content": f"{head}\n{_text(message)}"}, role)
     if role == "assistant" and calls and not roles.calls:
@@ -91,13 +89,10 @@ def _tool_as_text(message: Message, messages: Sequence[Message], roles: Roles, f
     return _Turn({**message, **roles.empty} if role == "assistant" and message.get("content") is None else message, role)
 
 
-def _called(call_id: object, messages: Sequence[Message]) -> object:
-    """The name of the function that the call asked for; None where there is no such call."""
-    for message in messages if call_id is not None else ():
-        for call in message.get("tool_calls") or ():
-            if call.get("id") == call_id:
-                return _function(call).get("name")
-    return None
+def _called(messages: Sequence[Message]) -> dict[object, object]:
+    """Id of each call → the name of its function."""
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    return {call["id"]: _function(call).get("name") for call in reversed(calls) if isinstance(call.get("id"), str)}
 
 
 def _call_text(call: Message) -> str:
@@ -124,24 +119,27 @@ def _developer_as_system(turns: Sequence[_Turn], roles: Roles, folded: dict[str,
 
 def _place_system(turns: Sequence[_Turn], roles: Roles, folded: dict[str, None]) -> list[_Turn]:
     """System messages where the template takes them: at the start, joined to the first, in their places, or in a user's turn."""
-    kept: list[_Turn] = []
+    kept: list[list[_Turn]] = []
+    """Each is to be one turn."""
     loose: list[tuple[int, _Turn]] = []
     """Messages with the number of turns before each."""
+    is_start = True
     for turn in turns:
+        is_start = is_start and not loose and turn.role in _SYSTEM
         if turn.role not in _SYSTEM:
-            kept.append(turn)
-        elif kept and not loose and all(each.role in _SYSTEM for each in kept):
-            if turn.role == kept[-1].role or turn.role in roles.later:
-                kept.append(turn)  # equal roles are joined by `fold`, unless both may stand
+            kept.append([turn])
+        elif kept and is_start:
+            if turn.role == kept[-1][0].role or turn.role in roles.later:
+                kept.append([turn])  # equal roles are joined by `fold`, unless both may stand
             else:
                 folded[turn.sent] = None
-                kept[-1] = kept[-1].joined(turn)
+                kept[-1].append(turn)
         elif turn.role in (roles.later if kept or loose else roles.first):
-            kept.append(turn)
+            kept.append([turn])
         else:
             folded[turn.sent] = None
             loose.append((len(kept), turn))
-    return _into_user_turns(kept, loose)
+    return _into_user_turns([_joined(run) for run in kept], loose)
 
 
 def _into_user_turns(turns: list[_Turn], loose: Sequence[tuple[int, _Turn]]) -> list[_Turn]:
@@ -165,11 +163,18 @@ def _into_user_turns(turns: list[_Turn], loose: Sequence[tuple[int, _Turn]]) -> 
     return turns
 
 
-def _join(first: Message, second: Message) -> dict[str, Any]:
-    found = {**second, **first, "content": _BETWEEN.join(filter(None, (_text(first), _text(second))))}
-    if calls := [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]:
-        found["tool_calls"] = calls
-    return found
+def _joined(turns: Sequence[_Turn]) -> _Turn:
+    """One turn of all, under the role of the first."""
+    first, *others = turns
+    if not others:
+        return first
+    message: dict[str, Any] = {}
+    for turn in reversed(turns):
+        message |= turn.message
+    message["content"] = _BETWEEN.join(filter(None, (_text(turn.message) for turn in turns)))
+    if calls := [call for turn in turns for call in turn.message.get("tool_calls") or ()]:
+        message["tool_calls"] = calls
+    return replace(first, message=message)
 
 
 def _text(message: Message) -> str:

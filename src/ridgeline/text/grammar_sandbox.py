@@ -18,6 +18,7 @@ from typing import Any, Final
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
 from ridgeline.text.tools.grammar import CallForm, to_lark
+from ridgeline.text.tools.thought import ReasonedJson, json_to_lark
 
 WHITESPACE: Final = r" ?|\n {0,16}"
 """Between tokens of JSON. The library's default takes any amount: models that fall into it never come to an end."""
@@ -135,6 +136,8 @@ def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     try:
         if request["kind"] == "calls":
             text, reason = _calls(CallForm(**request["value"]), tokenizer)
+        elif request["kind"] == "reasoned_json":
+            text, reason = _reasoned(ReasonedJson(**request["value"]), tokenizer)
         else:
             text = to_grammar(request["kind"], request["value"], request["whitespace"])
             reason = _fault(text, tokenizer)
@@ -196,6 +199,14 @@ def _calls(form: CallForm, tokenizer: Any) -> tuple[str, str | None]:
     text = to_lark(form, WHITESPACE, loose)
     message = _warning(text, TRUSTED) or _followed(to_lark(plain, WHITESPACE, loose), tokenizer)
     return text, _explained(message) if message else None
+
+
+def _reasoned(form: ReasonedJson, tokenizer: Any) -> tuple[str, str | None]:
+    """The grammar of JSON behind reasoning, and why it cannot be followed: as `_calls`, and first of all the JSON alone."""
+    reason = _fault(to_grammar("json", form.schema, None), tokenizer)
+    text = json_to_lark(form, WHITESPACE)
+    message = _warning(text, TRUSTED) or _followed(json_to_lark(replace(form, control={}, free=()), WHITESPACE), tokenizer)
+    return text, reason or (_explained(message) if message else None)
 
 
 def _explained(message: str) -> str:

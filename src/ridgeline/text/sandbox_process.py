@@ -63,16 +63,20 @@ class SandboxProcess:
                 self._description = None
         return self._description
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any] | None:
-        """The answer to a frame; None where the process ended. Raises `TimeoutError` after `seconds`, `OverloadedError` after
-        `STALL_SECONDS`."""
+    def ask(self, request: bytes, seconds: float, least_cpu_seconds: float | None = None) -> dict[str, Any] | None:
+        """The answer to a frame; None where the process ended.
+
+        least_cpu_seconds  CPU time that it must have used to be too slow; None: MIN_CPU_SECONDS
+        Raises `TimeoutError` after `seconds`, `OverloadedError` after `STALL_SECONDS`.
+        """
+        least = MIN_CPU_SECONDS if least_cpu_seconds is None else least_cpu_seconds
         start, used = monotonic(), self._cpu_seconds()
         stall = max(seconds, STALL_SECONDS)
         try:
             send(self._stream, request, start + stall)
             timeout = seconds
             while not self._answers_within(timeout):
-                if self._cpu_seconds() - used >= MIN_CPU_SECONDS:
+                if self._cpu_seconds() - used >= least:
                     raise TimeoutError
                 if monotonic() - start >= stall:
                     raise OverloadedError(f"the machine was too busy for this request within {stall:g} s: try again", 1)

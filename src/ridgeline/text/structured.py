@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from threading import Lock
+from time import monotonic
 from typing import Any, Final
 
 from ridgeline.core.params import Grammar, StructuredOutputs
@@ -17,6 +18,7 @@ from ridgeline.errors import ConfigError, OverloadedError, RequestError
 from ridgeline.text.sandbox_frames import FrameError, frame
 from ridgeline.text.sandbox_process import SandboxProcess
 from ridgeline.text.tools.grammar import CallForm
+from ridgeline.text.tools.thought import ReasonedJson
 
 COMPILE_SECONDS: Final = 1.0
 """CPU time for one grammar; a schema of 10 kB takes some 10 ms."""
@@ -30,6 +32,7 @@ MAX_KEPT: Final = 512
 MAX_REASON: Final = 400
 
 
+Form = StructuredOutputs | CallForm | ReasonedJson
 KINDS: Final = tuple(each.name for each in fields(StructuredOutputs))[:6]
 
 
@@ -42,8 +45,8 @@ class StructuredOutputCompiler:
         self._known: OrderedDict[bytes, Grammar | str] = OrderedDict()
         """By digest of the question: the grammar, or why there is none."""
 
-    def compile(self, asked: StructuredOutputs | CallForm, param: str = "structured_outputs") -> Grammar:
-        """The grammar of a structured output, or of an answer with calls.
+    def compile(self, asked: Form, param: str = "structured_outputs") -> Grammar:
+        """The grammar of a structured output, of an answer with calls, or of one that reasons first.
 
         Raises RequestError that names what cannot be done, OverloadedError where many wait.
 
@@ -66,7 +69,7 @@ class StructuredOutputCompiler:
             self._lock.release()
         return self._told(found, param)
 
-    def known(self, asked: StructuredOutputs | CallForm, param: str = "structured_outputs") -> Grammar | None:
+    def known(self, asked: Form, param: str = "structured_outputs") -> Grammar | None:
         """The grammar, if it has been compiled; without a wait. Raises RequestError."""
         found = self._known.get(hashlib.sha256(_question(asked, param)).digest())
         return None if found is None else self._told(found, param)
@@ -94,7 +97,9 @@ class StructuredOutputCompiler:
                 ready = self._process.ready(START_SECONDS)
                 if ready is None or "failed" in ready:
                     raise ConfigError(f"structured output needs the package llguidance: {(ready or {}).get('failed', 'it does not start')}")
-            answer = self._process.ask(question, COMPILE_SECONDS)
+            began = monotonic()
+            answer = self._process.ask(question, COMPILE_SECONDS, COMPILE_SECONDS / 2)
+            seconds = monotonic() - began
         except TimeoutError:
             return f"this grammar needs more than {COMPILE_SECONDS:g} s to compile; simplify it"
         finally:
@@ -105,13 +110,15 @@ class StructuredOutputCompiler:
         if "error" in answer:
             return _printable(str(answer["error"]))
         text = str(answer["grammar"])
-        return Grammar(hashlib.sha256(text.encode()).digest(), text)
+        return Grammar(hashlib.sha256(text.encode()).digest(), text, seconds)
 
 
-def _question(asked: StructuredOutputs | CallForm, param: str) -> bytes:
+def _question(asked: Form, param: str) -> bytes:
     """The frame for the process: kind, value and options. Raises RequestError for what needs no compiler to be refused."""
     if isinstance(asked, CallForm):
         return _framed("calls", asdict(asked), None, param)
+    if isinstance(asked, ReasonedJson):
+        return _framed("reasoned_json", asdict(asked), None, param)
     nothing = StructuredOutputs()
     given = [name for name in KINDS if getattr(asked, name) is not getattr(nothing, name)]
     if len(given) != 1:

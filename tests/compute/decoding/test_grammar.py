@@ -162,6 +162,9 @@ def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler) -> 
     row.advance([ord("x")])
     with pytest.raises(GrammarError, match="3000 items"):
         row.masks((), masks)
+    assert asked.digest not in compiler._compiled, "what rows share may be what is too complex"
+    compiler.start(asked, ()).masks((), masks)
+    assert allowed(masks[0]) == {ord("x")}
 
 
 def test_a_grammar_is_taken_once_its_signal_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue, SimpleQueue
 from time import monotonic, thread_time
 from typing import Final, NamedTuple
 
@@ -32,7 +33,7 @@ TRIM_SECONDS: Final = 1.0
 MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 LOW_PRIORITY: Final = 19
-SPARE_SECONDS, TOKEN_SECONDS = 0.25, 0.004
+SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 """CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
 
 
@@ -140,7 +141,9 @@ class GrammarCompiler:
         self._ends = np.zeros(self.words, np.uint32)
         self._tokenizer: Tokenizer | None = None
         self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
-        self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
+        self._waiting: PriorityQueue[tuple[float, int, Grammar | None]] = PriorityQueue()
+        """(seconds to compile, number, grammar): the cheapest is next, so that costly ones keep nobody else waiting."""
+        self._numbers = count()
         self._memory = self._looked_at = 0.0
         """Bytes of this process before there were grammars, and when it was looked how many it has."""
         self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
@@ -161,9 +164,9 @@ class GrammarCompiler:
         self._open += 1
         if grammar.digest in self._compiled:
             self._report(grammar.digest, None)
-            self._waiting.put(_NONE)
+            self._put(_NONE)
         else:
-            self._waiting.put(grammar)
+            self._put(grammar)
 
     def take(self) -> list[tuple[bytes, str | None]]:
         """See `engine.executor.Grammars.take`."""
@@ -192,12 +195,15 @@ class GrammarCompiler:
         """Ends the thread, and waits until it has left the library. Safe to call twice."""
         if self._signal >= 0:
             self._closing = True
-            self._waiting.put(None)
+            self._waiting.put((-1.0, 0, None))
             if self._thread is not None:
                 self._thread.join()
             os.close(self._signal)
             os.close(self._wake)
             self._signal = -1
+
+    def _put(self, grammar: Grammar) -> None:
+        self._waiting.put((grammar.seconds, next(self._numbers), grammar))
 
     def _report(self, digest: bytes, error: str | None) -> None:
         self._ready.put((digest, error))
@@ -211,7 +217,7 @@ class GrammarCompiler:
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
         self._memory = allocated_bytes()
-        while not self._closing and (grammar := self._waiting.get()) is not None:
+        while not self._closing and (grammar := self._waiting.get()[2]) is not None:
             if grammar is not _NONE:
                 problem = lost or (self._kept(grammar) or self._make(grammar)).error
                 self._report(grammar.digest, problem and _reason(problem))

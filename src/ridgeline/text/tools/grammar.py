@@ -14,6 +14,7 @@ from ridgeline.text.tools.forms import Addressed
 from ridgeline.text.tools.lark import Lark, quoted
 from ridgeline.text.tools.members import members
 from ridgeline.text.tools.tags import tags
+from ridgeline.text.tools.thought import behind_thought, free_text
 from ridgeline.text.tools.written import PLACE
 
 MAX_CALLS: Final = 16
@@ -66,21 +67,14 @@ class _Answer:
         first = written.open or written.calls[0]
         self._begin = family.begin if family.begin and first.startswith(family.begin) else PLACE.split(first)[0]
         """What begins calls, and is not text."""
-        ranges = ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in form.free)
-        self._free = f"({lark.anything()}{f' | <[{ranges}]>' if ranges else ''})*"
+        self._free = free_text(lark, form.free)
 
     def thought(self, rest: str) -> str:
         """The rest of an answer behind its reasoning. Reasoning ends before calls that must come; else an answer may be reasoning alone."""
-        if self._form.thought is None:
+        form = self._form
+        if form.thought is None:
             return rest
-        lark = self._lark
-        begin, end = self._form.thought
-        behind = f"{lark.until(end)} {lark.space()} {lark.rule(rest)}"
-        inner = f"{self._free} {behind}" if self._form.must else f"{self._free} ({behind})?"
-        if self._form.thinks:
-            return inner
-        first = f"{lark.space()} {lark.text(begin)}" if lark.has(begin) else lark.first(begin.strip())
-        return f"{first} {inner} | {rest}"
+        return behind_thought(self._lark, form.thought, self._free, rest, thinks=form.thinks, must=form.must)
 
     def in_channels(self) -> str:
         """Messages of reasoning or of text, and at their end a call, or else the answer."""
@@ -93,7 +87,8 @@ class _Answer:
         first = " | ".join(message(f"<|channel|>{channel}<|message|>", more) for channel in ("analysis", "commentary"))
         call = " | ".join(self._call(tool, text) for tool in self._form.tools for text in self._family.written.calls)
         last = call if self._form.must else f"{call} | {message('<|channel|>final<|message|>', '')}"
-        return f"({first})* ({last})"
+        whole = f"({first})* ({last})"
+        return whole if self._form.must or not lark.has("<|channel|>") else f"{whole} | {self._free}"
 
     def calls(self) -> str:
         """Calls and nothing else."""

@@ -1,0 +1,137 @@
+"""Dialogues with tools: a question, calls as the real template of each family writes them, results, an answer; streamed as whole."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_cases import Corpus, NamedTokenizer, corpus
+from tool_cases import ONE_CALL, REORDERS
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.text.chat_content import Conversation, unmasked
+
+TEMPLATES = (
+    "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "Qwen3-Coder", "openai-gpt-oss-120b", "unsloth-mistral-Devstral-Small-2507",
+    "deepseek-ai-DeepSeek-V3.1", "inclusionai-ling-3.0-flash", "moonshotai-Kimi-K2", "google-gemma-4-31B-it", "deepseek-ai-DeepSeek-V4",
+    "meetkai-functionary-medium-v3.1", "upstage-Solar-Open-100B", "Apertus-8B-Instruct", "unsloth-Apriel-1.5", "LFM2.5-8B-A1B",
+)  # fmt: skip
+"""Of as many families."""
+BEFORE_ANSWER = {"openai-gpt-oss-120b": "<|channel|>final<|message|>", "inclusionai-ling-3.0-flash": "</think>"}
+BY_DAY = 4
+DIALOGUES = 20
+PROPERTIES = {
+    "place": {"type": "string"}, "days": {"type": ["integer", "null"]}, "ratio": {"type": "number"}, "where": {"type": "object"},
+    "list": {"type": "array", "items": {"type": "string"}}, "sure": {"type": "boolean"},
+}  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Does.", "parameters": {"type": "object", "properties": PROPERTIES}}}
+    for name in ("get_weather", "set_clock")
+]
+LETTERS = 'aB7 ,.:;"\\\\\n\t\'{}[]()é你🙂&%$#@!?-_/=+*^~|`'
+
+
+def text(chance: random.Random, plain: bool) -> str:
+    return "x" + "".join(chance.choices("abc de" if plain else LETTERS, k=chance.randrange(12))) + "y"
+
+
+def arguments(chance: random.Random, plain: bool) -> dict[str, Any]:
+    """Some arguments, in the order of the schema."""
+    values = {
+        "place": text(chance, plain), "days": chance.choice([None, 0, -3, 12345678901]), "ratio": chance.choice([0.5, -12.25, 7, 1e20]),
+        "where": {"at": [1, 2.5, True, None], chance.choice("abc"): {"deep": text(chance, plain)}}, "list": [text(chance, plain)] * 2,
+        "sure": chance.random() < 0.5,
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if chance.random() < 0.6}
+
+
+def answer(template: Any, question: str, calls: Sequence[dict[str, Any]]) -> str | None:
+    """What the template writes for an answer with these calls, without what ends the turn; None where it leaves them out."""
+    asked = [{"role": "user", "content": question}]
+    prompt = unmasked(template.render(Conversation(asked, TOOLS)))
+    said = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    whole = unmasked(template.render(Conversation([*asked, said], TOOLS, add_generation_prompt=False)))
+    found = whole[len(prompt) :] if whole.startswith(prompt) else whole.rpartition(question)[2]
+    if not whole.startswith(prompt):  # the header of the answer is the prompt's
+        header = prompt.rpartition(question)[2]
+        while not (found.startswith(header) and header.endswith((">", "\n"))):
+            header = header[:-1]
+        found = found[len(header) :]
+    family = template.family
+    marks = [mark for mark in (*family.written.marks, "}", ")") if mark in found and mark not in ("<|call|>", "<|return|>")]
+    return found[: max(found.rfind(mark) + len(mark) for mark in marks)]
+
+
+def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream says."""
+    said: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
+    for delta in (choice["delta"] for event in events for choice in event["choices"]):
+        said["content"] += delta.get("content") or ""
+        said["reasoning"] += delta.get("reasoning") or ""
+        for piece in delta.get("tool_calls") or ():
+            if piece.get("id"):
+                assert piece["index"] == len(said["calls"]) and piece["type"] == "function"
+                said["calls"].append([piece["function"]["name"], ""])
+            assert piece["index"] == len(said["calls"]) - 1
+            said["calls"][-1][1] += piece["function"].get("arguments") or ""
+    return said
+
+
+@pytest.mark.parametrize(("names", "dialogues"), [
+    pytest.param(TEMPLATES[:BY_DAY], 1, id="day"),
+    *(pytest.param((name,), DIALOGUES, id=name, marks=pytest.mark.night) for name in TEMPLATES),
+])  # fmt: skip
+def test_dialogues_with_tools(new_site: Any, names: Sequence[str], dialogues: int) -> None:
+    chance = random.Random(dialogues)
+    with corpus() as real:
+        scripts = {name: [dialogue(real, name, f"Question {name} {at}?", chance) for at in range(dialogues)] for name in names}
+        entries = [(question, said) for each in scripts.values() for question, _, said in each]
+        entries += [
+            (f"Result of {question}", f"{BEFORE_ANSWER.get(name, '')}Answered: {question}")
+            for name, each in scripts.items() for question, _, _ in each
+        ]  # fmt: skip
+        site = new_site(EngineConfig(f"fake:{json.dumps({'script': entries, 'vocab': 258, 'max_model_len': 32768})}"), ServerConfig())
+        for name, each in scripts.items():
+            tokenizer = site.service.model.tokenizer
+            site.service._model = replace(site.service.model, chat=real.load(name, tokenizer))
+            for question, calls, said in each:
+                check(site, name, question, calls, said)
+
+
+def dialogue(real: Corpus, name: str, question: str, chance: random.Random) -> tuple[str, list[dict[str, Any]], str]:
+    """Question, calls, and the answer that has them."""
+    template = real.load(name, NamedTokenizer([]))
+    plain = name == "LFM2.5-8B-A1B"  # its template does not escape texts
+    calls = [
+        {"id": f"abcdef12{at}", "type": "function", "function": {
+            "name": chance.choice(["get_weather", "set_clock"]), "arguments": json.dumps(arguments(chance, plain), ensure_ascii=False)
+        }} for at in range(1 if name in ONE_CALL else chance.randrange(1, 4))
+    ]  # fmt: skip
+    made = answer(template, question, calls)
+    assert made is not None
+    return question, calls, made
+
+
+def check(site: Any, name: str, question: str, calls: list[dict[str, Any]], said: str) -> None:
+    """A dialogue: both forms of the answer have the calls, byte by byte, and the answer to their results has none."""
+    expected = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
+    body = {"messages": [{"role": "user", "content": question}], "tools": TOOLS, "max_tokens": 4000}
+    whole = site.request("POST", "/v1/chat/completions", json=body).json()
+    (choice,) = whole["choices"]
+    message = choice["message"]
+    found = [[call["function"]["name"], call["function"]["arguments"]] for call in message["tool_calls"] or ()]
+    if name in REORDERS:
+        assert [[each, json.loads(given)] for each, given in found] == [[each, json.loads(given)] for each, given in expected], said
+    else:
+        assert found == expected, said
+    assert choice["finish_reason"] == "tool_calls", said
+    streamed = joined(site.events("/v1/chat/completions", **body))
+    assert streamed == {"content": message["content"] or "", "reasoning": message["reasoning"] or "", "calls": found}, said
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": f"Result of {question}"} for call in calls
+    ]
+    body["messages"] += [{"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}, *results]
+    end = site.request("POST", "/v1/chat/completions", json=body).json()["choices"][0]
+    assert end["message"]["content"] == f"Answered: {question}" and end["finish_reason"] == "stop"
