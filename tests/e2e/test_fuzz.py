@@ -12,14 +12,18 @@ from hostile import held, resident_mb, send_all
 
 from ridgeline.server.errors import CATALOGUE
 
-FAKE = 'fake:{"blocks": 300, "max_model_len": 256, "windows": [0, 32], "vocab": 258}'
+FAKE = 'fake:{"blocks": 300, "max_model_len": 192, "windows": [0, 32], "vocab": 258, "script": [["@@", "x"]]}'
+"""It follows grammars, and has no answer that takes seconds."""
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}</>{% endfor %}{{ tools }}{{ documents }}{{ mood }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 MAX_GROWTH_MB = 24.0
 """Of resident memory behind the first requests, on which arenas and caches fill."""
 
 
-def canary(client: httpx.Client) -> str:
+def canary(client: httpx.Client, number: int) -> str:
+    """An answer that is always the same; behind it the process that compiles grammars is there."""
+    body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": f"b|{number}"}}
+    assert client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"] in ("b", str(number))
     body = {"prompt": "canary", "max_tokens": 8, "temperature": 0}
     return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
 
@@ -32,20 +36,21 @@ def check_error(status: int, body: bytes) -> None:
 def run_fuzz(serving: Callable[..., Any], template: Any, seed: int, warm_up: int, total: int) -> None:
     template.write_text(TEMPLATE)
     with serving(FAKE, "--chat-template", str(template)) as server, httpx.Client(base_url=server.url, timeout=10) as client:
-        truth = canary(client)
+        truth = canary(client, 0)
         first = send_all(server.url, seed, range(warm_up))
+        assert canary(client, 1) == truth
         before, memory = held(server), resident_mb(server)
         tally = send_all(server.url, seed, range(warm_up, total))
         problems = first.problems | tally.problems
         lines = [f"python tests/helpers/malformed.py {seed} {number} {server.url}: {text}" for number, text in sorted(problems.items())]
         assert not problems, "\n".join([f"{len(lines)} of {total}:", *lines[:20]])
+        assert canary(client, 2) == truth
         after, grown = held(server), [later - then for then, later in zip(memory, resident_mb(server), strict=True)]
         told = f"{dict(sorted(tally.statuses.items()))}, {tally.streams} streams, slowest {tally.slowest:.2f} s"
         print(f"{total} requests: {told}, memory grown by {grown} MB")
         assert after == before and after.running == after.waiting == 0
         assert max(grown) < MAX_GROWTH_MB
         assert tally.statuses[200] > total / 20 and tally.statuses[400] > total / 4 and tally.streams, tally.statuses
-        assert canary(client) == truth
         assert "Traceback" not in server.output() and "incident" not in server.output(), server.output()
 
 

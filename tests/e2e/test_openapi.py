@@ -70,7 +70,7 @@ def test_bounds_are_in_the_document(shape: type) -> None:
     assert set(properties) == {field.encode_name for field in msgspec.structs.fields(shape)} | set(refused)
     for name, bound in BOUNDS.items():
         found = branch(properties[name], "integer" if bound.whole else "number")
-        low = -1 if name == "max_tokens" else bound.low
+        low = -1 if name in ("max_tokens", "thinking_token_budget") else bound.low
         assert (found.get("minimum", found.get("exclusiveMinimum")), found["maximum"]) == (low, bound.high), name
         assert ("exclusiveMinimum" in found) == bound.above
     assert branch(properties["n"], "integer")["maximum"] == MAX_CHOICES

@@ -179,7 +179,7 @@ def error_problem(answer: Answer, request: Request) -> str | None:
         return f"{answer.status} without an error: {answer.body[:300]!r}"
     dialect = "anthropic" if body.get("type") == "error" else "openai"
     if dialect == "anthropic":
-        is_known = set(error) == {"type", "message"} and error["type"] == anthropic_type(answer.status)
+        is_known = {"type", "message"} <= set(error) <= {"type", "message", "details"} and error["type"] == anthropic_type(answer.status)
     else:
         is_known = set(error) == {"message", "type", "param", "code"} and CATALOGUE.get(error["code"]) == (answer.status, error["type"])
     if not is_known or not message or len(message) > 2_000:

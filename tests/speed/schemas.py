@@ -29,8 +29,11 @@ PERSON = {
     "additionalProperties": False,
     "$defs": {"address": ADDRESS},
 }
-PEOPLE = {"type": "array", "items": {**PERSON, "$defs": {}}, "minItems": 1_000, "$defs": {"address": ADDRESS}}
-"""Does not end."""
+PLAIN = {
+    **PERSON,
+    "properties": {name: each for name, each in PERSON["properties"].items() if name != "email"},  # type: ignore[attr-defined]
+    "required": ["name", "age", "address", "tags"],
+}
 REVIEW = {
     "type": "object",
     "properties": {
@@ -82,6 +85,11 @@ VALUES: list[tuple[str, StructuredOutputs, Any]] = [
     ("a text of JSON", StructuredOutputs(regex=STRING), "It came the next day, well packed and in the right colour."),
     ("a choice", StructuredOutputs(choice=WORDS), "perhaps 42"),
 ]
+
+
+def endless(schema: dict[str, Any]) -> dict[str, Any]:
+    """A list of values that nothing ends soon."""
+    return {"type": "array", "items": {**schema, "$defs": {}}, "minItems": 1_000, "$defs": schema["$defs"]}
 
 
 def large(number: int) -> dict[str, Any]:

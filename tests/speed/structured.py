@@ -4,8 +4,9 @@
     python tests/speed/structured.py masks [--model demo]
     python tests/speed/structured.py same [--model demo] [--prompts 500]
 
-speed  seconds of decoding steps without a grammar over seconds with one, in pairs whose order changes; and by how much a step is longer,
-       of all steps of all pairs. A grammar that takes any text (the tokens of each pair must be equal), and a list that never ends
+speed  seconds of decoding steps without a grammar over seconds with one, in pairs whose order changes; CPU time, which other work on the
+       machine changes less; and by how much a step is longer, of all steps of all pairs. A grammar that takes any text (the tokens of each
+       pair must be equal), and lists that never end: of plain objects, and of objects with an e-mail address, whose masks cost most
 masks  seconds of single masks over the model's vocabulary along values of six grammars: a grammar's first way, and later ones
 same   greedy answers with a grammar that takes the free answer and others: equal to the free ones, id for id
 """
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from schemas import PEOPLE, VALUES
+from schemas import PERSON, PLAIN, VALUES, endless
 
 from ridgeline import LLM, SamplingParams, StructuredOutputs
 from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer
@@ -28,7 +29,11 @@ from ridgeline.text.grammar_sandbox import to_grammar
 
 STORY = "Once upon a time in a village by the sea there lived an old fisherman who had never told anyone"
 ANYTHING = StructuredOutputs(regex=r"(.|\n)*")
-GRAMMARS = {"anything": ANYTHING, "objects": StructuredOutputs(json=PEOPLE)}
+GRAMMARS = {
+    "anything": ANYTHING,
+    "plain objects": StructuredOutputs(json=endless(PLAIN)),
+    "objects with formats": StructuredOutputs(json=endless(PERSON)),
+}
 WAYS = 5
 
 
@@ -37,22 +42,23 @@ class Watched:
 
     def __init__(self, model: str, rows: int) -> None:
         self.llm = LLM(model, max_model_len=2_048, max_num_seqs=rows, enable_prefix_caching=False)
-        self._turns: list[tuple[float, int]] = []
+        self._turns: list[tuple[float, float, int]] = []
         engine, turn = self.llm._engine._engine, self.llm._engine._engine.turn
 
         def timed(*arguments: Any) -> Any:
             found = turn(*arguments)
-            self._turns.append((time.perf_counter(), sum(len(each.ids) for each in found.outputs)))
+            self._turns.append((time.perf_counter(), time.process_time(), sum(len(each.ids) for each in found.outputs)))
             return found
 
         engine.turn = timed  # type: ignore[method-assign]
 
-    def run(self, prompts: Sequence[str], params: SamplingParams) -> tuple[list[float], list[Sequence[int]]]:
-        """Seconds of the steps in which every prompt decodes, and the ids of each."""
+    def run(self, prompts: Sequence[str], params: SamplingParams) -> tuple[list[float], float, list[Sequence[int]]]:
+        """Seconds of the steps in which every prompt decodes, CPU seconds of one in the mean, and the ids of each prompt."""
         self._turns.clear()
         outputs = [output.outputs[0].token_ids for output in self.llm.generate(prompts, params)]
-        whole = [when for when, tokens in self._turns if tokens == len(prompts)]
-        return [after - before for before, after in pairwise(whole)][2:], outputs
+        whole = [(when, spent) for when, spent, tokens in self._turns if tokens == len(prompts)][2:]
+        cpu = (whole[-1][1] - whole[0][1]) / (len(whole) - 1)
+        return [after[0] - before[0] for before, after in pairwise(whole)], cpu, outputs
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -68,22 +74,25 @@ def speed(options: argparse.Namespace) -> None:
 
 def paired(engine: Watched, grammar: StructuredOutputs, temperature: float, count: int, options: argparse.Namespace) -> str:
     prompts = [f"{STORY} {number}" for number in range(count)]
-    ratios, steps = [], {False: [], True: []}  # type: ignore[var-annotated]
+    ratios: list[float] = []
+    costs: list[float] = []
+    steps: dict[bool, list[float]] = {False: [], True: []}
     for number in range(options.rounds + 1):
-        seconds, ids = {}, {}
+        seconds, spent, ids = {}, {}, {}
         for follows in (False, True) if number % 2 else (True, False):
             structured = grammar if follows else None
             asked = SamplingParams(temperature=temperature, seed=3, max_tokens=options.tokens, structured_outputs=structured)
-            seconds[follows], ids[follows] = engine.run(prompts, asked)
+            seconds[follows], spent[follows], ids[follows] = engine.run(prompts, asked)
         if grammar is ANYTHING:
             assert ids[False] == ids[True], "the grammar changed the tokens"
         if number:  # the first pair warms both up
             ratios.append(sum(seconds[False]) / len(seconds[False]) / (sum(seconds[True]) / len(seconds[True])))
+            costs.append(spent[True] / spent[False])
             for follows in steps:
                 steps[follows] += seconds[follows]
     at = {share: [1e3 * float(np.quantile(steps[follows], share)) for follows in (False, True)] for share in (0.5, 0.99)}
     longer = ", ".join(f"p{share * 100:g} {free:.2f} -> {bound:.2f} ms ({bound - free:+.2f})" for share, (free, bound) in at.items())
-    return f"{median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}]; steps {longer}"
+    return f"{median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}], CPU time x {median(costs):.3f}; steps {longer}"
 
 
 def masks(options: argparse.Namespace) -> None:

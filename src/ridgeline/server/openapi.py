@@ -27,6 +27,7 @@ from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, AnthropicErrorBody, Dialect, ErrorBody, anthropic_type
 from ridgeline.server.fields import UNSUPPORTED
 from ridgeline.server.notes import FOLDED_ROLES, IGNORED_FIELDS
+from ridgeline.server.reasoning import BUDGETS
 from ridgeline.server.responses_shapes import ResponsesRequest
 from ridgeline.server.routes import DOCUMENTED, Row
 from ridgeline.server.service import Service
@@ -191,7 +192,7 @@ _LENGTH: Final[Schema] = {"integer": {"minimum": -1, "maximum": admit.BOUNDS["ma
 _IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _ID}
 _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     **{name: _range(bound) for name, bound in admit.BOUNDS.items()},
-    **dict.fromkeys(LENGTHS, _LENGTH),
+    **dict.fromkeys((*LENGTHS, *BUDGETS), _LENGTH),
     "max_output_tokens": {"integer": {"minimum": 1, "maximum": admit.BOUNDS["max_tokens"].high}},
     "top_logprobs": _range(admit.BOUNDS["logprobs"]),
     "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},

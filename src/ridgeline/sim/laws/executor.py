@@ -16,7 +16,7 @@ from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
 from ridgeline.sim.laws.model import FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
-from ridgeline.sim.laws.script import GrammarCompiler, ScriptedModel, followed
+from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedModel, followed
 
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
 """A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
@@ -197,7 +197,8 @@ class SimExecutor:
         sampled: list[tuple[int, ...]] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = []
         scores: list[tuple[TokenLogprobs, ...]] = []
-        for resident, first, tokens, samples, scored in spans:
+        finite, failures = bytearray(resident.finite for resident, *_ in spans), tuple[tuple[int, str], ...]()
+        for index, (resident, first, tokens, samples, scored) in enumerate(spans):
             self._read(resident, first)
             resident.in_flight.popleft()
             if scored:
@@ -210,15 +211,18 @@ class SimExecutor:
             logprobs.append(self._logprobs(resident, begin, ids))
             if samples > 1:
                 resident.cut(begin + len(ids), self._block_tokens)
+            if resident.lost:
+                finite[index], failures = 0, (*failures, (index, resident.lost))
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
-            finite=bytearray(resident.finite for resident, *_ in spans),
+            finite=finite,
             logprobs=tuple(logprobs) if any(logprobs) else None,
             timings=Timings(run=self._latency.seconds(plan)),
             scores=tuple(scores) or None,
+            failures=failures,
         )
 
     def _write(self, resident: ResidentRow, first: int) -> None:
@@ -260,7 +264,12 @@ class SimExecutor:
                 break
             token = self._model.sample(resident.chain[position], resident.params, position + 1, resident.past)
             if resident.grammar is not None:
-                token = followed(resident.grammar, token, resident.chain[position])
+                try:
+                    token = followed(resident.grammar, token, resident.chain[position])
+                except LostGrammar as error:
+                    resident.lost = str(error)
+                    resident.ids.append(0)  # as above
+                    break
             resident.ids.append(token)
             found.append(token)
             if position - begin < len(drafts) and token != drafts[position - begin]:

@@ -23,6 +23,7 @@ class ResidentRow:
         "ids",
         "in_flight",
         "last_start",
+        "lost",
         "nan_at",
         "origin",
         "params",
@@ -41,6 +42,8 @@ class ResidentRow:
         self.past = self.ids if model.reads_ids or depends_on_history(new.params.sampling) else None
         """All ids, where the model or the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
         self.grammar: RowGrammar | None = None
+        self.lost = ""
+        """Why its grammar cannot go on."""
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params)
         self.nan_at = model.nan_position(new.params)

@@ -15,6 +15,10 @@ from ridgeline.sim.laws.model import FakeModel, depends_on_history
 END: Final = 257
 
 
+class LostGrammar(Exception):
+    """A row's grammar cannot go on."""
+
+
 class RowGrammar(Protocol):
     """A row's place in the grammar that its output follows."""
 
@@ -89,8 +93,14 @@ def _behind_forced(said: bytes, outputs: bytes, mark: bytes) -> int:
 
 
 def followed(grammar: RowGrammar, token: int, stamp: int) -> int:
-    """The id itself where the row's grammar takes it, else one that it takes: an end, if there is one. The row goes on behind it."""
-    allowed = grammar.allowed()
+    """The id itself where the row's grammar takes it, else one that it takes: an end, if there is one. The row goes on behind it.
+
+    Raises LostGrammar where nothing may come next.
+    """
+    try:
+        allowed = grammar.allowed()
+    except Exception as error:  # of the library that the compiler brings
+        raise LostGrammar(f"the output cannot follow its grammar any further: {error}") from None
     if token not in allowed:
         token = END if END in allowed else allowed[stamp % len(allowed)]
     grammar.advance((token,))
