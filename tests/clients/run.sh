@@ -11,7 +11,8 @@ servers=
 trap 'kill $servers 2>/dev/null; rm -rf "$work"' EXIT
 if [ ! -x "$venv/bin/python" ]; then
     python3 -m venv "$venv"
-    "$venv/bin/pip" install -q -r "$here/requirements.txt"
+    "$venv/bin/pip" install -q uv  # it finds versions that agree within seconds; pip tries for many minutes
+    "$venv/bin/uv" pip install -q --python "$venv/bin/python" -r "$here/requirements.txt"
 fi
 if [ -n "$(command -v npm)" ] && [ ! -d "$here/node_modules" ]; then
     npm install --silent --no-save --no-package-lock --prefix "$here"

@@ -11,6 +11,7 @@ from operator import attrgetter
 from ridgeline.core.admission import rejection_reason
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
+from ridgeline.core.fairness import FairShares
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
@@ -44,6 +45,7 @@ class Lifecycle:
         self.freed_rows: list[int] = []
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
+        self._shares = FairShares(limits.rows, cache.shape.blocks * cache.shape.block_tokens // len(cache.shape.groups))
         self._emit = emit
 
     def admit(self, request: Admitted, now: float) -> None:
@@ -59,6 +61,7 @@ class Lifecycle:
         for choice in range(request.choices):
             sequence = Sequence(request, choice, self._numbers, len(self.cache.shape.groups))
             self._numbers += 1
+            sequence.tag, sequence.charge = self._shares.tag(request, choice)
             sequence.rank = self.policy.rank(sequence)
             self.open[request.request_id][choice] = sequence
             insort(self.waiting, sequence, key=by_rank)
@@ -122,6 +125,7 @@ class Lifecycle:
         if sequence.request.request_id in self.unstarted:
             self.unstarted.remove(sequence.request.request_id)
             self._starts.append(now)
+        self._shares.on_start(sequence)
         sequence.row = self.rows.pop()
         sequence.state = State.RUNNING
         sequence.overtaken = 0
@@ -199,4 +203,7 @@ class Lifecycle:
             del self.open[request.request_id]
             self.unstarted.discard(request.request_id)
         usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
+        self._shares.settle(sequence, usage)
+        if not self.open:
+            self._shares.on_idle()
         self._emit(Closed(request.request_id, sequence.choice, reason, usage, now, sequence.message))

@@ -201,7 +201,7 @@ class Admitted:
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
     two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
     domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
-    tenant, weight  who shares the engine with others, and its share against them
+    tenant, weight  who shares the engine with others, and its share against them (1 to 1,000)
     priority      smaller runs first, under the priority policy
     arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     """

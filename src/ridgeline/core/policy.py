@@ -9,13 +9,13 @@ Rank = tuple[int, ...]
 
 
 def fcfs(sequence: Sequence) -> Rank:
-    """First come, first served."""
-    return (sequence.number,)
+    """First come, first served, tenants by their fair shares."""
+    return (sequence.tag, sequence.number)
 
 
 def priority(sequence: Sequence) -> Rank:
-    """Smaller `priority` first, then first come, first served."""
-    return (sequence.request.priority, sequence.number)
+    """Smaller `priority` first, then as `fcfs`."""
+    return (sequence.request.priority, sequence.tag, sequence.number)
 
 
 def always(running: int) -> bool:
@@ -33,25 +33,27 @@ class Policy:
     """One scheduling policy.
 
     rank         orders sequences, smaller first; constant per sequence
+    classes      numbers at the beginning of a rank that make its class
     joins        (number of running sequences) → True if waiting ones may start in the step
     max_running  limit of running sequences, if it is below the rows
     """
 
     name: str
     rank: Callable[[Sequence], Rank]
+    classes: int = 0
     joins: Callable[[int], bool] = always
     max_running: int | None = None
 
     def same_class(self, one: Sequence, other: Sequence) -> bool:
         """True if neither sequence may preempt the other in order to start."""
-        return self.rank(one)[:-1] == self.rank(other)[:-1]
+        return one.rank[: self.classes] == other.rank[: self.classes]
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
         Policy("fcfs", fcfs),
-        Policy("priority", priority),
+        Policy("priority", priority, classes=1),
         Policy("static", fcfs, joins=when_empty),
         Policy("one", fcfs, joins=when_empty, max_running=1),
     )

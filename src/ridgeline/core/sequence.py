@@ -31,6 +31,7 @@ class Sequence:
     new_blocks (group, first block, block ids) appended to tables since the row was last planned
     limit      the most ids that it may ever know
     rank       its place in the policy's order, smaller runs first
+    tag        its place among those of all tenants (`core.fairness`); `charge` is what the tenant was charged with for it
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
     published  leading blocks published in the prefix cache, or found there; the next one is full at position `publish_at`
     in_flight  steps in flight with a row of it; `last_step` is the newest of them
@@ -45,6 +46,7 @@ class Sequence:
         "blocked_at",
         "cached_tokens",
         "capacity",
+        "charge",
         "choice",
         "computed",
         "draft_state",
@@ -73,6 +75,7 @@ class Sequence:
         "state",
         "stop_ids",
         "tables",
+        "tag",
         "target",
         "to_score",
         "waiting_for",
@@ -87,6 +90,8 @@ class Sequence:
         self.limit = self.prompt_tokens + request.max_tokens
         self.stop_ids = request.stop_ids
         self.rank: tuple[int, ...] = ()
+        self.tag = 0
+        self.charge = 0
         self.computed = 0
         self.scheduled = 0
         self.drafted = 0

@@ -47,6 +47,26 @@ BUGS = (
         [("admit", "sequence.rank = self.policy.rank(sequence)", "sequence.rank = (-sequence.number,)")],
     ),
     (
+        "a tenant that was idle has saved up its share",
+        "Goyal, Vin, Cheng 1997: without virtual time a tag lies in the past",
+        [("tag", "max(self._now, account.charged, account.last)", "max(account.charged, account.last)")],
+    ),
+    (
+        "a weight counts for nothing",
+        "section 1.14: shares by weight",
+        [("tag", "// request.weight", "")],
+    ),
+    (
+        "what a sequence has really cost is forgotten",
+        "VTC (Sheng et al. 2024) charges tokens as they are served",
+        [("settle", "account.charged += true // request.weight - sequence.charge", "pass")],
+    ),
+    (
+        "virtual time stands still",
+        "Goyal, Vin, Cheng 1997",
+        [("on_start", "self._now = max(self._now, sequence.tag)", "pass")],
+    ),
+    (
         "a request that needs many blocks is overtaken by small ones",
         "T23: vLLM#2901",
         [("_start", "self._blocked_start = sequence, self.cache.pool.available\n        builder.starts_closed = True", "pass")],

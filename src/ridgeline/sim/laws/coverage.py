@@ -58,6 +58,7 @@ SITUATIONS = (
     "NaN in a chunk that does not sample",
     "NaN beside healthy rows",
     "NaN of a choice that had ended",
+    "starts before older ones of other tenants",
     "rejected as unservable",
     "rejected as the queue is full",
     "no block free",
@@ -212,6 +213,9 @@ class Coverage:
         self._running.add(key)
         self._preempted.discard(key)
         self._count("resumed", event.resumed)
+        waiting = self._scheduler.lifecycle.waiting if self._world.policy != "priority" else ()
+        older = any(each.number < event.sequence and not each.waiting_for for each in waiting)
+        self._count("starts before older ones of other tenants", older)
 
     def _on_scheduled(self, event: events.Scheduled) -> None:
         self._count("no block free", event.free_blocks == 0 and event.cached_blocks == 0)

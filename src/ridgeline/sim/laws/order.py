@@ -11,22 +11,70 @@ from typing import Any
 from ridgeline.core import events
 from ridgeline.core.commands import Admit, Command
 from ridgeline.core.events import Event, Finish
+from ridgeline.core.fairness import DECODE_TOKENS, FIRST_GUESS, MEAN_OVER, UNIT
+from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.workload import World
 
 Key = tuple[str, int]
-Rank = tuple[int, int]
+Rank = tuple[int, int, int]
+
+
+class TagReckoner:
+    """Start tags of fair queueing, reckoned from commands and events alone: tenant → what it is charged with, its latest tag, and the mean
+    of its outputs."""
+
+    def __init__(self, world: World) -> None:
+        kv = world.info.kv
+        self._row_share = max(1, kv.blocks * kv.block_tokens // len(kv.groups) // world.limits.rows)
+        self._charged: Counter[str] = Counter()
+        self._latest: Counter[str] = Counter()
+        self._mean: dict[str, int] = {}
+        self._charge: dict[Key, int] = {}
+        self._started: set[Key] = set()
+        self.tag: dict[Key, int] = {}
+        self._time = 0
+
+    def _cost(self, computed: int, prompt: int, outputs: int) -> int:
+        kv = outputs * (2 * prompt + outputs) * UNIT // (2 * self._row_share)
+        return computed * UNIT + DECODE_TOKENS * (outputs * UNIT + kv)
+
+    def on_admitted(self, key: Key, request: Admitted) -> int:
+        """Returns the tag of a choice."""
+        tenant, prompt = request.tenant, len(request.prompt)
+        tag = max(self._time, self._charged[tenant], self._latest[tenant])
+        guess = min(request.max_tokens, self._mean.setdefault(tenant, FIRST_GUESS * UNIT) // UNIT)
+        self._charge[key] = self._cost(0 if key[1] else prompt, prompt, guess) // request.weight
+        self._charged[tenant] = max(self._time, self._charged[tenant]) + self._charge[key]
+        self._latest[tenant] = self.tag[key] = tag
+        return tag
+
+    def on_started(self, key: Key) -> None:
+        """Advances virtual time."""
+        self._started.add(key)
+        self._time = max(self._time, self.tag[key])
+
+    def on_closed(self, key: Key, request: Admitted, usage: events.Usage) -> None:
+        """Charges the true cost."""
+        tenant, true = request.tenant, 0
+        if key in self._started:
+            true = self._cost(usage.prompt_tokens - usage.cached_tokens, usage.prompt_tokens, usage.completion_tokens)
+            self._mean[tenant] += (usage.completion_tokens * UNIT - self._mean[tenant]) // MEAN_OVER
+        self._charged[tenant] += true // request.weight - self._charge.pop(key)
+        if not self._charge:
+            self._time = max(self._time, *self._charged.values())
 
 
 class OrderChecker:
-    """Ready sequences start in order of rank (class, arrival). The youngest of the lowest class is preempted first, the oldest never."""
+    """Ready sequences start in order of rank (class, start tag, arrival). The last in order is preempted first, the first never."""
 
     def __init__(self, world: World) -> None:
         self._max_preemptions = world.limits.max_preemptions
         self._has_classes = world.policy == "priority"
-        self._priority: dict[str, int] = {}
+        self._tags = TagReckoner(world)
+        self._requests: dict[str, Admitted] = {}
         self._rank: dict[Key, Rank] = {}
         self._waiting: list[tuple[Rank, Key]] = []
         self._running: list[tuple[Rank, Key]] = []
@@ -39,14 +87,14 @@ class OrderChecker:
             events.Ready: self._on_ready,
             events.Preempted: self._on_preempted,
             events.EndedProvisionally: self._on_ended,
-            events.Closed: self._on_ended,
+            events.Closed: self._on_closed,
         }
 
     def on_turn(self, commands: Sequence[Command], turn_events: Sequence[Event]) -> None:
         """Checks one turn of the engine. Raises LawViolation."""
         for command in commands:
             if isinstance(command, Admit):
-                self._priority[command.request.request_id] = command.request.priority if self._has_classes else 0
+                self._requests.setdefault(command.request.request_id, command.request)
         for event in turn_events:
             handler = self._handlers.get(type(event))
             if handler is not None:
@@ -55,7 +103,8 @@ class OrderChecker:
     def _on_admitted(self, event: events.Admitted) -> None:
         for choice in range(event.choices):
             key = (event.request_id, choice)
-            rank = (self._priority[event.request_id], len(self._rank))
+            request = self._requests[event.request_id]
+            rank = (request.priority if self._has_classes else 0, self._tags.on_admitted(key, request), len(self._rank))
             self._rank[key] = rank
             self._reasons[key] = set()
             insort(self._waiting, (rank, key))
@@ -65,6 +114,7 @@ class OrderChecker:
         first = next((other for _, other in self._waiting if other == key or not self._reasons[other]), None)
         if first != key:
             raise LawViolation(6, f"{key} starts before {first}, which is older and ready")
+        self._tags.on_started(key)
         self._waiting.remove((self._rank[key], key))
         insort(self._running, (self._rank[key], key))
 
@@ -90,6 +140,10 @@ class OrderChecker:
         self._reasons[key].clear()
         self._running.remove((rank, key))
         insort(self._waiting, (rank, key))
+
+    def _on_closed(self, event: events.Closed) -> None:
+        self._on_ended(event)
+        self._tags.on_closed((event.request_id, event.choice), self._requests[event.request_id], event.usage)
 
     def _on_ended(self, event: events.EndedProvisionally | events.Closed) -> None:
         key = (event.request_id, event.choice)

@@ -65,6 +65,7 @@ class World:
 def make_world(seed: int) -> World:
     """The world of this seed."""
     rng, pace_rng, host_rng, draft_rng = Random(seed), Random(seed + 3), Random(seed + 4), Random(seed + 5)
+    tenant_rng = Random(seed + 6)
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     max_model_len = rng.choice((16, 24, 32, 48, 64, 96))
@@ -105,7 +106,7 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_inbound(rng, Random(seed + 2), info, model, max_parallel),
+        inbound=_with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel)),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
@@ -134,6 +135,18 @@ def _inbound(
             inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
     inbound.sort(key=lambda item: item[0])
     return tuple(inbound)
+
+
+def _with_tenants(rng: Random, inbound: tuple[tuple[float, Command], ...]) -> tuple[tuple[float, Command], ...]:
+    """The same requests, of tenants of which one asks for more than the others."""
+    weights = [rng.choice((1, 1, 2, 7)) for _ in range(rng.choice((1, 2, 3)))]
+    found: list[tuple[float, Command]] = []
+    for time, command in inbound:
+        if isinstance(command, Admit):
+            tenant = max(0, rng.randrange(2 * len(weights)) - len(weights))
+            command = Admit(replace(command.request, tenant=f"t{tenant}", weight=weights[tenant]))
+        found.append((time, command))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
