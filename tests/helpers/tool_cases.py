@@ -21,7 +21,7 @@ EXPECTED = {
     "poolside-Laguna-S-2.1": "glm", "poolside-Laguna-XS-2.1": "glm", "poolside-Laguna-XS.2": "glm", "unsloth-Apriel-1.5": "apriel",
     "unsloth-mistral-Devstral-Small-2507": "mistral", "upstage-Solar-Open-100B": "solar",
     "ibm-granite-granite-3.3-2B-Instruct": "granite-3", "Kimi-K2-Instruct": "kimi", "Kimi-K2-Thinking": "kimi",
-    "LFM2.5-Instruct": "lfm2", "llama-cpp-deepseek-r1": "deepseek", "openai-gpt-oss-120b": "harmony",
+    "LFM2.5-Instruct": "lfm2", "llama-cpp-deepseek-r1": "deepseek", "openai-gpt-oss-120b": "harmony", "Kimi-K3": "kimi-k3",
 }  # fmt: skip
 """Template → family. The last five refuse or leave out calls of an assistant, so that only their marks tell."""
 TELLS_NOTHING = frozenset({

@@ -11,7 +11,7 @@ from typing import Final
 from ridgeline.text.tools.channels import CONTROL
 from ridgeline.text.tools.forms import Addressed, Form, Head, Literal, Objects, Tagged
 from ridgeline.text.tools.scan import Marks
-from ridgeline.text.tools.written import Written, invocations, objects
+from ridgeline.text.tools.written import Written, invocations, marks_in, objects
 
 _NAME: Final = r"(?P<name>[\w.:/-]{1,128})"
 
@@ -56,7 +56,7 @@ class Reasoning:
     @property
     def all_marks(self) -> tuple[str, ...]:
         """What may be a control token around reasoning."""
-        return CONTROL if self.in_channels else (self.begin, self.end)
+        return CONTROL if self.in_channels else (self.begin, self.end, *marks_in((self.begin, self.end)))
 
 
 def _tagged(head: str, key: str, after: str, close: str, over: str | None = None, *, lines: bool = False) -> Tagged:
@@ -115,6 +115,14 @@ FAMILIES: Final = (
         ("<|tool_call_begin|>functions.‹name›:‹number›<|tool_call_argument_begin|>‹json›<|tool_call_end|>",),
         "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
     )),
+    Family("kimi-k3", "<|open|>tools<|sep|>", _tagged(
+        rf'\s*<\|open\|>call tool="{_NAME}" index="\d{{1,4}}"<\|sep\|>',
+        r'\s*<\|open\|>argument key="(?P<key>[^"<>]{1,128})" type="\w{1,16}"<\|sep\|>', "<|close|>argument<|sep|>",
+        r"\s*<\|close\|>call<\|sep\|>", r"\s*<\|close\|>tools<\|sep\|>",
+    ), ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"), (), Written(
+        ('<|open|>call tool="‹name›" index="‹number›"<|sep|>‹tags›<|close|>call<|sep|>',), "<|open|>tools<|sep|>", "",
+        "<|close|>tools<|sep|>", '<|open|>argument key="‹key›" type="‹type›"<|sep|>‹value›<|close|>argument<|sep|>',
+    )),
     Family("gemma", "<|tool_call>", Literal("<tool_call|>", '<|"|>'), ("<|tool_response>",), ('<|"|>',), Written(
         ("<|tool_call>call:‹name›{‹members›}<tool_call|>",), between="", literal="bare"
     )),
@@ -158,6 +166,7 @@ REASONING: Final = (
     Reasoning("<mm:think>", "</mm:think>"),
     Reasoning("<seed:think>", "</seed:think>"),
     Reasoning("[THINK]", "[/THINK]"),
+    Reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     Reasoning("<|channel>thought\n", "<channel|>"),
     Reasoning("<|channel|>analysis<|message|>", "<|end|>", in_channels=True),
 )

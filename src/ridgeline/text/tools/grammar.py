@@ -67,7 +67,8 @@ class _Answer:
         first = written.open or written.calls[0]
         self._begin = family.begin if family.begin and first.startswith(family.begin) else PLACE.split(first)[0]
         """What begins calls, and is not text."""
-        self._free = free_text(lark, form.free)
+        others = [lark.text(mark) for mark in family.drop if mark not in written.marks and lark.has(mark)]
+        self._free = f"({' | '.join([free_text(lark, form.free).removesuffix("*"), *others])})*" if others else free_text(lark, form.free)
 
     def thought(self, rest: str) -> str:
         """The rest of an answer behind its reasoning. Reasoning ends before calls that must come; else an answer may be reasoning alone."""

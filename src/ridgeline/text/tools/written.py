@@ -8,12 +8,18 @@ Places are in ‹›:
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 PLACE: Final = re.compile("‹([a-z ]+)›")
 
 _MARK: Final = re.compile(r"<[^<>‹›\s=]+>|\[/?[A-Z_]+\]|｜[^｜‹›\s]+｜")
+
+
+def marks_in(texts: Iterable[str]) -> tuple[str, ...]:
+    """What looks like the name of a control token."""
+    return tuple(dict.fromkeys(mark for text in texts for mark in _MARK.findall(text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Written:
     def marks(self) -> tuple[str, ...]:
         """What may be a control token, by its look."""
         texts = (self.open, *self.calls, self.between, self.close, self.parameter)
-        return tuple(dict.fromkeys(mark for text in texts for mark in _MARK.findall(text)))
+        return marks_in(texts)
 
 
 def objects(open_: str, close: str, *, arguments: str = "arguments", before: str = "", behind: str = "") -> Written:
