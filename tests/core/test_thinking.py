@@ -93,3 +93,19 @@ def test_a_mark_that_has_begun_is_finished() -> None:
         assert run(close(tokenizer, 3 + inside, b"hm"), [*b"abc", *mark[:inside], *b"z"]) == ([*b"abc", *mark, *b"z"], 3)
     assert run(close(tokenizer, 3), [*b"abc", *mark[:4]])[0] == [*b"abc", *mark, *mark[:4]]
     assert run(close(tokenizer, 20), [*b"abc</thinks", *mark, 97]) == ([*b"abc</thinks", *mark, 97], 11)
+
+
+def test_reasoning_in_channels_may_come_again() -> None:
+    """All of it together has one budget, behind which every further part ends at once."""
+    texts = next(each for each in REASONING if each.in_channels)
+    tokenizer = Pieces([b"<|start|>", b"<|channel|>", b"<|message|>", b"<|end|>", b"assistant", b"analysis", b"final"])
+    start, channel, message, end, assistant, analysis, final = range(256, 263)
+    head, again = [channel, analysis, message], [start, assistant, channel, analysis, message]
+    answer = [start, assistant, channel, final, message, *b"ok"]
+    ids = ReasoningIds.read(texts, tokenizer)
+    said = [*head, *b"abc", end, *again, *b"def", end, *answer]
+    assert run(ids.thinking(False, None), said) == (said, 6)
+    assert run(ids.thinking(False, 4), [*head, *b"abc", end, *again, 100, *answer])[0] == [*head, *b"abc", end, *again, 100, end, *answer]
+    once_more = [*head, *b"ab", *again, *again, *answer]
+    assert run(ids.thinking(False, 2), once_more) == ([*head, *b"ab", end, *again, end, *again, end, *answer], 2)
+    assert run(ids.thinking(False, 0), answer) == (answer, 0)

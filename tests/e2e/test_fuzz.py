@@ -4,12 +4,14 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hostile import held, resident_mb, send_all
 
+from gold import TEMPLATES
 from ridgeline.server.errors import CATALOGUE
 
 FAKE = 'fake:{"blocks": 300, "max_model_len": 192, "windows": [0, 32], "vocab": 258, "script": [["@@", "x"]]}'
@@ -33,9 +35,8 @@ def check_error(status: int, body: bytes) -> None:
     assert CATALOGUE[error["code"]] == (status, error["type"])
 
 
-def run_fuzz(serving: Callable[..., Any], template: Any, seed: int, warm_up: int, total: int) -> None:
-    template.write_text(TEMPLATE)
-    with serving(FAKE, "--chat-template", str(template)) as server, httpx.Client(base_url=server.url, timeout=10) as client:
+def run_fuzz(serving: Callable[..., Any], template: Path, seed: int, warm_up: int, total: int, model: str = FAKE) -> None:
+    with serving(model, "--chat-template", str(template)) as server, httpx.Client(base_url=server.url, timeout=10) as client:
         truth = canary(client, 0)
         first = send_all(server.url, seed, range(warm_up))
         assert canary(client, 1) == truth
@@ -79,11 +80,25 @@ def test_a_client_that_sends_too_much_gets_the_answer(serving: Callable[..., Any
             check_error(413, answer.content)
 
 
-def test_two_thousand_malformed_requests(serving: Callable[..., Any], tmp_path: Any) -> None:
-    run_fuzz(serving, tmp_path / "chat.jinja", 1, 400, 2_000)
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    return file
+
+
+def test_two_thousand_malformed_requests(serving: Callable[..., Any], template: Path) -> None:
+    run_fuzz(serving, template, 1, 400, 2_000)
 
 
 @pytest.mark.night
 @pytest.mark.timeout(1800)
-def test_a_hundred_thousand_malformed_requests(serving: Callable[..., Any], tmp_path: Any) -> None:
-    run_fuzz(serving, tmp_path / "chat.jinja", 2, 10_000, 100_000)
+def test_a_hundred_thousand_malformed_requests(serving: Callable[..., Any], template: Path) -> None:
+    run_fuzz(serving, template, 2, 10_000, 100_000)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "deepseek-ai-DeepSeek-V3.1"])
+def test_malformed_requests_to_models_that_call_tools_and_reason(serving: Callable[..., Any], name: str) -> None:
+    run_fuzz(serving, TEMPLATES / f"{name}.jinja", 3, 2_000, 12_000, FAKE.replace("192", "512"))

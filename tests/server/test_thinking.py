@@ -142,6 +142,20 @@ def test_json_comes_behind_the_reasoning(site: Any, question: str, body: Any, th
         assert 0 <= json.loads(message["content"])["legs"] <= 99
 
 
+def test_a_budget_in_a_completion(site: Any) -> None:
+    """Of a prompt that has begun the reasoning, and of one that has not; each of several by itself."""
+    choices = site.complete(prompt=["go</><assistant>", "<think>"], max_tokens=200, thinking_token_budget=4).json()["choices"]
+    expected = f"Four Enough.</think>\n\n{ANSWER}"
+    assert [each["text"] for each in choices] == [f"<think>{expected}", expected]
+    assert site.complete(prompt="<think>", max_tokens=200).json()["choices"][0]["text"] == f"{THOUGHT}</think>\n\n{ANSWER}"
+
+
+def test_a_model_that_cannot_be_told_has_its_reasoning_ended(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.server.reasoning.SWITCHES", ())
+    for body in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"think": False, "thinking_token_budget": 9}):
+        assert said(site, **body, **BEGUN)[:2] == (" Enough.", ANSWER)
+
+
 def test_the_reasoning_of_earlier_turns_reaches_the_template(site: Any) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "why"}, {"role": "user", "content": "c"}]
     prompt = site.request("POST", "/tokenize", json={"messages": turns}).json()["tokens"]

@@ -98,6 +98,11 @@ def test_behind_a_burst_a_polite_client_is_refused_once_more_at_most(seed: int) 
     assert all(seconds >= 4 for at, seconds, _ in told if at > 2), "nobody is told less than the queue takes: 64 at 16 per second"
 
 
+def test_the_pace_is_that_of_a_full_engine() -> None:
+    _, told, _ = overload([(0.1, 60), (3, 20)], exponential, 2, 1)
+    assert told and 8 < median([pace for _, _, pace in told]) < 24 and min(pace for _, _, pace in told) > 6, "not the 1.6 per second before"
+
+
 @pytest.mark.parametrize("load", [1.3, 2.0])
 def test_under_lasting_overload_the_pace_is_right(load: float) -> None:
     """In the seconds that a client is told, the engine ends as many as the pace says; also where answers become three times as long."""

@@ -216,7 +216,7 @@ class RowState:
             if grammar is None and not any(token is not None for token in forced):
                 continue
             found.of_rows[number] = mask = bits[first:end]
-            mask[1:] = 0
+            mask[:] = 0  # the library writes no further than its vocabulary
             found.addresses[first:end] = bits.ctypes.data + bits.strides[0] * np.arange(first, end)
             try:
                 if grammar is None:

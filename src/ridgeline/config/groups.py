@@ -213,7 +213,7 @@ class ServerConfig:
         None, "Name that clients use for the model [its file's or the hub's].", "clients name the model", "404 model_not_found: another",
     )  # fmt: skip
     max_waiting: int = _set(
-        256, "Requests that may wait; more get status 429.", "a request that would wait too long hears it at once",
+        256, "Choices of requests that may wait; more get status 429.", "a request that would wait too long hears it at once",
         "429 while vllm:num_requests_waiting falls quickly: too few; vllm:request_queue_time_seconds too high: too many",
         bounds=(0, 1 << 20), name="max_num_queued_reqs",
     )  # fmt: skip

@@ -20,10 +20,12 @@ class ReasoningMarks:
 
     end    bytes of the mark that ends reasoning; no byte of it but the first equals its first
     moves  (state, id, next state). An id without a move leads as in state 0 within the reasoning, else to 0; before it, to `NOTHING`
+    again  reasoning may come anywhere and more than once: an id without a move leads to `end` before it, and `end` is before it too
     """
 
     end: int
     moves: tuple[tuple[int, int, int], ...]
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,8 @@ class ThinkingState:
             self._force_next()
         elif 0 <= self._state < end:
             self._think(token, end)
-        elif self._state > end:
-            self._state = self._moves.get((self._state, token), NOTHING)
-            self._check_budget()
+        elif self._state > end or (self._thinking.marks.again and self._state == end):
+            self._begin(token, end)
 
     def walk(self, drafts: Sequence[int]) -> list[int | None]:
         """`forced` of the next position, and of each behind one more draft."""
@@ -99,6 +100,14 @@ class ThinkingState:
             ahead.push(token)
             found.append(ahead.forced)
         return found
+
+    def _begin(self, token: int, end: int) -> None:
+        again = self._thinking.marks.again
+        following = self._moves.get((max(self._state, end + 1), token))
+        if following is None:
+            following = self._moves.get((end + 1, token), end) if again else NOTHING
+        self._state, self._in_mark, self._last = following, 0, ()
+        self._check_budget()
 
     def _think(self, token: int, end: int) -> None:
         goes_on = self._moves.get((self._state, token)) if self._state else None

@@ -7,6 +7,7 @@ import select
 import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from weakref import finalize
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.compute.backend import RowState
 from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
@@ -186,6 +188,21 @@ def test_a_grammar_of_no_text_says_so(compiler: GrammarCompiler) -> None:
     assert ready(compiler, asked) is None
     with pytest.raises(GrammarError, match="no text goes on"):
         compiler.start(asked, ()).masks((), np.zeros((1, compiler.words), np.uint32))
+
+
+def test_ids_behind_the_vocabulary_stay_forbidden(compiler: GrammarCompiler) -> None:
+    """Whatever masks of earlier steps have left where the library does not write."""
+    asked = grammar('start: "abc" | "b"')
+    assert ready(compiler, asked) is None
+    state = RowState(2, VOCAB)
+    state.grammars[0], state._bits = compiler.start(asked, ()), np.full((3, compiler.words), -1 & 0xFFFFFFFF, np.uint32)
+    work = SimpleNamespace(
+        rows=SimpleNamespace(sampling_ids=np.array([0, 1], np.int32)), inputs=SimpleNamespace(select=np.arange(3)), drafts=[[ord("z")], []]
+    )
+    masks = state.masks(work)  # type: ignore[arg-type]
+    assert masks.of_rows[0] is not None and masks.of_rows[1] is None
+    assert max(allowed(masks.of_rows[0][0])) < len(WORDS) and not allowed(masks.of_rows[0][1])
+    assert (masks.addresses > 0).tolist() == [True, True, False]
 
 
 def samplers() -> list[sampler.Sampled]:

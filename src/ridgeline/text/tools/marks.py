@@ -49,7 +49,7 @@ class _Machine:
     """States as in `ReasoningMarks`, over bytes."""
 
     def __init__(self, texts: Reasoning) -> None:
-        self._begin, self._end = texts.begin.encode(), texts.end.encode()
+        self._begin, self._end, self._again = texts.begin.encode(), texts.end.encode(), texts.in_channels
 
     def marks(self, tokenizer: Tokenizer) -> ReasoningMarks:
         end = len(self._end)
@@ -68,7 +68,7 @@ class _Machine:
                 following = self._start(state, piece)
                 if following != NOTHING:
                     moves.append((end + 1 + state, token, following))
-        return ReasoningMarks(end, tuple(moves))
+        return ReasoningMarks(end, tuple(moves), self._again)
 
     def _think(self, state: int, piece: bytes) -> int:
         """The state behind more bytes within the reasoning."""
