@@ -135,3 +135,25 @@ def check(site: Any, name: str, question: str, calls: list[dict[str, Any]], said
     body["messages"] += [{"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}, *results]
     end = site.request("POST", "/v1/chat/completions", json=body).json()["choices"][0]
     assert end["message"]["content"] == f"Answered: {question}" and end["finish_reason"] == "stop"
+
+
+def test_a_call_that_begins_is_held_to_its_schema(new_site: Any) -> None:
+    """The script writes a call of no tool, and one with arguments that the schema does not have: the grammar of `auto` mends both."""
+    city = {"type": "object", "properties": {"city": {"enum": ["Bern", "Zürich"]}}, "required": ["city"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": city, "strict": True}}]
+    script = [
+        ["one?", 'I <b>see</b>. <tool_call>\n{"name": "weather", "arguments": {"city": "Basel"}}\n</tool_call>'],
+        ["two?", '<tool_call>\n{"name": "clock", "arguments": {"town": 3}}\n</tool_call>\n' * 2], ["free?", "No <tool_cal> {}, <tool_"],
+    ]  # fmt: skip
+    site = new_site(EngineConfig(f"fake:{json.dumps({'script': script, 'vocab': 258, 'max_model_len': 8192})}"), ServerConfig())
+    with corpus() as real:
+        site.service._model = replace(site.service.model, chat=real.load("Qwen-Qwen2.5-7B-Instruct", site.service.model.tokenizer))
+        for question, parallel in (("one?", True), ("two?", True), ("two?", False), ("free?", True)):
+            body = {"messages": [{"role": "user", "content": question}], "tools": tools, "parallel_tool_calls": parallel, "max_tokens": 900}
+            message = site.request("POST", "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+            calls = message["tool_calls"] or []
+            assert bool(calls) == (question != "free?") and (parallel or len(calls) == 1)
+            for call in calls:
+                assert call["function"]["name"] == "clock" and json.loads(call["function"]["arguments"])["city"] in ("Bern", "Zürich")
+            assert question != "one?" or message["content"].startswith("I <b>see</b>.")
+            assert question != "free?" or message["content"] == "No <tool_cal> {}, <tool_"
