@@ -1,6 +1,7 @@
 """Requests as Claude Code, Codex and OpenCode form them (tests/clients/bodies), through whole loops of tools with scripted answers."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def test_a_loop_of_tools(scripted_server: Any, agent: str) -> None:
     history, calls, thought, cached = body["input" if agent == "codex" else "messages"], [], "", []
     for _ in range(4):
         if agent == "claude_code":
-            body["system"][0]["text"] = body["system"][0]["text"].replace("fa690", f"{len(history):05}")
+            body["system"][0]["text"] = re.sub("cch=.*;", f"cch={len(history):05};", body["system"][0]["text"])
         answer = httpx.post(scripted_server.url + given["path"], json=body, headers=given["headers"], timeout=30)
         assert answer.status_code == 200, answer.text
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]

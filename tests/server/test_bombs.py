@@ -29,7 +29,7 @@ def check(http: httpx.Client, name: str) -> None:
     answer = http.post("/v1/completions", json=body)
     seconds = time.monotonic() - began
     assert seconds < SLOWEST_SECONDS, (name, seconds)
-    assert answer.status_code in (200, 400, 413), (name, answer.text)
+    assert answer.status_code in (200, 400, 413, 429), (name, answer.text)  # 429: the machine had no time for it
     if answer.status_code != 200:
         message = answer.json()["error"]["message"]
         assert len(message) < 600 and "\n" not in message, (name, message)

@@ -197,8 +197,7 @@ class SimExecutor:
         sampled: list[tuple[int, ...]] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = []
         scores: list[tuple[TokenLogprobs, ...]] = []
-        finite, failures = bytearray(resident.finite for resident, *_ in spans), tuple[tuple[int, str], ...]()
-        for index, (resident, first, tokens, samples, scored) in enumerate(spans):
+        for resident, first, tokens, samples, scored in spans:
             self._read(resident, first)
             resident.in_flight.popleft()
             if scored:
@@ -211,18 +210,16 @@ class SimExecutor:
             logprobs.append(self._logprobs(resident, begin, ids))
             if samples > 1:
                 resident.cut(begin + len(ids), self._block_tokens)
-            if resident.lost:
-                finite[index], failures = 0, (*failures, (index, resident.lost))
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
-            finite=finite,
+            finite=bytearray(resident.finite and not resident.lost for resident, *_ in spans),
             logprobs=tuple(logprobs) if any(logprobs) else None,
             timings=Timings(run=self._latency.seconds(plan)),
             scores=tuple(scores) or None,
-            failures=failures,
+            failures=tuple((index, resident.lost) for index, (resident, *_) in enumerate(spans) if resident.lost),
         )
 
     def _write(self, resident: ResidentRow, first: int) -> None:
