@@ -68,7 +68,8 @@ class _Answer:
         self._begin = family.begin if family.begin and first.startswith(family.begin) else PLACE.split(first)[0]
         """What begins calls, and is not text."""
         others = [lark.text(mark) for mark in family.drop if mark not in written.marks and lark.has(mark)]
-        self._free = f"({' | '.join([free_text(lark, form.free).removesuffix("*"), *others])})*" if others else free_text(lark, form.free)
+        pieces = " | ".join([free_text(lark, form.free).removesuffix("*"), *others])
+        self._free = f"({pieces})*"
 
     def thought(self, rest: str) -> str:
         """The rest of an answer behind its reasoning. Reasoning ends before calls that must come; else an answer may be reasoning alone."""

@@ -17,6 +17,8 @@ NOTES: Final = frozenset({
     "$comment",
 })  # fmt: skip
 """Keywords that ask nothing of a text."""
+_TYPES: Final = '("number" | "boolean" | "object" | "array" | "null")'
+"""Names of types of values that are no texts, which parsers do not read."""
 MAX_ARGUMENTS: Final = 64
 """Arguments of a call whose names are free."""
 _MARKUP: Final = frozenset("<>\"\n")
@@ -64,7 +66,8 @@ class _Tag:
         return f"{self._head(key, kind)} {value} {self.lark.text(self._end)} {self._space}"
 
     def _head(self, key: str, kind: str) -> str:
-        places = {"key": key, "kind": self.lark.text("true" if kind == "string" else "false"), "type": self.lark.text(kind)}
+        is_text = kind == "string"
+        places = {"key": key, "kind": quoted("true" if is_text else "false"), "type": quoted(kind) if is_text else _TYPES}
         parts = enumerate(PLACE.split(self._before))
         made = [self.lark.text(part) if at % 2 == 0 else places.get(part) or self.lark.space() for at, part in parts]
         return " ".join(filter(None, made))
