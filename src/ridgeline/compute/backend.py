@@ -224,8 +224,11 @@ class RowState:
                 else:
                     grammar.masks(drafts, mask)
             except GrammarError as error:
-                mask[:] = 0
-                found.failures[number] = f"the output cannot follow its grammar any further: {error}"
+                if grammar is not None and grammar.is_optional:
+                    self.grammars[row], mask[:] = None, ANY
+                else:
+                    mask[:] = 0
+                    found.failures[number] = f"the output cannot follow its grammar any further: {error}"
             for place, token in enumerate(forced):
                 if token is not None:
                     mask[place] = 0

@@ -60,12 +60,16 @@ def with_known_arguments(call: Call) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it; `seconds` are
-    what it took to compile, by which those that wait are ordered."""
+    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it.
+
+    seconds      what it took to compile, by which those that wait are ordered
+    is_optional  an output that cannot follow it any further goes on without it
+    """
 
     digest: bytes
     text: str
     seconds: float = field(default=0.0, compare=False)
+    is_optional: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

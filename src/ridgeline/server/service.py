@@ -312,11 +312,11 @@ class Service:
         try:
             if not self.model.engine.info.has_grammars:
                 raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
-            known = await asyncio.to_thread(self._grammars.known, asked.outputs, asked.field)
-            if known is not None:
-                return known
-            async with self._grammar_turns.turn(client):
-                return await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
+            found = await asyncio.to_thread(self._grammars.known, asked.outputs, asked.field)
+            if found is None:
+                async with self._grammar_turns.turn(client):
+                    found = await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
+            return replace(found, is_optional=asked.is_optional)
         except (RequestError, OverloadedError):
             if asked.is_optional:
                 return None

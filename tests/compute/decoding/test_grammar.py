@@ -6,6 +6,7 @@ import os
 import select
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter, sleep
 from types import SimpleNamespace
 from weakref import finalize
@@ -203,6 +204,20 @@ def test_ids_behind_the_vocabulary_stay_forbidden(compiler: GrammarCompiler) -> 
     assert masks.of_rows[0] is not None and masks.of_rows[1] is None
     assert max(allowed(masks.of_rows[0][0])) < len(WORDS) and not allowed(masks.of_rows[0][1])
     assert (masks.addresses > 0).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_an_optional_grammar_that_cannot_go_on_leaves_its_row_free(compiler: GrammarCompiler, is_optional: bool) -> None:
+    asked = replace(grammar("start: X\nX: /a/ & /b/"), is_optional=is_optional)
+    assert ready(compiler, asked) is None
+    state = RowState(1, VOCAB)
+    state.grammars[0] = compiler.start(asked, ())
+    work = SimpleNamespace(
+        rows=SimpleNamespace(sampling_ids=np.array([0], np.int32)), inputs=SimpleNamespace(select=np.arange(1)), drafts=[[]]
+    )
+    masks = state.masks(work)  # type: ignore[arg-type]
+    assert masks.of_rows[0] is not None and bool(masks.of_rows[0].all()) is is_optional
+    assert bool(masks.failures) is not is_optional and (state.grammars[0] is None) is is_optional
 
 
 def samplers() -> list[sampler.Sampled]:

@@ -66,10 +66,12 @@ class GrammarError(Exception):
 class RowGrammar:
     """A row's place in its grammar. The thread that makes masks moves it: what the row samples waits until then."""
 
-    def __init__(self, matcher: Matcher, ends: Mask, ids: Sequence[int], lost: Callable[[], None]) -> None:
-        """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on."""
+    def __init__(self, matcher: Matcher, ends: Mask, ids: Sequence[int], lost: Callable[[], None], is_optional: bool) -> None:
+        """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on.
+        is_optional: as of `Grammar`."""
         self._matcher, self._ends, self._lost = matcher, ends, lost
         self._ids = list(ids)
+        self.is_optional = is_optional
         self._spare = SPARE_SECONDS
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
@@ -189,7 +191,7 @@ class GrammarCompiler:
     def start(self, grammar: Grammar, ids: Sequence[int]) -> RowGrammar:
         """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
         matcher = self._kept(grammar) or self._make(grammar)
-        return RowGrammar(matcher.copy(), self._ends, ids, partial(self._compiled.pop, grammar.digest, None))
+        return RowGrammar(matcher.copy(), self._ends, ids, partial(self._compiled.pop, grammar.digest, None), grammar.is_optional)
 
     def close(self) -> None:
         """Ends the thread, and waits until it has left the library. Safe to call twice."""
