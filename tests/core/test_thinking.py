@@ -29,10 +29,21 @@ PIECES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("texts", REASONING)
-def test_marks_can_be_read_in_one_pass(texts: Reasoning) -> None:
-    """A mark that contains its first byte twice would need more states."""
-    assert texts.end.count(texts.end[0]) == 1
+@pytest.mark.parametrize("texts", [each for each in REASONING if not each.in_channels])
+def test_ends_are_found_in_texts_made_of_their_parts(texts: Reasoning) -> None:
+    mark, rng = texts.end.encode(), random.Random(3)
+    cuts = [mark[first:last] for first in range(len(mark)) for last in range(first + 1, len(mark) + 1)]
+    tokenizer = Pieces([each for each in rng.choices(cuts, k=60) if len(each) < len(mark)] + [b"x"])
+    thinking = ReasoningIds.read(texts, tokenizer).thinking(True, None)
+    ended = 0
+    for _ in range(3000):
+        whole = rng.choice([mark, mark[: rng.randrange(len(mark))] + mark])
+        cut = rng.randrange(len(whole))
+        outputs = [*rng.choices(range(256, tokenizer.vocab_size), k=rng.randint(0, 4)), *whole[:cut], *whole[cut : rng.choice([cut, 99])]]
+        text = b"".join(map(tokenizer.piece, outputs))
+        assert ThinkingState(thinking, outputs).has_ended == (mark in text), text
+        ended += mark in text
+    assert 500 < ended < 2500
 
 
 @pytest.mark.parametrize("begun", [True, False])

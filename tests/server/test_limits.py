@@ -253,7 +253,7 @@ def of_messages(path: str) -> dict[str, list[Case]]:
     fields: dict[str, list[Case]] = {
         "messages": [
             ("min", literal([turn]), True), ("max", literal([{**turn, "content": ""}] * 400), True), ("empty", "[]", False),
-            ("max+1", literal([turn] * 1025), False), *(("bad element", literal([each]), False) for each in bad),
+            ("max+1", literal([turn] * 4097), False), *(("bad element", literal([each]), False) for each in bad),
             ("wrong type", "1", False), ("wrong type", '"a"', False), *required,
         ],
         "system": [
@@ -316,7 +316,7 @@ def messages() -> list[Case]:
     bad = (1, {}, {"role": "user"}, {"role": 1, "content": "a"}, {"role": "user", "content": 1}, {"role": "user", "content": [1]},
            {"role": "user", "content": None}, {"role": "user", "content": [{"type": "image_url"}]})  # fmt: skip
     return [
-        ("min", literal([message]), True), ("empty", "[]", False), ("max+1", literal([message] * 1025), False),
+        ("min", literal([message]), True), ("empty", "[]", False), ("max+1", literal([message] * 4097), False),
         *(("bad element", literal([each]), False) for each in bad), ("wrong type", "1", False), ("wrong type", '"a"', False),
         ("null", "null", False), *NOWHERE,
     ]  # fmt: skip

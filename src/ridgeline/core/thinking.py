@@ -18,7 +18,7 @@ class ReasoningMarks:
     States 0 … end − 1 are within the reasoning, behind so many bytes of the mark that ends it; `end` is behind that mark; those above are
     before it, behind `state − end − 1` bytes of the mark that begins it.
 
-    end    bytes of the mark that ends reasoning; no byte of it but the first equals its first
+    end    bytes of the mark that ends reasoning
     moves  (state, id, next state). An id without a move leads as in state 0 within the reasoning, else to 0; before it, to `NOTHING`
     again  reasoning may come anywhere and more than once: an id without a move leads to `end` before it, and `end` is before it too
     """

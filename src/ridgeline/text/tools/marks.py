@@ -50,10 +50,12 @@ class _Machine:
 
     def __init__(self, texts: Reasoning) -> None:
         self._begin, self._end, self._again = texts.begin.encode(), texts.end.encode(), texts.in_channels
+        self._border = _borders(self._end)
 
     def marks(self, tokenizer: Tokenizer) -> ReasoningMarks:
         end = len(self._end)
         starts = {*SPACES, *self._begin, *self._end}
+        rests = [[self._end[at:] for at in self._ways(state)] for state in range(1, end)]
         moves: list[tuple[int, int, int]] = []
         for token in range(tokenizer.vocab_size):
             piece = tokenizer.piece(token)
@@ -61,8 +63,8 @@ class _Machine:
                 continue
             if (state := self._think(0, piece)) > 0:
                 moves.append((0, token, state))
-            for state in range(1, end):
-                if self._end.startswith(piece, state) or piece.startswith(self._end[state:]):
+            for state, ways in enumerate(rests, 1):
+                if any(rest.startswith(piece) or piece.startswith(rest) for rest in ways):
                     moves.append((state, token, self._think(state, piece)))
             for state in range(len(self._begin)):
                 following = self._start(state, piece)
@@ -73,10 +75,20 @@ class _Machine:
     def _think(self, state: int, piece: bytes) -> int:
         """The state behind more bytes within the reasoning."""
         for byte in piece:
-            state = state + 1 if byte == self._end[state] else int(byte == self._end[0])
+            while state and byte != self._end[state]:
+                state = self._border[state]
+            state += byte == self._end[state]
             if state == len(self._end):
                 break
         return state
+
+    def _ways(self, state: int) -> list[int]:
+        """The state, and the shorter beginnings of the mark that stand at its end."""
+        found = []
+        while state:
+            found.append(state)
+            state = self._border[state]
+        return found
 
     def _start(self, matched: int, piece: bytes) -> int:
         """The state behind more bytes, where so many of the first mark stand before them; white space may stand before it."""
@@ -85,3 +97,14 @@ class _Machine:
         if rest.startswith(mark):
             return self._think(0, rest[len(mark) :])
         return len(self._end) + 1 + matched + len(rest) if mark.startswith(rest) else NOTHING
+
+
+def _borders(mark: bytes) -> list[int]:
+    """Per number of bytes of the mark, the most fewer of them that stand at its end too (Knuth, Morris and Pratt 1977)."""
+    found = [0, 0]
+    for at in range(1, len(mark)):
+        length = found[at]
+        while length and mark[length] != mark[at]:
+            length = found[length]
+        found.append(length + (mark[length] == mark[at]))
+    return found
