@@ -128,4 +128,4 @@ def test_near_marks_take_linear_time(family: Any) -> None:
     mark = family.begin or '{"name'
     for piece in (mark, mark[:-1] + "x", mark + '{"name": "', mark + "[[{", mark + "\\", " ", mark + " "):
         for step in (16, 1 << 20):
-            assert seconds(piece, 1 << 17, step) < 40 * max(seconds(piece, 1 << 14, step), 0.002), piece
+            assert seconds(piece, 1 << 16, step) < 40 * max(seconds(piece, 1 << 13, step), 0.001), piece

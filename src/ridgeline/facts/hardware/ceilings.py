@@ -39,7 +39,7 @@ MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
 PLAN_ROUNDS, PLAN_ARITHMETIC_ROUNDS = 8, 3
 """Reads of memory are short and easily disturbed; a round of arithmetic is neither."""
-PLAN_PATIENCE_SECONDS = 0.1
+PLAN_PATIENCE_SECONDS = 0.02
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
 LEAST_DRAM_BYTES = 128 << 20
 """Of a system that provides memory slowly."""
