@@ -6,10 +6,10 @@ is passed in. `server.run` runs it.
 
 import time
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, cast
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
@@ -36,6 +36,8 @@ def build_app(service: Service) -> ASGIApp:
     ]  # fmt: skip
     routes.check(built)
     origins = parse_origins(service.config.allowed_origins)
+    generating = {row.path for row in routes.ROWS if row.is_queued}
+    built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
     return AccessLog(CrossOrigin(app, origins) if origins else app)
