@@ -23,9 +23,10 @@ from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
+from ridgeline.server.loading import Model
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.notes import Notes
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.spoken import Reading, Speaker
 from ridgeline.server.structured import Asked, structured_outputs
 from ridgeline.server.transport import client_of, read_body

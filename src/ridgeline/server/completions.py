@@ -20,10 +20,11 @@ from ridgeline.server.answer import Header, respond
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
+from ridgeline.server.loading import Model
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
 from ridgeline.server.notes import Notes
 from ridgeline.server.reasoning import NO_LIMIT
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.fim import Fim

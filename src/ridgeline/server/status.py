@@ -23,7 +23,8 @@ def routes(service: Service) -> list[BaseRoute]:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
             return PlainTextResponse("ok\n")
-        raise ApiError("engine_unavailable", f"not ready: {service.not_ready_reason()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+        reason = f"not ready: {service.deployment.not_ready_reason()}"
+        raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
     async def version(request: Request) -> Response:
         return json_response(replies.Version(__version__))
