@@ -18,7 +18,7 @@ from ridgeline.config.values import flag_of
 from ridgeline.errors import ConfigError, RidgelineError
 
 if TYPE_CHECKING:
-    from ridgeline.server.service import Model
+    from ridgeline.server.loading import Model
 
 log = logging.getLogger("ridgeline.serve")
 
