@@ -55,7 +55,9 @@ class Lifecycle:
             self._emit(Rejected(request.request_id, *rejection))
             return
         arrived = now if request.arrived is None else min(now, request.arrived)
-        self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices, arrived))
+        self._emit(AdmittedEvent(
+            request.request_id, now, len(request.prompt), request.choices, arrived, request.tenant, request.max_tokens
+        ))  # fmt: skip
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)
         for choice in range(request.choices):

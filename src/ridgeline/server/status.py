@@ -49,9 +49,10 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(replies.Version(__version__))
 
     async def metrics(request: Request) -> Response:
-        model = service.model
-        tenants = service.by_tenant() if current_caller().is_admin else None
-        body = exposition(service.current_metrics(), model.name, model.limits.kv, tenants)
+        """Of tenants, a key of scope admin reads all, another its own."""
+        model, caller, found = service.model, current_caller(), service.current_metrics()
+        labels = found.tenants.by_label if caller.is_admin else (found.tenants.label(caller.tenant),) if caller.owner else ()
+        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [
