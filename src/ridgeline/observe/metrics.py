@@ -76,6 +76,10 @@ class Metrics:
         self.steps = 0
         self.late_steps = 0
         self.rejected = 0
+        self.restarts = 0
+        """Engines that were started because the one before had ended."""
+        self.continued = 0
+        """Requests that went on in another engine, once for each."""
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
         self.free_blocks: int | None = None
         """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
@@ -131,6 +135,8 @@ class Metrics:
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
             case events.StepLate():
                 self.late_steps += 1
+            case events.Admitted() if event.request_id in self._open:
+                self.continued += 1
             case events.Admitted():
                 self._open[event.request_id] = _OpenRequest(event.arrived, event.prompt_tokens, event.choices)
                 self.prompt_tokens += event.prompt_tokens
@@ -149,10 +155,9 @@ class Metrics:
             case _:
                 pass
 
-    def engine_lost(self) -> None:
-        """Counts every open choice as an error: the engine died, so no event will close them."""
-        self.finished[Finish.ERROR] += sum(request.open_choices for request in self._open.values())
-        self._open.clear()
+    def engine_lost(self, restarts: int) -> None:
+        """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""
+        self.restarts = restarts
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0

@@ -63,6 +63,8 @@ class _Collector(Collector):
         yield self._counter("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps)
         yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks)
         yield self._counter("ridgeline_rejected_requests", "Requests that were rejected: too many wait, or they fit no more.", m.rejected)
+        yield self._counter("ridgeline_engine_restarts", "Engines that were started because the one before had ended.", m.restarts)
+        yield self._counter("ridgeline_continued_requests", "Requests that went on in a new engine after theirs had ended.", m.continued)
         yield from self._by_tenant()
         yield self._histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", m.inter_token)
