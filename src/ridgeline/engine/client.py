@@ -29,8 +29,10 @@ EXIT_TIMEOUT_SECONDS: Final = 5.0
 """Time for an engine that was asked to end, before it is killed."""
 STABLE_SECONDS: Final = 10.0
 """An engine that was ready for at least this long did not fail to start: the next one follows at once."""
+CRASH_LOOP_FAILURES: Final = 3
+"""Engines in a row that ended early, from which on that is called what it is."""
 MAX_FAILED_STARTS: Final = 3
-"""Engines in a row that ended while they loaded, after which open requests wait no longer."""
+"""Engines in a row that did not come to go on with open requests, after which these wait no longer."""
 CHECKS_PER_TIMEOUT: Final = 8
 """Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
 when this process itself was stopped, its engine has not hung meanwhile."""
@@ -67,6 +69,10 @@ class EngineClient:
         self.state = State.STARTING
         self.starts = 0
         self.last_failure: str | None = None
+        self.failures = 0
+        """Engines in a row that ended within `STABLE_SECONDS` of being ready, or before."""
+        self.next_start = 0.0
+        """Time of the loop at which the next engine starts, while none runs."""
         self._fix: Mapping[str, str | None] = {}
         self._config = config
         self._on_events = on_events
@@ -75,6 +81,10 @@ class EngineClient:
         self._open = OpenRequests(on_events)
         self._child: EngineProcess | None = None
         self._ready: Ready | None = None
+        self.is_checked = False
+        """Its user looks at each engine that is ready, and calls `go_on`."""
+        self._gone_on_at: int | None = None
+        """Steps that this engine had done at `go_on`; None before."""
         self._failed_starts = 0
         self._cause: str | None = None
         self._permanent = False
@@ -90,9 +100,9 @@ class EngineClient:
         """Starts the first engine; returns before it is ready."""
         self._supervisor = asyncio.create_task(self._supervise())
 
-    async def ready(self) -> Ready:
-        """Waits until an engine takes requests. Raises ConfigError if none ever will."""
-        await self._wait_for(lambda: self.state is State.READY or self._permanent)
+    async def ready(self, after: int = 0) -> Ready:
+        """Waits until an engine takes requests that was started after so many others. Raises ConfigError if none ever will."""
+        await self._wait_for(lambda: self._permanent or (self.state is State.READY and self.starts > after))
         if self._ready is None:
             raise _final_error(self.last_failure, self._fix)
         return self._ready
@@ -135,14 +145,14 @@ class EngineClient:
         """Open choices of each tenant that has some."""
         return self._open.choices
 
-    def submit(self, request: Admitted, wakeup: Wakeup | None = None) -> RequestStream:
-        """Gives the request to the engine, or to the next one; `wakeup` is set whenever its stream has something new. Raises
-        EngineDeadError before the first engine is ready, and when no other will be."""
+    def submit(self, request: Admitted, wakeup: Wakeup | None = None, *, goes_on: bool = True) -> RequestStream:
+        """Gives the request to the engine, or to the next one; `wakeup` is set whenever its stream has something new; `goes_on`: in the
+        next engine, where this one ends. Raises EngineDeadError before the first engine is ready, and when no other will be."""
         if self._permanent or self._open.fingerprint is None:
             raise EngineDeadError(f"the engine is {self.state}; try again in a few seconds")
-        stream = self._open.add(request, wakeup)
-        if self.state is State.READY:
-            self._send_admissions()
+        stream = self._open.add(request, wakeup, goes_on)
+        if self.state is State.READY and (admission := stream.admission()) is not None:
+            self.send(admission)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -163,8 +173,10 @@ class EngineClient:
                 self._child.writer.write(encode(command))
             self._is_busy = True
 
-    def _send_admissions(self) -> None:
-        """Gives the engine that is ready what it shall have and has not."""
+    def go_on(self) -> None:
+        """Gives the engine that is ready the open requests that it has not."""
+        if self._gone_on_at is None:
+            self._gone_on_at, self._failed_starts = self._steps, 0
         for admission in self._open.admissions():
             self.send(admission)
 
@@ -172,17 +184,21 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
         try:
             while not self._permanent:
                 await self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
-                if self._steps:  # it had work, and did some: whoever waits for the rest waits no longer than need be
-                    failures = 0
-                failures = 0 if ready_seconds >= STABLE_SECONDS else failures + 1
+                if self._gone_on_at is not None and self._steps > self._gone_on_at:  # open requests got further: a start like any other
+                    self.failures = 0
+                self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
+                delay = self._delay(self.failures)
+                self.next_start = loop.time() + delay
                 await self._set_state(State.DEAD)
                 if not self._permanent:
-                    await asyncio.sleep(self._delay(failures))
+                    if self.failures >= CRASH_LOOP_FAILURES:
+                        fields = {"failures_in_a_row": self.failures, "next_start_seconds": delay, "reason": self.last_failure}
+                        _log.error("engine keeps ending early", extra={"fields": fields})
+                    await asyncio.sleep(delay)
         except Exception as error:
             self.last_failure, self._permanent = f"the engine's supervision failed: {error}", True
             self._open.fail_all("the engine has ended and is not started again")
@@ -192,7 +208,7 @@ class EngineClient:
     async def _run_once(self, loop: asyncio.AbstractEventLoop) -> float:
         """Runs one engine process from its start to its end; returns the seconds for which it was ready."""
         self.starts += 1
-        self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
+        self._ready, self._cause, self._steps, self._gone_on_at, ready_at = None, None, 0, None, math.inf
         try:
             self._child = child = await EngineProcess.spawn(self._config)
         except OSError as error:
@@ -207,12 +223,12 @@ class EngineClient:
                     self._handle(message)
                 if self._ready is not None and self.state is not State.READY:
                     ready_at = loop.time()
-                    self._failed_starts = 0
                     self._open.on_ready(self._ready.info.kv.fingerprint)
                     fields = {"pid": child.pid, "starts": self.starts, "open_requests": len(self._open)}
                     _log.info("engine ready", extra={"fields": fields})
                     await self._set_state(State.READY)
-                    self._send_admissions()
+                    if not self.is_checked:
+                        self.go_on()
         except WireError as error:
             self._cause = str(error)
             child.kill()
@@ -249,7 +265,7 @@ class EngineClient:
     def _on_lost(self) -> None:
         """The engine has ended: open requests wait for the next one, unless none will come."""
         self.state = State.DEAD
-        self._failed_starts += self._ready is None
+        self._failed_starts += self._gone_on_at is None
         self._child, self._ready, self._is_busy = None, None, False
         self._open.engine_lost()
         if self._permanent or self._failed_starts >= MAX_FAILED_STARTS:
@@ -270,7 +286,7 @@ class EngineClient:
                     self.send(Abort(request_id))
                 self._on_events(message.events)
                 if self._open.has_suspect:
-                    self._send_admissions()
+                    self.go_on()
             case Health():
                 self._steps, self._is_busy = message.step, False
             case Progress():

@@ -51,9 +51,10 @@ class OpenRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._streams
 
-    def add(self, request: Admitted, wakeup: Wakeup | None) -> RequestStream:
-        """Opens the stream of a new request."""
+    def add(self, request: Admitted, wakeup: Wakeup | None, goes_on: bool = True) -> RequestStream:
+        """Opens the stream of a new request; without `goes_on` it ends with its engine."""
         stream = self._streams[request.request_id] = RequestStream(request, wakeup)
+        stream.goes_on = goes_on
         self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
         return stream
 
@@ -113,7 +114,9 @@ class OpenRequests:
             stream.blame += 1 if stream.is_heard and not stream.is_started else BLAME
             stream.engine_lost()
             self._close_finished(stream)
-            if not stream.is_ended and stream.blame >= MAX_BLAME:
+            if not stream.is_ended and not stream.goes_on:
+                self._fail(stream, EngineDeadError("the engine ended while it had this request"), tell=True)
+            elif not stream.is_ended and stream.blame >= MAX_BLAME:
                 message = "the engine ended again and again while it had this request, which got no further; send another one"
                 self._fail(stream, RequestError(message, code="engine_failed", status=500), tell=True)
 

@@ -104,6 +104,7 @@ class RequestStream:
     has_engine   the engine that runs now has it
     is_heard, is_started  of that engine: it has said that it has the request; that a choice has a row
     is_aborted   its client wants no more of it
+    goes_on      in the next engine, where one ends
     blame        see `engine.open_requests`; any output ends it
     engines      number of those that have had it
     """
@@ -113,6 +114,7 @@ class RequestStream:
         self.request = request
         self.choices = {number: OpenChoice() for number in range(request.choices)}
         self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
+        self.goes_on = True
         self.blame = 0
         self.engines = 0
         self._items: deque[Output | Closed] = deque()

@@ -5,6 +5,7 @@ conversation and the fields that say how it is rendered. Templates are `text.cha
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -287,7 +288,9 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
-            return await encoding
+            ids = await encoding
+        notes.tokenised = time.monotonic()
+        return ids
     except TimeoutError:
         message = f"chats wait longer than {TOKENISE_TIMEOUT_SECONDS:g} s for the template; try again"
         raise OverloadedError(message, RETRY_AFTER_SECONDS) from None

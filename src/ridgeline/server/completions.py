@@ -4,6 +4,7 @@ Owns the meaning of the fields that only completions have, and the form of their
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,6 +54,7 @@ def routes(service: Service) -> list[BaseRoute]:
         )  # fmt: skip
         grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
+        notes.tokenised = time.monotonic()
         ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
         with body.client_field_names(payload, limit):
             source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)

@@ -5,6 +5,9 @@ ones, the engine). Knows no HTTP, no key and no metric.
 """
 
 import asyncio
+import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +23,16 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.canary import canary_request, judge
-from ridgeline.engine.client import EngineClient
+from ridgeline.engine.client import CRASH_LOOP_FAILURES, EngineClient, State
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import ConfigError, EngineDeadError, Finding
+from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
+from ridgeline.server.startup import Startup
 from ridgeline.text.chat import ChatTemplate
 
+_log: Final = logging.getLogger("ridgeline.server")
 START_POLL_SECONDS: Final = 0.2
 DRAIN_POLL_SECONDS: Final = 0.05
 
@@ -46,7 +51,7 @@ class Deployment:
         on_events: Callable[[Sequence[Event]], None],
         on_progress: Callable[[str, float], None],
     ) -> None:
-        self.stage = "starting"
+        self.startup = Startup()
         self.engine_config = engine_config
         self._config = config
         self._on_events = on_events
@@ -55,6 +60,9 @@ class Deployment:
         self._model: Model | None = None
         self._template: ChatTemplate | None = None
         self._draining = False
+        self._checked_start = 0
+        """Number of the engine's start whose answers have been checked."""
+        self._recheck: asyncio.Task[None] | None = None
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
@@ -75,7 +83,10 @@ class Deployment:
             self._progress("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
         self._model = model
-        self.stage = "ready"
+        self._checked_start = client.starts
+        client.is_checked = True
+        self.startup.end()
+        self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         return model
 
     async def wait_failed(self) -> None:
@@ -86,6 +97,8 @@ class Deployment:
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
         self._draining = True
+        if self._recheck is not None:
+            self._recheck.cancel()
         if self._client is not None:
             await self._client.shutdown()
         if self._template is not None:
@@ -102,16 +115,50 @@ class Deployment:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         return True
 
+    async def _check_restarts(self, client: EngineClient, model: Model, *, has_answers: bool) -> None:
+        """Lets each engine that follows the first one go on with open requests, and take new ones, when its answer to the canary is the
+        first one's, and ends it where it is worse: an engine that answers nonsense has failed like one that ends early."""
+        known = {finding.cause for finding in model.findings}
+        while True:
+            try:
+                await client.ready(self._checked_start)
+            except ConfigError:
+                return  # `wait_failed` tells of it
+            starts, cause = client.starts, ""
+            try:
+                found = await _check_answers(client, model) if has_answers else ()
+                cause = next((each.cause for each in found if each.severity == "error" and each.cause not in known), "")
+            except ModelFormatError as error:
+                cause = str(error)
+            except EngineDeadError:
+                continue
+            if client.starts != starts or not client.is_ready:
+                continue
+            if not cause:
+                self._checked_start = starts
+                client.go_on()
+                continue
+            _log.error("engine answers wrongly behind its restart, and is ended", extra={"fields": {"reason": cause, "starts": starts}})
+            if client.pid is not None:
+                os.kill(client.pid, signal.SIGKILL)
+            await asyncio.sleep(START_POLL_SECONDS)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the end of the first start on."""
+        return self._model is not None
+
     @property
     def is_ready(self) -> bool:
         """True if a request would be taken now."""
-        return not self._draining and self._model is not None and self._client is not None and self._client.is_ready
+        client = self._client
+        return not self._draining and client is not None and client.is_ready and client.starts == self._checked_start
 
     @property
     def model(self) -> Model:
         """The loaded model, even while its engine restarts. Raises EngineDeadError before it is loaded."""
         if self._model is None:
-            raise EngineDeadError(f"the model is still loading ({self.stage}); try again in a few seconds")
+            raise EngineDeadError(f"the model is still loading ({self._stage()}); try again in a few seconds")
         return self._model
 
     @property
@@ -128,17 +175,34 @@ class Deployment:
 
     def not_ready_reason(self) -> str:
         """Reason in words for clients and load balancers; never the text of an exception."""
+        client = self._client
         if self._draining:
             return "the server is shutting down"
-        return self.stage if self._model is None or self._client is None else f"the engine is {self._client.state}"
+        if self._model is None or client is None:
+            return self._stage()
+        if client.is_ready:
+            return "the engine has started again, and its answers are being checked"
+        if client.failures < CRASH_LOOP_FAILURES:
+            return f"the engine is {client.state}"
+        when = f"; the next start is in {self.seconds_to_restart():.0f} s" if client.state is State.DEAD else ""
+        return f"the engine is {client.state}: it ended early {client.failures} times in a row, and the log says why{when}"
+
+    def seconds_to_restart(self) -> float:
+        """Seconds until the next engine is started; 0 where none waits for that."""
+        if self._client is None or self._client.state is not State.DEAD:
+            return 0.0
+        return max(0.0, self._client.next_start - asyncio.get_running_loop().time())
 
     @property
     def open_requests(self) -> int:
         """Requests that the engine has not ended yet."""
         return 0 if self._client is None else self._client.open_requests
 
+    def _stage(self) -> str:
+        return f"{self.startup.stage} {self.startup.fraction:.0%}"
+
     def _progress(self, stage: str, fraction: float) -> None:
-        self.stage = f"{stage} {fraction:.0%}"
+        self.startup.note(stage, fraction)
         if not self._draining:
             self._on_progress(stage, fraction)
 
@@ -190,7 +254,7 @@ async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, .
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
     request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
     if request is not None:
-        async for item in engine.submit(request):
+        async for item in engine.submit(request, goes_on=False):
             if isinstance(item, Output):
                 scores += item.prompt_logprobs or ()
             else:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.requests import parse_goodput
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.keys import ApiKeys, read_cache_secret
@@ -51,7 +52,7 @@ class Service:
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
-        self.metrics = Metrics()
+        self.metrics = Metrics(parse_goodput(config.goodput))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self._late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
@@ -127,13 +128,6 @@ class Service:
         """True if a request's priority counts."""
         return self.deployment.engine_config.scheduling_policy == "priority"
 
-    def by_tenant(self) -> Mapping[str, tuple[int, int]]:
-        """Open choices and rejected requests of each tenant that has, or had, some."""
-        client = self.deployment.client
-        open_choices = {} if client is None else client.open_choices
-        refused = self.waiting_room.refused
-        return {tenant: (open_choices.get(tenant, 0), refused[tenant]) for tenant in {*open_choices, *refused}}
-
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
@@ -195,9 +189,5 @@ class Service:
         """The engine's client, if the caller may submit that many more choices. Raises OverloadedError where too many wait already,
         RequestError where so many never may, EngineDeadError while no engine takes requests."""
         engine, rows = self.engine, self.model.engine.info.rows
-        try:
-            self.waiting_room.check(current_caller(), choices, rows, engine.open_choices, time.monotonic())
-        except OverloadedError:
-            self.metrics.rejected += 1
-            raise
+        self.waiting_room.check(current_caller(), choices, rows, engine.open_choices, time.monotonic())
         return engine
