@@ -192,7 +192,8 @@ class NativeRunner:
         columns = np.zeros((self._team.threads, phases, 3), np.int64) if traced else None
         trace = 0 if columns is None else columns.ctypes.data
         began = perf_counter()
-        allowed, following = None, (0, 0)
+        allowed: NDArray[np.int64] | None = None
+        following: tuple[int, ...] = ()
         if isinstance(masks, Places):
             native = ext.native()
             allowed = masks.addresses
