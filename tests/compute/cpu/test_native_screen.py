@@ -379,7 +379,7 @@ class Grammars:
 
 @pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
 def test_rows_ask_their_grammars_first(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
-    """The largest of what a grammar takes; masks only where it does not take the largest of all, where the head is screened; places move."""
+    """The largest of what a grammar takes; masks only where it takes another one, where the head is screened; places move."""
     rng = np.random.default_rng(14)
     rows = random_rows(rng, 6000, 640)
     head = Head(rows, pool, 8, level, threads)
