@@ -66,7 +66,6 @@ ALLOWED = {
     "server/connection.py:keep_alive": "read by uvicorn",
     "server/connection.py:disconnected": "read by uvicorn",
     "server/listener.py:Listener.wait_closed": "uvicorn calls it",
-    "server/run.py:_Server.startup": "uvicorn calls it",
     "server/run.py:servers": "read by uvicorn",
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
     "server/*:should_exit": "read by uvicorn",

@@ -12,8 +12,9 @@ import msgspec
 
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.replies import ChatLogprob
 from ridgeline.server.responses_input import Called, item_id
-from ridgeline.server.responses_shapes import Event, ItemStatus, Logprob, OutputItem
+from ridgeline.server.responses_shapes import Event, ItemStatus, OutputItem
 from ridgeline.server.spoken import Reading, Speaker
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools import parser
@@ -30,7 +31,7 @@ class _Open:
     id: str
     index: int
     pieces: list[str] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
     called: Called = _NO_TOOL
     call_id: str = ""
 
@@ -75,7 +76,7 @@ class Output:
         self._called = called
         self._names = names
         self._open: _Open | None = None
-        self._held: list[tuple[str, Logprob]] = []
+        self._held: list[tuple[str, ChatLogprob]] = []
         """Texts and log-probabilities of tokens of which nothing has been told."""
         self._events = 0
         self._is_heard = False
@@ -101,9 +102,7 @@ class Output:
             return
         last = len(new.ids) - 1
         for at, (token, text, logprobs) in enumerate(zip(new.ids, new.texts, new.logprobs, strict=True)):
-            found = chat_logprobs(self._names, (token,), (logprobs,)).content[0]
-            top = [shapes.TopLogprob(each.token, each.logprob, each.bytes) for each in found.top_logprobs]
-            self._held.append((text, Logprob(found.token, found.logprob, found.bytes, top)))
+            self._held.append((text, chat_logprobs(self._names, (token,), (logprobs,)).content[0]))
             for event in self._heard(TextDelta(0, (token,), (text,)), is_last and at == last):
                 yield from self._take(event)
         if last < 0 and is_last:
@@ -158,9 +157,9 @@ class Output:
         elif to.kind == "function_call":
             yield shapes.ArgumentsDelta(sequence_number=self.number(), delta=event.text, **to.place)
 
-    def _logprobs(self, characters: int) -> list[Logprob]:
+    def _logprobs(self, characters: int) -> list[ChatLogprob]:
         """Those of the newest tokens, as many as have written so much text; those before them were marks."""
-        found: list[Logprob] = []
+        found: list[ChatLogprob] = []
         while self._held and characters > 0:
             text, logprob = self._held.pop()
             found.append(logprob)

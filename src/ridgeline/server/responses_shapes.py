@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from ridgeline.server import wire
+from ridgeline.server.replies import ChatLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -100,23 +101,10 @@ class ResponsesRequest(wire.SamplerOptions, frozen=True):
 # ── items of an answer ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class TopLogprob(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class Logprob(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
 class OutputText(Struct, frozen=True, tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[Logprob] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
@@ -316,13 +304,13 @@ class PartDone(_OfPart, frozen=True, tag="response.content_part.done"):
 
 class TextDelta(_InItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
     delta: str
-    logprobs: list[Logprob] = []
+    logprobs: list[ChatLogprob] = []
     content_index: Literal[0] = 0
 
 
 class TextDone(_InItem, frozen=True, kw_only=True, tag="response.output_text.done"):
     text: str
-    logprobs: list[Logprob] = []
+    logprobs: list[ChatLogprob] = []
     content_index: Literal[0] = 0
 
 

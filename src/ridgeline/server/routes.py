@@ -90,6 +90,7 @@ def _models(summary: str, rest: str, openai: type, of_anthropic: type, errors: t
 ROWS: Final = (
     *(Row("GET", path, "The page" if path == "/" else "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items()),
     Row("GET", "/livez", "Liveness of the process", "text/plain", access="public"),
+    Row("GET", "/startupz", "Start: 200 once the model has been loaded and checked", replies.Startup, NEEDS_MODEL, access="public"),
     Row("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL, access="public"),
     Row("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL, access="public"),
     Row("GET", "/version", "The server's version", replies.Version, access="public"),

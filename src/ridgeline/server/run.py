@@ -25,8 +25,9 @@ from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.connection import HttpConnection
 from ridgeline.server.listener import Connections, Listener, connection_limit
+from ridgeline.server.loading import Model
 from ridgeline.server.running import announced
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.signals import MIN_SHUTDOWN_SECONDS, Shutdown, reload_on_signal
 from ridgeline.server.tls import Certificate
 
@@ -97,7 +98,7 @@ async def _serve(
         nonlocal is_ready
         is_ready = True
         on_ready(model, _url(listener, certificate))
-        await asyncio.gather(service.wait_failed(), log_throughput(service.current_metrics, model.limits.kv.blocks))
+        await asyncio.gather(service.deployment.wait_failed(), log_throughput(service.current_metrics, model.limits.kv.blocks))
 
     shutdown = Shutdown(service, server)
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

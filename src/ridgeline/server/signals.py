@@ -57,7 +57,7 @@ class Shutdown:
 
     def _begin(self, reason: str) -> None:
         patience = 0.0 if self.has_begun else self._service.config.shutdown_timeout
-        fields = with_fields(reason=reason, open_requests=self._service.open_requests, timeout_seconds=patience)
+        fields = with_fields(reason=reason, open_requests=self._service.deployment.open_requests, timeout_seconds=patience)
         log.info("shutdown no longer waits" if self.has_begun else "shutdown began", extra=fields)
         if not self.has_begun:
             self._began_at, self.reason = time.monotonic(), reason
@@ -65,8 +65,8 @@ class Shutdown:
 
     async def _end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        if not await self._service.drain(seconds):
-            self._aborted += self._service.open_requests
+        if not await self._service.deployment.drain(seconds):
+            self._aborted += self._service.deployment.open_requests
             await self._service.stop()
         self._server.config.timeout_graceful_shutdown = max(MIN_SHUTDOWN_SECONDS, ceil(deadline - time.monotonic()))
         self._server.should_exit = True
