@@ -53,7 +53,8 @@ class Scheduler:
         self.step = 0
         """Number of the next step."""
         self._last: InFlightStep | None = None
-        self._blocked_start: tuple[Sequence | None, int] = None, 0
+        self._blocked_start: tuple[Sequence | None, int, int] = None, 0, 0
+        """The sequence that could not start, the fewest available blocks since, and how many others ran."""
 
     def take_events(self) -> list[Event]:
         """Returns the events since the last call, in order."""
@@ -245,7 +246,7 @@ class Scheduler:
         self.cache.attach_prefix(sequence, hit)
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
-            self._blocked_start = sequence, self.cache.pool.available
+            self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
             builder.starts_closed = True
             return
         fetched = self.cache.restore_from_host(sequence)
@@ -259,8 +260,13 @@ class Scheduler:
 
     def _is_still_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence could not start before and no block has been freed since: its prefix is not looked up again."""
-        blocked, available = self._blocked_start
-        return blocked is sequence and self.cache.pool.available <= available and self.preemptor.find_victim(sequence) is None
+        blocked, available, running = self._blocked_start
+        if blocked is not sequence or self.cache.pool.available > available or len(self.lifecycle.running) < running:
+            return False
+        if self.preemptor.find_victim(sequence) is not None:
+            return False
+        self._blocked_start = sequence, self.cache.pool.available, running
+        return True
 
     def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
