@@ -42,10 +42,10 @@ class Metrics:
         """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
+        self.engine_starts = 0
+        """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
-        self.restarts = 0
-        """Engines that were started because the one before had ended."""
         self.continued = 0
         """Requests that went on in another engine, once for each."""
         self.answers: Counter[tuple[int, str]] = Counter()
@@ -136,9 +136,8 @@ class Metrics:
             case _:
                 pass
 
-    def engine_lost(self, restarts: int) -> None:
+    def engine_lost(self) -> None:
         """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""
-        self.restarts = restarts
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0

@@ -95,8 +95,8 @@ class Service:
         """Tells the metrics of an engine that has ended."""
         client = self.deployment.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
-            self._engine_starts = client.starts
-            self.metrics.engine_lost(max(0, client.starts - 1))
+            self._engine_starts = self.metrics.engine_starts = client.starts
+            self.metrics.engine_lost()
 
     def answer_ended(self, end: ChoiceEnd) -> None:
         """Counts how an answer ended, and logs once where many end as no sound model's do."""
