@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.core import laws
-from ridgeline.core.commands import Abort, Close
+from ridgeline.core.commands import Abort, Close, SetKnob
 from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Closed, Computed, Finish, Preempted
 from ridgeline.core.params import Sampling
@@ -245,3 +245,23 @@ def test_without_measured_costs_drafts_are_free_until_steps_are_measured() -> No
     for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:
         cost.measure(tokens, seconds)
     assert choose_depths(cost, 2, [(0.9, 0.9, 2)], 1, 8, barrier=True) == [0]
+
+
+def test_drafts_end_shrink_and_come_back(loop) -> None:
+    run = loop(drafter=right(loop, "a", 3), depth=2)
+    run.turn(run.request("a", max_tokens=40))
+    while not (run.tickets and run.tickets[-1].plan.count[0] == 4):
+        if run.tickets:
+            run.commit()
+        run.plan()
+    run.apply(SetKnob("num_speculative_tokens", 0))
+    assert run.plan() is None, "a step with drafts in flight is a barrier, whatever drafts there will be"
+    run.commit()
+    before = len(run.plans)
+    for _ in range(5):
+        run.turn()
+    assert {plan.count[0] for plan in run.plans[before:]} == {1}
+    before = len(run.plans)
+    run.finish(SetKnob("num_speculative_tokens", 1))
+    assert max(plan.count[0] for plan in run.plans[before:]) == 2
+    run.check_ended()

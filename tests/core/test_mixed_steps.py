@@ -2,8 +2,11 @@
 
 import pytest
 
+from ridgeline.core.commands import SetKnob
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import Plan
+from ridgeline.core.step_time import StepSeconds
 
 
 def counts(plan: Plan) -> list[int]:
@@ -50,4 +53,22 @@ def test_prompts_advance_beside_any_number_of_decoding_rows(loop) -> None:
     run.finish()
     assert [counts(plan)[-1] for plan in run.plans[1:7]] == [2] * 6
     assert all(counts(plan)[:6] == [1] * 6 for plan in run.plans[1:7])
+    run.check_ended()
+
+
+def test_the_time_of_a_step_bounds_prompts_from_the_next_plan_on(loop) -> None:
+    run = loop(token_budget=256, rows=4, pace=Pace(StepSeconds(0.001, 0.0, 0.001), 0.033))
+    run.turn(run.request("a", 2, max_tokens=30))
+    run.turn(run.request("long", 200, max_tokens=2))
+    run.apply(SetKnob("step_ms", 9))
+    run.turn()
+    assert [plan.count[-1] for plan in run.plans[-2:]] == [31, 7]
+    run.finish()
+    run.check_ended()
+
+
+def test_what_the_engine_was_made_without_stays_away(loop) -> None:
+    run = loop()
+    run.finish(SetKnob("num_speculative_tokens", 4), SetKnob("step_ms", 1), run.request("a"))
+    assert run.scheduler.drafter is None
     run.check_ended()

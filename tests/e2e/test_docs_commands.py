@@ -1,7 +1,8 @@
 """The commands of README.md and docs/guide are run, page by page and in order, as a reader would: `sh` line by line, `python` as it stands.
 
-A server that a line starts runs while the next lines ask it (`curl`, `bench serve`, `ps`); without one the shared demo's does. What is put
-in the place of what stands there is in `STANDS_FOR` and `Reader.here`; `console` holds what cannot run here, `py` what `make clients` runs.
+A server that a line starts runs while the next lines ask it (`curl`, `prometheus`, `bench serve`, `ps`); without one the shared demo's
+does. What is put in the place of what stands there is in `STANDS_FOR` and `Reader.here`. Programs marked `py` need a package that the tests
+do not bring: they, and its installation, run by night. Commands in a sentence are verbs, or stand in a block too.
 """
 
 import io
@@ -9,14 +10,20 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import tomllib
+import venv
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -24,27 +31,34 @@ from gguf_files import model_file, value
 from hub_server import Hub, serve_hub
 from processes import COMMAND, SOURCE
 
+from ridgeline import __version__
+from ridgeline.cli.checks import CHECKS
 from ridgeline.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-KINDS = {"sh", "python", "console", "py", "toml", "yaml", "json", ""}
-CONSOLE = ("pip install ", "docker ", "sudo ", "openssl rand ", "prometheus ", "ANTHROPIC_BASE_URL=")
-"""Lines that need the network, root, or a program that takes the terminal."""
+PROGRAMS = "(?:ridgeline|python3?|pip|pytest|make|docker|sudo|curl|openssl|prometheus|systemctl|systemd-analyze|apt|apt-get|npm|git)"
+INLINE = re.compile(rf"`((?:[A-Z_]+=\S+ )*{PROGRAMS} [^`]+)`")
+KINDS = {"sh", "python", "py", "toml", "yaml", "json", ""}
+NEEDED = re.compile(r"\b(curl|openssl|prometheus|systemctl|systemd-analyze)\b")
+"""Programs that are not everywhere."""
 OTHERS = {"agents": "scripted_server"}
 """Page → fixture of the server that its Python asks, where that is not the demo's."""
 STANDS_FOR = {
-    # what the first commands install is installed, and these are the tests
-    r'^pip install "\.\[demo\]" && ': "", r'^pip install "\.\[test\]" && pytest$': "true",
+    # this clone; a wheel is this clone, compiled; these are the tests
+    rf"""(?<= |")(?:ridgeline-{re.escape(__version__)}-\S+?\.whl|\.)(?=$|\[|")""": str(ROOT), r" && pytest$": "",
+    # a root of the reader's own, in which services are enabled and not started
+    r"\bsudo ": "", r" /etc/": ' "$PWD"/etc/', r"\bsystemctl enable --now ": 'systemctl --root="$PWD" enable ',
     # verbs that compute: a model without weights; the demo itself answers in the blocks of Python, and is served where a file names it
-    r"\bridgeline (serve|run|generate) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf)(?= |$)": r"ridgeline \1 \2'fake:{}'",
+    r"\bridgeline (serve|run|generate) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf(?! --expect))(?= |$)":
+    r"ridgeline \1 \2'fake:{}'",
     # the local hub's models in the place of those whose digest is known
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps")
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps", "prometheus ")
 """Lines during which the server of the line before runs on."""
 
 
@@ -70,14 +84,20 @@ class Reader:
         if not line.startswith(KEPT):
             self.stop()
         line = self.here(line)
+        before, _, last = line.rpartition(" && ")
+        if before and last.startswith("ridgeline "):
+            self.run(before)
+            line = last
         variables, serves, words = line.partition("ridgeline serve ")
         if serves:
             self.serve(variables, shlex.split(words))
-        elif line.startswith("ridgeline ") and not re.search(r"[|>]", line):
+        elif line.startswith("prometheus "):
+            self.scrape(shlex.split(line))
+        elif line.startswith("ridgeline ") and not re.search(r"[|>]|--install-completion", line):
             self.in_process(shlex.split(line)[1:])
-        else:
-            done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=90, check=False)
-            assert done.returncode == 0, (line, done.stdout, done.stderr)
+        else:  # more than one command: the shell stays, and completion knows it by that
+            done = subprocess.run(["bash", "-ec", f"{line}\n:"], capture_output=True, text=True, timeout=90, check=False)
+            assert done.returncode == 0 and "WARNING" not in done.stderr, (line, done.stdout, done.stderr)
 
     def in_process(self, words: list[str]) -> None:
         self.patch.setattr(sys, "argv", ["ridgeline", *words])
@@ -103,6 +123,27 @@ class Reader:
         self.url = f"{found[1]}://127.0.0.1:{found[2]}"
         if "--record" in words:
             self.run(f"curl {self.url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"a\", \"max_tokens\": 4}}'")
+
+    def scrape(self, command: list[str]) -> None:
+        """Runs Prometheus with the files of `deploy`, in a hurry, until it has read the server's metrics."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        file = self.folder / "deploy" / "prometheus.yml"
+        text = file.read_text().replace("127.0.0.1:8000", urlsplit(self.url).netloc)
+        file.write_text(re.sub(r"scrape_interval: \S+", "scrape_interval: 200ms", text))
+        with (self.folder / "prometheus.log").open("wb") as log:
+            process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        try:
+            end, found = time.monotonic() + 30, ""
+            while '"1"]' not in found:
+                assert process.poll() is None and time.monotonic() < end, (self.folder / "prometheus.log").read_text()
+                time.sleep(0.1)
+                with suppress(OSError), urlopen(f'http://{address}/api/v1/query?query=up{{job="ridgeline"}}', timeout=5) as answer:
+                    found = answer.read().decode()
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
 
     def stop(self) -> None:
         """Ends the server, as a service manager does."""
@@ -130,13 +171,17 @@ def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypa
         folder.mkdir(parents=True)
     (cache / demo_file.name).symlink_to(demo_file)
     (work / "model.gguf").symlink_to(demo_file)
-    (work / "deploy").mkdir()
-    (programs / "ridgeline").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
-    (programs / "ridgeline").chmod(0o755)
+    shutil.copytree(ROOT / "deploy", work / "deploy")
+    (work / "etc/systemd/system").mkdir(parents=True)
+    # pip finds what each line needs, here, and says what it would install: the environment of the tests stays as it is
+    pip = shlex.join([sys.executable, "-m", "pip"]), "--dry-run --quiet --no-index --no-build-isolation"
+    for name, (command, more) in {"ridgeline": (shlex.join(COMMAND), ""), "pip": pip}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@" {more}\n')
+        (programs / name).chmod(0o755)
     places = {"XDG_CACHE_HOME": "cache", "XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
     for name, folder in {**places, "LLAMA_CACHE": "llama"}.items():
         monkeypatch.setenv(name, str(tmp_path / folder))
-    for name, text in {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(SOURCE), "COLUMNS": "100"}.items():
+    for name, text in {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(SOURCE), "COLUMNS": "100", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.chdir(work)
@@ -152,16 +197,34 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
     return FENCE.findall(page.read_text())
 
 
+def lines(page: Path) -> list[str]:
+    """Its command lines."""
+    return [line for kind, _, text in blocks(page) if kind == "sh" for line in text.splitlines() if line]
+
+
+def programs_for_night(page: Path) -> list[str]:
+    return [text for kind, _, text in blocks(page) if kind == "py"]
+
+
+def run_program(python: str | Path, program: str) -> None:
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_the_page_work(page: Path, reader: Reader, demo_server: Any, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(OTHERS[page.stem]) if page.stem in OTHERS else demo_server
+    if missing := [name for name in NEEDED.findall("\n".join(lines(page))) if shutil.which(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    nightly = programs_for_night(page)
     programs = []
     for kind, name, text in blocks(page):
         if name:
             (reader.folder / name).write_text(text)
         if kind == "sh":
             for line in filter(None, text.splitlines()):
-                reader.run(line)
+                if not (nightly and line.startswith("pip install ")):
+                    reader.run(line)
             reader.stop()
         elif kind == "python":
             programs.append(text.replace("http://127.0.0.1:8000", server.url))
@@ -169,20 +232,40 @@ def test_commands_of_the_page_work(page: Path, reader: Reader, demo_server: Any,
             (model,) = json.loads(server.get(f"{address[1]}/models")[1])["data"]
             assert model["id"] in text, "settings of others name a model that is served, at an address that answers"
     if programs:
-        done = subprocess.run([sys.executable, "-c", "\n".join(programs)], capture_output=True, text=True, timeout=90, check=False)
-        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+        run_program(sys.executable, "\n".join(programs))
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("page", list(filter(programs_for_night, PAGES)), ids=lambda page: page.stem)
+def test_programs_that_need_a_package_work(page: Path, demo_server: Any, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    for line in filter(re.compile("pip install ").match, lines(page)):
+        subprocess.run([python, "-m", *shlex.split(line)], check=True, timeout=600)
+    for program in programs_for_night(page):
+        run_program(python, program.replace("http://127.0.0.1:8000", demo_server.url))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_are_of_known_kinds(page: Path) -> None:
+    """So nothing that looks like a command stands in a block that is not run."""
+    text = page.read_text()
+    assert text.count("```") == 2 * len(blocks(page)) and not re.search("~~~|^( {4}|\t)", FENCE.sub("", text), re.MULTILINE)
     for kind, name, text in blocks(page):
         assert kind in KINDS, kind
-        if kind == "console":
-            assert all(line.startswith(CONSOLE) for line in text.splitlines()), text
-        elif kind == "py":
+        if kind == "py":
             compile(text, str(page), "exec")
         elif kind in READERS:
-            assert READERS[kind](text)
+            assert name and READERS[kind](text)
         elif not kind:
-            assert page.name == "README.md" and "ridgeline serve" not in text
-        assert kind not in READERS or name
+            assert page.name == "README.md" and not re.search(rf"^\s*(\$|{PROGRAMS}) ", text, re.MULTILINE)
+
+
+def test_commands_in_sentences_stand_in_blocks_too() -> None:
+    """But for verbs alone, as `ridgeline plan MODEL`: what stands in capitals is not counted."""
+    run = "\n".join(line for page in PAGES for line in lines(page))
+    verbs = {f"ridgeline {path}" for path in CHECKS}
+    for page in PAGES:
+        for command in INLINE.findall(FENCE.sub("", page.read_text())):
+            bare = re.sub(r" [A-Z:]+(?= |$)", "", command)
+            assert bare in verbs or bare in run, (page.name, command)

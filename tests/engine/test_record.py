@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Admit, Output
+from ridgeline.core.commands import Admit, Command, Output, SetKnob
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
@@ -118,19 +118,21 @@ class Periodic(FakeModel):
 
 
 def test_drafts_are_decided_again(tmp_path: Path) -> None:
-    """Their depth depends on what steps took, which is recorded."""
+    """Their depth depends on what steps took, and on knobs, which are recorded."""
     path = tmp_path / "drafts.recording"
     executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4)
     limits, price = Limits(rows=4, samples=64, depth=2), ((1, 1, 2e-3), (2, 2, 2.1e-3), (8, 8, 3e-3))
     recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4, 4, price))
     scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookupDrafter(4, price, barrier=True))
     engine, drafted = Engine(scheduler, recorder, VirtualClock(), 2), 0
-    commands = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
+    commands: list[Command] = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
+    turns, knobs = 0, {20: 0, 30: 2, 50: 4}
     while commands or not engine.idle:
         recorder.begin(commands)
         turn = engine.turn(commands)
         recorder.end(turn)
-        commands = []
+        turns += 1
+        commands = [SetKnob("num_speculative_tokens", knobs[turns])] if turns in knobs else []
         drafted += sum(event.drafted for event in turn.events if isinstance(event, Computed))
     recorder.close()
     compared, difference = replay(path)

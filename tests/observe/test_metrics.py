@@ -9,8 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline.core import events
 from ridgeline.core.events import Finish, Usage
 from ridgeline.core.plan import KVGroup, KVShape, Timings
-from ridgeline.observe.metrics import Histogram, Metrics
+from ridgeline.errors import ConfigError
+from ridgeline.observe.histogram import Histogram
+from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
+from ridgeline.observe.requests import MAX_TENANTS, ChoiceTimes, Result, parse_goodput
+from ridgeline.planning.objectives import Objective
 
 KV = KVShape((KVGroup("full", (0,)),), 16, 16, b"")
 
@@ -54,8 +58,87 @@ def test_one_request() -> None:
     assert m.time_to_first_token.sum == pytest.approx(1.25) and m.time_to_first_token.count == 1
     assert m.inter_token.sum == pytest.approx(0.5) and m.inter_token.count == 1, "the last token comes after the end in the same step"
     assert m.end_to_end.sum == pytest.approx(1.75)
+    assert m.prefill.sum == pytest.approx(0.6) and m.decode.sum == pytest.approx(0.5) and m.inference.sum == pytest.approx(1.1)
+    assert (m.time_per_output_token.sum, m.time_per_output_token.count) == (pytest.approx(0.5), 1)
     assert (m.step_tokens.count, m.step_tokens.sum) == (2, 15)
     assert (m.request_prompt.sum, m.request_generation.sum, m.step_run.sum) == (30, 2, 0.6)
+
+
+def ended(*happened: events.Event, objective: Objective) -> Metrics:
+    metrics = Metrics(objective)
+    for event in happened:
+        metrics.apply(event)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("objective", "result"),
+    [
+        ("ttft=1.25s,itl=0.5s", Result.GOOD), ("ttft=1.24s", Result.LATE_FIRST_TOKEN), ("itl=499ms", Result.SLOW_TOKENS),
+        ("ttft:1249 tpot:1", Result.LATE_FIRST_TOKEN), ("", Result.GOOD),
+    ],
+)  # fmt: skip
+def test_goodput(objective: str, result: Result) -> None:
+    """By the definition of `bench serve`, and from arrival."""
+    m = ended(*TWO_TOKENS, objective=parse_goodput(objective))
+    assert [each for each, count in m.results.items() if count] == [result]
+    assert (m.useful_tokens, m.good_tokens) == (2, 2 if result is Result.GOOD else 0)
+
+
+def test_the_worst_choice_is_the_requests_result() -> None:
+    started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(2)]
+    one = (events.Admitted("a", 0.0, 5, 2, 0.0, "t"), *started, computed(0, 1.0, {1: 1, 2: 1}))
+    m = ended(*one, closed("a", 2.0), closed("a", 2.0, Finish.ABORT, 1), objective=Objective())
+    assert m.results[Result.ABORTED] == 1 and m.useful_tokens == 0 and m.tenants.by_label["t"].open_choices == 0
+    m = ended(*one, closed("a", 2.0), objective=Objective())
+    m.engine_lost()
+    assert m.results[Result.FAILED] == 1 and m.tenants.by_label["t"].open_choices == 0
+    assert ChoiceTimes(0.0, 0.0, 1.0, 3.0, 4.0).tpot(3) == 1.0 and ChoiceTimes(0.0, 0.0, 1.0, 1.0, 4.0).tpot(1) is None
+
+
+@pytest.mark.parametrize("text", ["ttft=1", "x=1s", "ttft=1s,ttft=2s", "ttft=0s", "ttft:1e3", "ttft=90000s", "ttft", "=1s"])
+def test_a_goodput_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--goodput has"):
+        parse_goodput(text)
+
+
+def test_tenants_have_a_bound() -> None:
+    m = Metrics()
+    for number in range(MAX_TENANTS + 9):
+        m.apply(events.Admitted(f"r{number}", 0.0, 3, 1, 0.0, f"t{number}"))
+    m.http_ended(429, "overloaded", "t70")
+    assert len(m.tenants.by_label) == MAX_TENANTS + 1
+    others = m.tenants.by_label["other"]
+    assert (others.prompt_tokens, others.rejected, m.tenants.by_label["t5"].prompt_tokens) == (27, 1, 3)
+    body = exposition(m, "m", KV, m.tenants.by_label).decode()
+    assert 'ridgeline_tenant_open_choices{model_name="m",tenant="other"} 9.0' in body
+    assert 'ridgeline_tenant_requests_total{model_name="m",result="good",tenant="t5"} 0.0' in body
+    assert "tenant" not in exposition(m, "m", KV).decode()
+
+
+VLLM_DASHBOARD = (
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc", "vllm:inter_token_latency_seconds_bucket", "vllm:num_requests_running", "vllm:num_requests_waiting",
+    "vllm:request_success_total", "vllm:time_to_first_token_seconds_bucket", "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket", "vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum", "vllm:request_max_num_generation_tokens_bucket",
+    "vllm:request_inference_time_seconds_sum", "vllm:request_params_n_bucket", "vllm:request_params_max_tokens_bucket",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
+    "vllm:iteration_tokens_total_bucket", "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_cached_total", "vllm:admission_rejections_total",
+)  # fmt: skip
+"""What the dashboards of vLLM's repository, and its autoscaling examples, ask for."""
+
+
+def test_vllms_names_and_labels() -> None:
+    body = exposition(story(*TWO_TOKENS), "m", KV, compat="vllm").decode()
+    samples = [line for line in body.splitlines() if line.startswith("vllm:")]
+    assert {line.partition("{")[0] for line in samples} >= set(VLLM_DASHBOARD)
+    assert all('engine="0"' in line for line in samples)
+    assert all('model_name="m"' in line for line in samples if not line.startswith("vllm:cache_config_info"))
+    own = [line for line in body.splitlines() if line.startswith("ridgeline_")]
+    assert own and not any("engine=" in line for line in own)
+    assert "engine=" not in exposition(story(*TWO_TOKENS), "m", KV).decode()
 
 
 def test_gauges_follow_rows() -> None:
@@ -121,7 +204,7 @@ def test_exposition() -> None:
     assert samples["vllm:time_to_first_token_seconds_count", None] == 1
     assert samples["vllm:time_to_first_token_seconds_bucket", "0.5"] == 0
     assert samples["vllm:time_to_first_token_seconds_bucket", "1.0"] == 0
-    assert samples["vllm:time_to_first_token_seconds_bucket", "2.0"] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket", "1.5"] == 1
     assert samples["vllm:time_to_first_token_seconds_bucket", "+Inf"] == 1
     assert min(float(le) for name, le in samples if name == "vllm:request_queue_time_seconds_bucket") == 0.001
 

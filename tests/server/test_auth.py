@@ -12,7 +12,7 @@ from ridgeline.server.auth import check_exposure
 from ridgeline.server.routes import PUBLIC, ROWS
 
 KEY = "open sesame"
-OPEN = {"/", "/livez", "/readyz", "/health", "/version"}
+OPEN = {"/", "/livez", "/startupz", "/readyz", "/health", "/version"}
 """What may be read without a key, beside files of the page."""
 ROUTES = {row.path for row in ROWS if row.summary}
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]

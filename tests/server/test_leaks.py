@@ -42,13 +42,13 @@ def test_no_task_and_no_request_is_left(chat_site: Any) -> None:
         statuses = [await send(chat_site, each, rng) for each in framed]
         for _ in range(100):
             tasks = await count_tasks()
-            if tasks == before and not chat_site.service.open_requests:
+            if tasks == before and not chat_site.service.deployment.open_requests:
                 break
             await asyncio.sleep(0.05)
         return statuses, tasks
 
     statuses, tasks = asyncio.run_coroutine_threadsafe(work(), chat_site.loop).result(60)
-    assert tasks == before and chat_site.service.open_requests == 0
+    assert tasks == before and chat_site.service.deployment.open_requests == 0
     assert not [each for each in statuses if each >= 500] and statuses.count(200) > 20 and statuses.count(400) > 50
 
 

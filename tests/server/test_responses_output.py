@@ -119,7 +119,7 @@ def test_an_engine_that_dies(mortal: Any) -> None:
     stream = threading.Thread(target=lambda: found.append(mortal.request("POST", "/v1/responses", json={**asked, "stream": True})))
     stream.start()
     end = time.monotonic() + 20
-    while mortal.service.open_requests < 2:
+    while mortal.service.deployment.open_requests < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
     os.kill(mortal.service.engine.pid, signal.SIGKILL)

@@ -268,6 +268,19 @@ class ServerConfig:
         1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
         "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
     )  # fmt: skip
+    goodput: str = _set(
+        "ttft=1s,itl=50ms", "What a request keeps to count as good: times to first token, and per further token.",
+        "throughput alone hides answers that came too late", "ridgeline_requests_total{result=\"good\"} far below the others: too strict",
+    )  # fmt: skip
+    metrics_compat: str = _set(
+        "none", "vllm: /metrics has the label engine too, and more of vLLM's metrics.",
+        "metrics that vLLM has bear its names in any case", "panels of vLLM's dashboards stay empty: vllm", choices=("none", "vllm"),
+    )  # fmt: skip
+    admin_socket: str = _set(
+        "auto", "Unix socket of `ridgeline admin`, for this server's user alone: auto (in the user's state folder), none, or its path.",
+        "changes at run time need no port: the system says who asks, and each change is a line of the log",
+        "`ridgeline admin` finds no server: none, or the rights of its folder", unit="FILE",
+    )  # fmt: skip
     log_level: str = _set(
         "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
         "the log fills up: warning", choices=("debug", "info", "warning", "error"),

@@ -1,7 +1,7 @@
 """Commands to the core and outputs from it: plain values, which the engine process sends as frames."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
@@ -38,7 +38,22 @@ class GrammarReady:
     error: str | None = None
 
 
-Command = Admit | Close | Abort | GrammarReady
+Knob = Literal["step_ms", "num_speculative_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class SetKnob:
+    """Changes a setting while the engine runs, from the next plan on; in a recording like any command, so that a replay decides alike.
+
+    step_ms                 milliseconds that a step with decoding rows may take
+    num_speculative_tokens  drafts per row and step, at most as many as at the start; 0: none
+    """
+
+    name: Knob
+    value: int
+
+
+Command = Admit | Close | Abort | GrammarReady | SetKnob
 
 
 class Output(NamedTuple):

@@ -31,13 +31,16 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request enters the queue. `arrived`: when it reached the front end, on the engine's clock, at most `time`."""
+    """A request enters the queue. `arrived`: when it reached the front end, on the engine's clock, at most `time`; `max_tokens`: 0 where
+    nobody said."""
 
     request_id: str
     time: float
     prompt_tokens: int
     choices: int
     arrived: float
+    tenant: str = ""
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

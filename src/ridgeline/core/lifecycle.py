@@ -15,6 +15,7 @@ from ridgeline.core.fairness import FairShares
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
+from ridgeline.core.reservation import OutputLengths
 from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
@@ -29,6 +30,7 @@ class Lifecycle:
     pinned            running sequences that were preempted as often as is allowed
     open              request id → choice → its sequence, until it is closed
     unstarted         ids of requests of which no choice has run yet: the queue that `max_waiting` bounds
+    lengths           of outputs of closed sequences, from which blocks are reserved
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
 
@@ -43,6 +45,7 @@ class Lifecycle:
         self.unstarted: set[str] = set()
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
+        self.lengths = OutputLengths()
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
         self._shares = FairShares(limits.rows, cache.shape.blocks * cache.shape.block_tokens // len(cache.shape.groups))
@@ -55,7 +58,9 @@ class Lifecycle:
             self._emit(Rejected(request.request_id, *rejection))
             return
         arrived = now if request.arrived is None else min(now, request.arrived)
-        self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices, arrived))
+        self._emit(AdmittedEvent(
+            request.request_id, now, len(request.prompt), request.choices, arrived, request.tenant, request.max_tokens
+        ))  # fmt: skip
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)
         for choice in range(request.choices):
@@ -204,6 +209,8 @@ class Lifecycle:
             self.unstarted.discard(request.request_id)
         usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
         self._shares.settle(sequence, usage)
+        if sequence.cached_tokens >= 0:
+            self.lengths.add(sequence.outputs)
         if not self.open:
             self._shares.on_idle()
         self._emit(Closed(request.request_id, sequence.choice, reason, usage, now, sequence.message))

@@ -5,11 +5,14 @@ pinned: it starts again only if blocks up to its last token are available, and t
 the first and the pinned sequences can always advance. Allocates no blocks itself.
 """
 
+from functools import partial
+
 from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
+from ridgeline.core.reservation import most_blocks_to_come, will_fit
 from ridgeline.core.sequence import Sequence, State
 
 
@@ -20,7 +23,6 @@ class Preemptor:
         self.policy = policy
         self.cache = cache
         self.lifecycle = lifecycle
-        self._full_groups = sum(not group.window for group in cache.shape.groups)
 
     def ensure_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Returns True if there is a free row within the policy's limit. A higher class preempts the last sequence of the lowest class."""
@@ -36,8 +38,9 @@ class Preemptor:
     def can_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Returns True if a waiting sequence, whose cached prefix is attached, has the blocks to start.
 
-        If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, as it would soon be
-        preempted with less. A pinned one needs the blocks up to its last token. Attached host blocks need device blocks too.
+        If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, and so does what is
+        expected of its output and those of running sequences, or one of them would soon be preempted. A pinned one needs the blocks up to
+        its last token. Attached host blocks need device blocks too.
         """
         shape, on_host = self.cache.shape, self.cache.count_host_blocks(sequence)
         if self.lifecycle.is_pinned(sequence):
@@ -45,7 +48,11 @@ class Preemptor:
         if self.find_victim(sequence) is not None:
             return self._ensure_blocks(len(shape.groups) + on_host, sequence, builder)
         held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - on_host
-        return self.available_blocks(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
+        available, lifecycle = self.available_blocks(sequence), self.lifecycle
+        if available < max(0, blocks_needed(shape, len(sequence.known)) - held):
+            return False
+        growing = [each for each in lifecycle.running if each not in lifecycle.pinned] if lifecycle.pinned else lifecycle.running
+        return will_fit(shape, [*growing, sequence], lifecycle.lengths, available - on_host)
 
     def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """Returns how many of `count` tokens can have blocks, after preempting others if that is needed for one; 0: it waits."""
@@ -90,7 +97,7 @@ class Preemptor:
         """
         available, pinned = self.cache.pool.available, self.lifecycle.pinned
         if pinned:
-            reserved = self._blocks_to_finish if sequence in pinned else self._reserved_blocks
+            reserved = self._blocks_to_finish if sequence in pinned else partial(most_blocks_to_come, self.cache.shape)
             available -= sum([reserved(other) for other in pinned if other is not sequence])
         return available
 
@@ -101,11 +108,6 @@ class Preemptor:
             held = sum([0 < block_id <= shape.blocks and (not group.window or holders[block_id] == 1) for block_id in table])
             missing += max(0, blocks_needed_in_group(group, shape.block_tokens, pinned.limit - 1) - held)
         return missing
-
-    def _reserved_blocks(self, pinned: Sequence) -> int:
-        """Returns the blocks that a pinned sequence may still need. Its windows count in full: others may come to share their blocks."""
-        blocks = pinned.capacity // self.cache.shape.block_tokens
-        return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def find_victim(self, requester: Sequence) -> Sequence | None:
         """Returns the sequence to preempt for `requester`: the last in order behind it, of a lower class if `requester` waits; never the

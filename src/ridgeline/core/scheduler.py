@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain
 
-from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output
+from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -24,6 +24,7 @@ from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.preemption import Preemptor
 from ridgeline.core.sequence import Sequence, State
+from ridgeline.core.step_time import UNBOUNDED
 
 
 class Scheduler:
@@ -37,7 +38,9 @@ class Scheduler:
     ) -> None:
         self.limits = limits if pace is None else pace.limited(limits)
         self.policy = policy
-        self.drafter = drafter
+        self.drafter = self._own_drafter = drafter
+        self._draft_depth = UNBOUNDED
+        """Drafts of a row, where that is fewer than the drafter's own bound."""
         self.pace = pace
         self.steps_in_flight: deque[InFlightStep] = deque()
         self._events: list[Event] = []
@@ -50,7 +53,8 @@ class Scheduler:
         self.step = 0
         """Number of the next step."""
         self._last: InFlightStep | None = None
-        self._blocked_start: tuple[Sequence | None, int] = None, 0
+        self._blocked_start: tuple[Sequence | None, int, int] = None, 0, 0
+        """The sequence that could not start, the fewest available blocks since, and how many others ran."""
 
     def take_events(self) -> list[Event]:
         """Returns the events since the last call, in order."""
@@ -75,6 +79,12 @@ class Scheduler:
                     self.lifecycle.abort(request_id, now)
                 case GrammarReady(digest, error):
                     self.lifecycle.on_grammar(digest, error, now)
+                case SetKnob("step_ms", value) if self.pace is not None:
+                    self.pace.target = value / 1e3
+                    self.limits = self.pace.limited(self.limits)
+                case SetKnob("num_speculative_tokens", value):
+                    self._draft_depth = value
+                    self.drafter = self._own_drafter if value else None
 
     def schedule(self, now: float) -> Plan | None:
         """Returns the plan of the next step, or None if nothing can run now. A plan is never empty."""
@@ -108,10 +118,12 @@ class Scheduler:
     def _must_wait(self) -> bool:
         """Returns True if no step may be planned before the steps in flight are committed: the newest one is a barrier, or the drafter
         needs their ids. A waiting sequence that could start is not delayed for drafts."""
-        if self.drafter is None or not self.steps_in_flight:
+        if not self.steps_in_flight:
             return False
         if self.steps_in_flight[-1].drafted:
             return True
+        if self.drafter is None:
+            return False
         lifecycle = self.lifecycle
         return not (lifecycle.waiting and lifecycle.rows) and self.drafter.should_wait(lifecycle.running)
 
@@ -234,7 +246,7 @@ class Scheduler:
         self.cache.attach_prefix(sequence, hit)
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
-            self._blocked_start = sequence, self.cache.pool.available
+            self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
             builder.starts_closed = True
             return
         fetched = self.cache.restore_from_host(sequence)
@@ -248,8 +260,13 @@ class Scheduler:
 
     def _is_still_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence could not start before and no block has been freed since: its prefix is not looked up again."""
-        blocked, available = self._blocked_start
-        return blocked is sequence and self.cache.pool.available <= available and self.preemptor.find_victim(sequence) is None
+        blocked, available, running = self._blocked_start
+        if blocked is not sequence or self.cache.pool.available > available or len(self.lifecycle.running) < running:
+            return False
+        if self.preemptor.find_victim(sequence) is not None:
+            return False
+        self._blocked_start = sequence, self.cache.pool.available, running
+        return True
 
     def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
@@ -270,7 +287,7 @@ class Scheduler:
                 end += chunks[index][0]
                 continue
             end += 1
-            below_limit = sequence.limit - sequence.target
+            below_limit = min(sequence.limit - sequence.target, self._draft_depth)
             if below_limit > 0 and sequence.in_flight == 1 and sequence not in new:
                 places.append((index, end))
                 rows.append((sequence, below_limit))

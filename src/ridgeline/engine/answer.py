@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from math import fsum, isnan
 from typing import Final
 
+from msgspec import Struct
+
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
@@ -33,8 +35,7 @@ class ChoiceStart:
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(Struct, frozen=True):
     """New text, ids and log-probabilities of a choice. `is_last`: its end follows, at once or when the engine has confirmed it."""
 
     index: int
@@ -169,7 +170,7 @@ class AnswerBuilder:
                 if delta.ids:
                     parts.append(ChoiceDelta(index, delta))
             if choice.has_ended and parts and isinstance(last := parts[-1], ChoiceDelta):
-                parts[-1] = replace(last, is_last=True)
+                parts[-1] = ChoiceDelta(index, last.delta, is_last=True)
         else:
             if number not in self._started:
                 parts.append(self._start(number))

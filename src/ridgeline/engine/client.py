@@ -27,6 +27,8 @@ EXIT_TIMEOUT_SECONDS: Final = 5.0
 """Time for an engine that was asked to end, before it is killed."""
 STABLE_SECONDS: Final = 10.0
 """An engine that was ready for at least this long did not fail to start: the next one follows at once."""
+CRASH_LOOP_FAILURES: Final = 3
+"""Engines in a row that ended early, from which on that is called what it is."""
 CHECKS_PER_TIMEOUT: Final = 8
 """Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
 when this process itself was stopped, its engine has not hung meanwhile."""
@@ -63,6 +65,10 @@ class EngineClient:
         self.state = State.STARTING
         self.starts = 0
         self.last_failure: str | None = None
+        self.failures = 0
+        """Engines in a row that ended within `STABLE_SECONDS` of being ready, or before."""
+        self.next_start = 0.0
+        """Time of the loop at which the next engine starts, while none runs."""
         self._fix: Mapping[str, str | None] = {}
         self._config = config
         self._on_events = on_events
@@ -85,9 +91,9 @@ class EngineClient:
         """Starts the first engine; returns before it is ready."""
         self._supervisor = asyncio.create_task(self._supervise())
 
-    async def ready(self) -> Ready:
-        """Waits until an engine takes requests. Raises ConfigError if none ever will."""
-        await self._wait_for(lambda: self.state is State.READY or self._permanent)
+    async def ready(self, after: int = 0) -> Ready:
+        """Waits until an engine takes requests that was started after so many others. Raises ConfigError if none ever will."""
+        await self._wait_for(lambda: self._permanent or (self.state is State.READY and self.starts > after))
         if self._ready is None:
             raise self._final_error()
         return self._ready
@@ -157,15 +163,19 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
         try:
             while not self._permanent:
                 await self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
-                failures = 0 if ready_seconds >= STABLE_SECONDS else failures + 1
+                self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
+                delay = self._delay(self.failures)
+                self.next_start = loop.time() + delay
                 await self._set_state(State.DEAD)
                 if not self._permanent:
-                    await asyncio.sleep(self._delay(failures))
+                    if self.failures >= CRASH_LOOP_FAILURES:
+                        fields = {"failures_in_a_row": self.failures, "next_start_seconds": delay, "reason": self.last_failure}
+                        _log.error("engine keeps ending early", extra={"fields": fields})
+                    await asyncio.sleep(delay)
         except Exception as error:
             self.last_failure, self._permanent = f"the engine's supervision failed: {error}", True
             loop.call_exception_handler({"message": self.last_failure, "exception": error})

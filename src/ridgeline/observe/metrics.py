@@ -3,61 +3,30 @@
 Owns the definition of each metric. Reads no clock (events carry the engine's time) and knows no exposition format (`observe.prometheus`).
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections import Counter
+from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
+from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
+from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants
+from ridgeline.planning.objectives import Objective
 
-SECONDS = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
-)
-"""Bounds from 1 ms on: the queue of a healthy server is that short."""
-TOKENS = tuple(float(1 << power) for power in range(21))
-
-
-class Histogram:
-    """Counts of observations in buckets; bucket i holds values ≤ `bounds[i]` that no earlier one holds, the last everything above."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Counts one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self.counts)
-
-
-@dataclass(slots=True)
-class _OpenRequest:
-    arrived: float
-    prompt_tokens: int
-    open_choices: int
-    choices: dict[int, "_StartedChoice"] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _StartedChoice:
-    """A choice that has had a row. `sequence` changes when it gets another row."""
-
-    request: _OpenRequest
-    sequence: int
-    last_token_at: float | None = None
+REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
+"""Codes of errors by which a request is told to come back later."""
+NO_OBJECTIVE: Final = Objective()
+CHOICES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
+        """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
+        self.objective = objective
+        self.tenants = Tenants()
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.prefix_queries = 0
@@ -75,7 +44,13 @@ class Metrics:
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.steps = 0
         self.late_steps = 0
-        self.rejected = 0
+        self.answers: Counter[tuple[int, str]] = Counter()
+        """Answers to HTTP requests by status and code of the error, "" without one; probes apart."""
+        self.results = dict.fromkeys(Result, 0)
+        self.useful_tokens = 0
+        """Generated tokens of answers that came to their end."""
+        self.good_tokens = 0
+        """Generated tokens of requests within the objective."""
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
         self.free_blocks: int | None = None
         """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
@@ -84,16 +59,25 @@ class Metrics:
         """Of answers, as the front end sees them: events hold no ids."""
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
+        self.time_per_output_token = Histogram(SECONDS)
         self.end_to_end = Histogram(SECONDS)
+        self.tokenizer = Histogram(SECONDS)
+        """Of requests, as the front end sees them."""
         self.queue = Histogram(SECONDS)
+        self.prefill = Histogram(SECONDS)
+        self.decode = Histogram(SECONDS)
+        self.inference = Histogram(SECONDS)
         self.step_run = Histogram(SECONDS)
         self.step_tokens = Histogram(TOKENS)
         self.request_prompt = Histogram(TOKENS)
         self.request_generation = Histogram(TOKENS)
-        self._open: dict[str, _OpenRequest] = {}
-        self._rows: dict[int, _StartedChoice] = {}
+        self.request_max_tokens = Histogram(TOKENS)
+        self.request_choices = Histogram(CHOICES)
+        self._on_choice = on_choice
+        self._open: dict[str, OpenRequest] = {}
+        self._rows: dict[int, Choice] = {}
         """Choices that have a row, by sequence number."""
-        self._ended_rows: dict[int, _StartedChoice] = {}
+        self._ended_rows: dict[int, Choice] = {}
         """Choices that lost their row since the last step: the step's own event comes after their end."""
 
     @property
@@ -132,8 +116,7 @@ class Metrics:
             case events.StepLate():
                 self.late_steps += 1
             case events.Admitted():
-                self._open[event.request_id] = _OpenRequest(event.arrived, event.prompt_tokens, event.choices)
-                self.prompt_tokens += event.prompt_tokens
+                self._admitted(event)
             case events.Started():
                 self._started(event)
             case events.PrefixHit():
@@ -144,18 +127,39 @@ class Metrics:
                 self._free_row(event.request_id, event.choice)
             case events.Closed():
                 self._closed(event)
-            case events.Rejected():
-                self.rejected += 1
             case _:
                 pass
 
     def engine_lost(self) -> None:
         """Counts every open choice as an error: the engine died, so no event will close them."""
-        self.finished[Finish.ERROR] += sum(request.open_choices for request in self._open.values())
+        for request in self._open.values():
+            self.finished[Finish.ERROR] += request.open_choices
+            request.tenant.open_choices -= request.open_choices
+            self._count_result(request, Result.FAILED)
         self._open.clear()
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
+
+    def http_ended(self, status: int, error: str | None, tenant: str) -> None:
+        """Counts the answer to an HTTP request. One that is rejected, at the door or in a stream, is the tenant's."""
+        self.answers[status, error or ""] += 1
+        if error in REJECTIONS:
+            self.tenants.find(tenant).rejected += 1
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Requests that were rejected as there was no room, or no quota left, by code."""
+        return {code: sum(count for (_, error), count in self.answers.items() if error == code) for code in REJECTIONS}
+
+    def _admitted(self, event: events.Admitted) -> None:
+        tenant = self.tenants.find(event.tenant)
+        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant)
+        self.prompt_tokens += event.prompt_tokens
+        tenant.prompt_tokens += event.prompt_tokens
+        tenant.open_choices += event.choices
+        self.request_choices.observe(event.choices)
+        self.request_max_tokens.observe(event.max_tokens)
 
     def _started(self, event: events.Started) -> None:
         request = self._open.get(event.request_id)
@@ -163,7 +167,7 @@ class Metrics:
             return
         choice = request.choices.get(event.choice)
         if choice is None:
-            choice = request.choices[event.choice] = _StartedChoice(request, event.sequence)
+            choice = request.choices[event.choice] = Choice(request, event.sequence, event.time)
             self.prefix_queries += request.prompt_tokens
             self.queue.observe(event.time - request.arrived)
         choice.sequence = event.sequence
@@ -172,19 +176,31 @@ class Metrics:
     def _computed(self, event: events.Computed) -> None:
         self.draft_tokens += event.drafted
         self.accepted_tokens += event.accepted
+        rows, ended, now = self._rows, self._ended_rows, event.time
+        gap, equal = -1.0, 0
         for sequence, sampled in zip(event.sequences, event.sampled, strict=True):
             if not sampled:
                 continue
             self.generation_tokens += sampled
-            choice = self._rows.get(sequence) or self._ended_rows.get(sequence)
+            choice = rows.get(sequence) or ended.get(sequence)
             if choice is None:
                 continue
-            if choice.last_token_at is None:
-                self.time_to_first_token.observe(event.time - choice.request.arrived)
-            else:
-                self.inter_token.observe((event.time - choice.last_token_at) / sampled)
-            choice.last_token_at = event.time
-        self._ended_rows.clear()
+            choice.tokens += sampled
+            last, choice.last_token_at = choice.last_token_at, now
+            if last is None:
+                choice.first_token_at = now
+                self.time_to_first_token.observe(now - choice.request.arrived)
+                choice.request.tenant.time_to_first_token.observe(now - choice.request.arrived)
+                continue
+            mine = (now - last) / sampled
+            if mine != gap and equal:  # rows of a batch mostly have had their last token together
+                self.inter_token.observe(gap, equal)
+                equal = 0
+            gap = mine
+            equal += 1
+        if equal:
+            self.inter_token.observe(gap, equal)
+        ended.clear()
 
     def _closed(self, event: events.Closed) -> None:
         self.finished[event.reason] += 1
@@ -192,12 +208,36 @@ class Metrics:
         if request is None:
             return
         self._free_row(event.request_id, event.choice)
-        self.end_to_end.observe(event.time - request.arrived)
-        self.request_prompt.observe(event.usage.prompt_tokens)
-        self.request_generation.observe(event.usage.completion_tokens)
-        request.open_choices -= 1
+        choice = request.choices.get(event.choice)
+        times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
+        self._observe_end(event, times)
+        request.close(event, times, self.objective)
         if request.open_choices == 0:
             del self._open[event.request_id]
+            self._count_result(request, request.result)
+        if self._on_choice is not None:
+            self._on_choice(event, times)
+
+    def _observe_end(self, event: events.Closed, times: ChoiceTimes) -> None:
+        usage = event.usage
+        self.end_to_end.observe(event.time - times.arrived)
+        self.request_prompt.observe(usage.prompt_tokens)
+        self.request_generation.observe(usage.completion_tokens)
+        if times.started is None or times.first_token_at is None or times.last_token_at is None:
+            return
+        self.prefill.observe(times.first_token_at - times.started)
+        self.decode.observe(times.last_token_at - times.first_token_at)
+        self.inference.observe(times.last_token_at - times.started)
+        tpot = times.tpot(usage.completion_tokens)
+        if tpot is not None:
+            self.time_per_output_token.observe(tpot)
+
+    def _count_result(self, request: OpenRequest, result: Result) -> None:
+        self.results[result] += 1
+        request.tenant.results[result] += 1
+        request.tenant.generation_tokens += request.tokens
+        self.useful_tokens += request.tokens if result in COMPLETE else 0
+        self.good_tokens += request.tokens if result is Result.GOOD else 0
 
     def _free_row(self, request_id: str, number: int) -> None:
         request = self._open.get(request_id)

@@ -9,6 +9,7 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,7 +24,7 @@ log = logging.getLogger("ridgeline.access")
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 """Ids that a client may give its request; anything else is replaced, never echoed."""
-PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+PROBES: Final = frozenset({"/livez", "/startupz", "/readyz", "/health", "/metrics"})
 """Paths that are asked every few seconds: answered as they should be, they are lines of level debug."""
 MAX_PATH: Final = 128
 """Characters of a path in a line."""
@@ -57,12 +58,19 @@ class Access:
         self.status: int | None = None
         self.error: str | None = None
         self.usage: Usage | None = None
+        self.tenant = ""
 
 
 def note_error(scope: Scope, code: str) -> None:
     """The request's answer is an error, or ends with one."""
     if access := scope.get(ACCESS_KEY):
         access.error = code
+
+
+def note_tenant(scope: Scope, tenant: str) -> None:
+    """The request is one of that tenant."""
+    if access := scope.get(ACCESS_KEY):
+        access.tenant = tenant
 
 
 def note_usage(scope: Scope, usage: Usage) -> None:
@@ -74,8 +82,10 @@ def note_usage(scope: Scope, usage: Usage) -> None:
 class AccessLog:
     """Writes the line of each request, and gives its answer an `X-Request-Id`: the client's, where it sent a harmless one, or a new one."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_end: Callable[[int, str | None, str], None]) -> None:
+        """`on_end` is called with status, code of the error, and tenant of each request that is no probe."""
         self._app = app
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,13 +108,15 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            rejected: ApiError | None = scope.get(REJECTED_KEY)
+            if rejected is not None:
+                access.status, access.error = access.status or rejected.status, rejected.code
+            if scope["path"] not in PROBES:
+                self._on_end(access.status or DISCONNECTED_STATUS, access.error, access.tenant)
             _write(scope, request_id.decode(), access)
 
 
 def _write(scope: Scope, request_id: str, access: Access) -> None:
-    rejected: ApiError | None = scope.get(REJECTED_KEY)
-    if rejected is not None:
-        access.status, access.error = access.status or rejected.status, rejected.code
     path, status = scope["path"], access.status or DISCONNECTED_STATUS
     level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
     if not log.isEnabledFor(level):

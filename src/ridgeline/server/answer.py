@@ -21,8 +21,8 @@ from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, Collect
 from ridgeline.server import replies
 from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
+from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
-from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
 

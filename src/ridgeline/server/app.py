@@ -6,14 +6,14 @@ is passed in. `server.run` runs it.
 
 import time
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, cast
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
-from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
+from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.callers import current_caller
 from ridgeline.server.connection import CROWDED_KEY
@@ -36,9 +36,11 @@ def build_app(service: Service) -> ASGIApp:
     ]  # fmt: skip
     routes.check(built)
     origins = parse_origins(service.config.allowed_origins)
+    generating = {row.path for row in routes.ROWS if row.is_queued}
+    built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
-    return AccessLog(CrossOrigin(app, origins) if origins else app)
+    return AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
 
 
 class QueueGate:
@@ -53,6 +55,7 @@ class QueueGate:
         row = routes.find_row(scope)
         if row is not None:
             routes.note_limits(scope, row)
+            note_tenant(scope, current_caller().tenant)
             if row.is_queued and self._service.is_ready:
                 self._service.check_capacity(1)
                 quota = current_caller().quota

@@ -5,6 +5,7 @@ conversation and the fields that say how it is rendered. Templates are `text.cha
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
+from ridgeline.server.loading import Model
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.notes import Notes
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.spoken import Reading, Speaker
 from ridgeline.server.structured import Asked, structured_outputs
 from ridgeline.server.transport import client_of, read_body
@@ -286,7 +288,9 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
-            return await encoding
+            ids = await encoding
+        notes.tokenised = time.monotonic()
+        return ids
     except TimeoutError:
         message = f"chats wait longer than {TOKENISE_TIMEOUT_SECONDS:g} s for the template; try again"
         raise OverloadedError(message, RETRY_AFTER_SECONDS) from None

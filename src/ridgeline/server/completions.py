@@ -4,6 +4,7 @@ Owns the meaning of the fields that only completions have, and the form of their
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,10 +21,11 @@ from ridgeline.server.answer import Header, respond
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
+from ridgeline.server.loading import Model
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
 from ridgeline.server.notes import Notes
 from ridgeline.server.reasoning import NO_LIMIT
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.fim import Fim
@@ -52,6 +54,7 @@ def routes(service: Service) -> list[BaseRoute]:
         )  # fmt: skip
         grammar = await service.compile_grammar(asked, notes.client)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
+        notes.tokenised = time.monotonic()
         ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
         with body.client_field_names(payload, limit):
             source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)

@@ -43,6 +43,8 @@ async def start_generation(
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
+    if notes.tokenised is not None:
+        service.metrics.tokenizer.observe(notes.tokenised - notes.arrived)
     bad_words = await encode_bad_words(service.model.tokenizer, params.bad_words)
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""

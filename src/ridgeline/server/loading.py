@@ -1,16 +1,72 @@
-"""The text side of a model, read while the engine loads the weights: tokenizer, chat template, its authors' defaults."""
+"""A loaded model as endpoints see it, and its text side, read while the engine loads the weights: tokenizer, chat template, its authors'
+defaults."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
-from ridgeline.engine.admit import check_number
+from ridgeline.engine.admit import ModelLimits, check_number
+from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, Finding, RequestError
+from ridgeline.server.callers import private_salt
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.files import ModelFiles, read_files
-from ridgeline.text.prompt_cache import PromptCache
+from ridgeline.text.fim import Fim, find_fim
+from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizer_check import check_vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model.
+
+    created   seconds since 1970
+    kind      base or instruct, and why
+    chat      None: the model has no template
+    findings  problems that checks found before the first request
+    defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
+    fim       how it is asked for a text between two; None: it cannot be. The first call may read a file
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    limits: ModelLimits
+    engine: Ready
+    created: int
+    prompts: PromptCache
+    kind: ModelKind
+    chat: ChatTemplate | None = None
+    findings: tuple[Finding, ...] = ()
+    defaults: Mapping[str, int | float] = field(default_factory=dict)
+    fim: Callable[[], Fim | None] = lambda: None
+
+    def check_name(self, name: str | None) -> None:
+        """Raises RequestError unless `name` is this model's. None means the only model there is."""
+        if name is not None and name != self.name:
+            message = f"there is no model of that name here; this server has {self.name!r}"
+            raise RequestError(message, param="model", code="model_not_found", status=404)
+
+    def prompt_encoder(self, salt: str | None) -> Encoder:
+        """Encoder of prompts, which reuses the ids of prefixes that the caller's requests with the same salt had before. Not for a thread
+        to ask: see `server.callers`."""
+        return self.prompts.encoder(private_salt(salt).encode())
+
+    @property
+    def turn_end_ids(self) -> frozenset[int]:
+        """Ids that end an answer to a chat beside those that end any."""
+        stop_ids = frozenset[int]() if self.chat is None else self.chat.stop_ids
+        return frozenset(token for token in stop_ids if token < self.limits.vocab)
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes with weights and KV layout."""
+        return "fp_" + hashlib.sha256(self.limits.kv.fingerprint).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +109,15 @@ def served_name(model: str, config: ServerConfig) -> str:
     if config.served_model_name is not None:
         return config.served_model_name
     return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model
+
+
+def make_model(name: str, assets: TextAssets, ready: Ready) -> Model:
+    """The model that clients call `name`, of its text side and a ready engine, with what their comparison finds."""
+    files, info = assets.files, ready.info
+    vocab = files.vocab(info.vocab)
+    limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
+    findings = (*info.findings, *assets.findings)
+    if files.path is not None:
+        findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
+    now, defaults, fim = int(time.time()), files.generation.sampling, cache(partial(find_fim, files.tokenizer, files.path))
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults, fim)

@@ -20,9 +20,10 @@ from ridgeline.server.body import decode
 from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
+from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
 from ridgeline.server.routes import MAX_PAGE, dialect_of, find_row
-from ridgeline.server.service import Model, Service
+from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response, read_body
 from ridgeline.text.token_text import token_text
 

@@ -35,6 +35,7 @@ class Notes:
     known    names that an unknown field may have been meant as
     client   whose request it is (`transport.client_of`)
     arrived  when the request had been read: time to first token counts from here, the prompt's rendering and tokenising included
+    tokenised  when its prompts were ids
     """
 
     ignored: dict[str, str] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Notes:
     known: Collection[str] = ()
     client: bytes = b""
     arrived: float = field(default_factory=time.monotonic)
+    tokenised: float | None = None
 
     def ignore(self, name: str, why: str = "") -> None:
         """Notes that a field has no effect on the answer."""

@@ -268,5 +268,15 @@ class DetokenizeResponse(Struct, frozen=True):
     content: str
 
 
+class Startup(Struct, frozen=True):
+    """A start: `progress` is the fraction of the stage that is done, `eta_seconds` what the rest of it takes at its pace so far, null where
+    nothing has been measured yet; `elapsed_seconds` counts from the process's start to now, or to the end of the start."""
+
+    stage: str
+    progress: float
+    eta_seconds: float | None
+    elapsed_seconds: float
+
+
 class Version(Struct, frozen=True):
     version: str

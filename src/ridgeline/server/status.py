@@ -1,5 +1,9 @@
-"""Routes for operators and load balancers: liveness, readiness, version, metrics."""
+"""Routes for operators and load balancers: liveness, start, readiness, version, metrics."""
 
+from math import ceil
+from typing import Final
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -12,6 +16,8 @@ from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
+MAX_RETRY_SECONDS: Final = 60
+
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
@@ -19,23 +25,39 @@ def routes(service: Service) -> list[BaseRoute]:
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
+    async def startupz(request: Request) -> Response:
+        """200 from the end of the start on, whatever the engine does later. Until then the error of the catalogue, and how far it is."""
+        startup = service.deployment.startup.snapshot()
+        if service.deployment.has_started:
+            return json_response(startup)
+        error = ApiError("engine_unavailable", f"starting: {startup.stage} {startup.progress:.0%}")
+        body = msgspec.json.decode(error.body()) | msgspec.to_builtins(startup)
+        seconds = startup.eta_seconds or RETRY_AFTER_SECONDS
+        return Response(
+            msgspec.json.encode(body), error.status, {"Retry-After": str(min(MAX_RETRY_SECONDS, ceil(seconds)))}, "application/json"
+        )
+
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
             return PlainTextResponse("ok\n")
-        raise ApiError("engine_unavailable", f"not ready: {service.not_ready_reason()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+        seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(service.deployment.seconds_to_restart())))
+        reason = f"not ready: {service.deployment.not_ready_reason()}"
+        raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(seconds)})
 
     async def version(request: Request) -> Response:
         return json_response(replies.Version(__version__))
 
     async def metrics(request: Request) -> Response:
-        model = service.model
-        tenants = service.by_tenant() if current_caller().is_admin else None
-        body = exposition(service.current_metrics(), model.name, model.limits.kv, tenants)
+        """Of tenants, a key of scope admin reads all, another its own."""
+        model, caller, found = service.model, current_caller(), service.current_metrics()
+        labels = found.tenants.by_label if caller.is_admin else (found.tenants.label(caller.tenant),) if caller.owner else ()
+        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [
         Route("/livez", livez, methods=["GET"]),
+        Route("/startupz", startupz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/health", readyz, methods=["GET"]),
         Route("/version", version, methods=["GET"]),

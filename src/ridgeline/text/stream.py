@@ -113,6 +113,11 @@ class StopAutomaton:
                 return state, StopMatch(stop, index + 1)
         return state, None
 
+    @property
+    def has_stops(self) -> bool:
+        """True if there is any string to find."""
+        return len(self._next) > 1
+
     def held(self, state: int) -> int:
         """Characters at the end of the text read so far that may be the beginning of a stop string."""
         return self._held[state]
@@ -220,6 +225,8 @@ class OutputStream:
 
         `ends_with_stop_id`: the last id ended the sequence in the engine; it counts but adds no text.
         """
+        if len(ids) == 1 and not self._held and not self._stops.has_stops and not ends_with_stop_id:
+            return self._push_alone(ids[0], logprobs)
         for index, token in enumerate(ids if self.stopped is None else ()):
             hidden = ends_with_stop_id and index == len(ids) - 1 and not self._include_stop
             text = "" if hidden else self._next_text(token)
@@ -233,6 +240,20 @@ class OutputStream:
         while ready < len(self._held) and first + ready < self._num_whole and self._held[ready].end <= limit:
             ready += 1
         return self._release(ready)
+
+    def _push_alone(self, token: int, logprobs: Sequence[TokenLogprobs] | None) -> TextDelta:
+        """The usual case, on the shortest path: one new id behind ids that have been released, without stop strings."""
+        text = self._detokenizer.push(token)
+        self._count += 1
+        offset = self._end
+        self._end += len(text)
+        if self._detokenizer.is_incomplete:
+            self._held.append(_Token(token, logprobs[0] if logprobs else None, text, self._end))
+            self._num_whole = self._count - 1
+            return TextDelta(offset)
+        self._num_whole = self._count
+        self._offset = self._end
+        return TextDelta(offset, (token,), (text,), tuple(logprobs) if logprobs else ())
 
     def finish(self) -> TextDelta:
         """Ends the stream: returns everything that was held, with U+FFFD for a character that is not complete."""

@@ -27,6 +27,11 @@ BUGS = (
         [("find_victim", "if candidate not in self.lifecycle.pinned:", "if True:")],
     ),
     (
+        "more is reserved than the worst case",
+        "row 10: an operator's memory stands empty while requests wait",
+        [("will_fit", "not lengths.is_known or sum([most_blocks_to_come(shape, each) for each in sequences]) <= available", "False")],
+    ),
+    (
         "the token budget is exceeded by one",
         "T8: vLLM#51094",
         [("budget_left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
@@ -69,7 +74,7 @@ BUGS = (
     (
         "a request that needs many blocks is overtaken by small ones",
         "T23: vLLM#2901",
-        [("_start", "self._blocked_start = sequence, self.cache.pool.available\n        builder.starts_closed = True", "pass")],
+        [("_start", "len(self.lifecycle.running)\n        builder.starts_closed = True", "0")],
     ),
     (
         "a request that can never fit is accepted",

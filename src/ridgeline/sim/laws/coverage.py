@@ -62,6 +62,7 @@ SITUATIONS = (
     "rejected as unservable",
     "rejected as the queue is full",
     "no block free",
+    "waits for outputs to come",
     "rows all taken while requests wait",
     "budget spent to the last token",
     "prefill chunk beside decode rows",

@@ -12,10 +12,12 @@ from functools import partial
 from itertools import count
 
 from ridgeline.core import laws
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.commands import Admit, Command
 from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
+from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
@@ -125,6 +127,7 @@ class Simulation:
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
         self._drafted_step = -1
         self._check_preemptions()
+        self._check_starts()
         PrefillBudgetChecker(self.scheduler)
         self.coverage = Coverage(world, self.front_end, self.scheduler)
         self._order = OrderChecker(world)
@@ -191,6 +194,25 @@ class Simulation:
             preempt(victim, by, why)
 
         lifecycle.preempt = checked_preempt  # type: ignore[method-assign]
+
+    def _check_starts(self) -> None:
+        """Makes it a LawViolation that a sequence does not start although blocks suffice in the worst case."""
+        lifecycle, preemptor, kv = self.scheduler.lifecycle, self.scheduler.preemptor, self.world.info.kv
+        can_start, full = preemptor.can_start, sum(not group.window for group in kv.groups)
+
+        def checked_can_start(sequence: Sequence, builder: PlanBuilder) -> bool:
+            if can_start(sequence, builder):
+                return True
+            sharing = [each for each in lifecycle.running if each not in lifecycle.pinned]
+            most = sum(blocks_needed(kv, each.limit - 1) - each.capacity // kv.block_tokens * full for each in [*sharing, sequence])
+            most += self.scheduler.cache.count_host_blocks(sequence)
+            if preemptor.find_victim(sequence) is None and most <= preemptor.available_blocks(sequence):
+                raise LawViolation(6, f"sequence {sequence.number} waits for blocks although {most} are the most that all can still need")
+            needed = blocks_needed(kv, len(sequence.known)) - sequence.capacity // kv.block_tokens * full
+            self.coverage.counts["waits for outputs to come"] += needed <= preemptor.available_blocks(sequence)
+            return False
+
+        preemptor.can_start = checked_can_start  # type: ignore[method-assign]
 
     def _due(self) -> list[Command]:
         now = self.clock.now()
