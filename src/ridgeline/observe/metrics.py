@@ -42,6 +42,8 @@ class Metrics:
         """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
+        self.engine_starts = 0
+        """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
         self.answers: Counter[tuple[int, str]] = Counter()

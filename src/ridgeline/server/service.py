@@ -95,7 +95,7 @@ class Service:
         """Closes, in the metrics, the requests of an engine that died: no event will."""
         client = self.deployment.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
-            self._engine_starts = client.starts
+            self._engine_starts = self.metrics.engine_starts = client.starts
             self.metrics.engine_lost()
 
     def answer_ended(self, end: ChoiceEnd) -> None:
