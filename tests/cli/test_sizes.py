@@ -10,10 +10,6 @@ from ridgeline.cli.scenarios import SETTINGS
 from ridgeline.errors import ConfigError
 
 FLAGS = [
-    ("generate demo x", "--max-model-len", "4K", 4_096),
-    ("generate demo x", "--kv-cache-memory-bytes", "1GiB", 1 << 30),
-    ("run demo x", "--max-model-len", "4k", 4_000),
-    ("run demo x", "--kv-cache-memory-bytes", "512MiB", 512 << 20),
     ("plan demo", "--context", "8K", 8_192),
     ("plan demo", "--max-num-batched-tokens", "4_096", 4_096),
     ("plan demo", "--memory", "24GiB", (24 << 30) / 1e9),
@@ -21,7 +17,6 @@ FLAGS = [
     ("bench serve", "--shared-prefix", "1k", 1_000),
     ("bench offline demo", "--prompt-tokens", "1k", 1_000),
     ("bench offline demo", "--output-tokens", "1K", 1_024),
-    ("bench offline demo", "--max-num-batched-tokens", "2k", 2_000),
 ]
 
 

@@ -79,46 +79,6 @@ def test_an_error_is_an_event_and_the_last() -> None:
     assert lines[3] == "data: 3" and '"message":"so it is"' in lines[4] and lines[5:] == ["data: [DONE]", ""]
 
 
-def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.05)
-    events = Events()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await never()
-
-    with pytest.raises(Disconnected):
-        asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
-    assert events.closed == 1
-
-
-def test_a_client_that_reads_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten events take longer than one may: each is given its own time."""
-    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.2)
-    events, sent = Events(), 0
-
-    async def send(message: Any) -> None:
-        nonlocal sent
-        sent += 1
-        await asyncio.sleep(0.05)
-
-    asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
-    assert (sent, events.closed) == (12, 1)
-
-
-def test_a_stream_that_has_nothing_to_say_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's time runs only while it is to read."""
-    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.05)
-
-    class Pauses(Events):
-        async def events(self) -> AsyncGenerator[bytes, None]:
-            yield b"{}"
-            await asyncio.sleep(0.2)
-            yield b"{}"
-
-    assert written(Pauses()) == b"data: {}\n\ndata: {}\n\ndata: [DONE]\n\n"
-
-
 def test_bodies_take_the_shortest_way_to_the_server() -> None:
     """Layers around `send` get only the start of an answer."""
     begun: list[Any] = []

@@ -6,6 +6,7 @@ engine alone; `gpu` is in `bench_gpu`.
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +14,7 @@ import typer
 
 from ridgeline.cli.main import group
 from ridgeline.cli.output import format_giga, print_json, print_notes, print_table, progress_bar
+from ridgeline.cli.setting_flags import OF_TEXTS, located, read_engine_flags, with_engine_flags
 from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError
 
@@ -25,6 +27,8 @@ VERBS: Final[dict[str, str]] = {
     "offline": "Run batches through the engine alone, without HTTP.",
 }
 MODULES: Final = dict.fromkeys(VERBS, "bench") | {"gpu": "bench_gpu"}
+OFFLINE: Final[dict[str, Any]] = {"depth": 1, "max_num_batched_tokens": 512}
+"""Settings of `offline` where nobody gave others: steps one by one, as their parts are told."""
 
 bench = group(VERBS, MODULES)
 
@@ -226,32 +230,29 @@ def kernels(
     print_notes(report.noise.summary())
 
 
+@with_engine_flags("max_model_len", "max_num_seqs", "enable_prefix_caching", "step_ms", *OF_TEXTS)
 def offline(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
     prompt_tokens: Annotated[int, size_option("--prompt-tokens", "Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, size_option("--output-tokens", "Tokens of an answer.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each batch size.")] = 3,
-    runner: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [all available CPU cores].")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: auto, bf16, f32 or int8.")] = "auto",
-    depth: Annotated[int, typer.Option(help="Steps in flight.")] = 1,
-    max_num_batched_tokens: Annotated[int, size_option("--max-num-batched-tokens", "Tokens in one step.", low=1, high=1 << 20)] = 512,
     busy_processes: Annotated[
         int, typer.Option("--hogs", help="Run everything again beside so many processes that keep a CPU core busy each.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: tokens, bytes, seconds.")] = False,
+    **given: Any,
 ) -> None:
     """Run batches through the engine in this process: prompt and output tokens per second, and where a step's time goes."""
     from ridgeline.bench.offline import OfflineLoad, offline
     from ridgeline.cli.output import LoadingProgress
-    from ridgeline.config.groups import EngineConfig
 
     load = OfflineLoad(parse_numbers("--batch", batch), prompt_tokens, output_tokens, repeats, busy_processes)
-    config = EngineConfig(
-        model, runner=runner, threads=threads, kv_dtype=kv_dtype, depth=depth, max_num_batched_tokens=max_num_batched_tokens
-    )
-    with LoadingProgress() as loading:
+    settings = read_engine_flags(given, model)
+    for note in settings.notes:
+        print_notes(f"note: {note}")
+    config = replace(settings.engine, **{name: value for name, value in OFFLINE.items() if name not in settings.origins})
+    with LoadingProgress() as loading, located(settings):
         report = offline(config, load, loading.show)
     if as_json:
         print_json(report.as_dict())

@@ -91,24 +91,26 @@ def _check_engine(config: Any) -> None:
         resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
 
 
-def _engine(given: Given) -> Any:
-    from ridgeline.config.groups import EngineConfig
+def _check_local_engine(given: Given, **decided: Any) -> None:
+    """Raises what is wrong with the settings of an engine in this process, but for those that its verb decides."""
+    from ridgeline.cli.setting_flags import located, read_engine_flags
 
-    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if given.get(field.name) is not None})
+    settings = read_engine_flags(given, given["model"])
+    with located(settings):
+        _check_file("--chat-template", settings.server.chat_template)
+        _check_engine(replace(settings.engine, **decided))
 
 
 def _check_serve(given: Given) -> None:
-    from ridgeline.cli.setting_flags import read_flags
+    from ridgeline.cli.setting_flags import located, read_flags
     from ridgeline.server.auth import check_exposure
 
     settings = read_flags(given, given["model"])
-    try:
+    with located(settings):
         check_exposure(settings.server)
         _check_port(settings.server.host, settings.server.port)
         _check_file("--chat-template", settings.server.chat_template)
         _check_engine(settings.engine)
-    except ConfigError as error:
-        raise settings.located(error) from None
 
 
 def _check_port(host: str, port: int) -> None:
@@ -128,17 +130,13 @@ def _check_generate(given: Given) -> None:
     from ridgeline.cli.sampling import FLAGS, check_sampling
 
     _check_file("--input", given.get("input_file"))
-    _check_file("--chat-template", given.get("chat_template"))
     check_sampling({name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given})
-    engine = _engine(given)
-    _check_engine(replace(engine, max_num_seqs=1) if "prompts" not in given else engine)
+    _check_local_engine(given, **({} if "prompts" in given else {"max_num_seqs": 1}))
     if "prompts" in given and not given["prompts"] and given["input_file"] is None:
         raise ConfigError("there are 0 prompts") if sys.stdin.isatty() else Unchecked  # what is piped
 
 
 def _check_run(given: Given) -> None:
-    if given["model"] is None:
-        raise ConfigError("no model was named", fix={"MODEL": "demo"})
     _check_generate(given)
     if not given["prompt"] and not sys.stdin.isatty():
         raise Unchecked  # what is piped
@@ -255,7 +253,7 @@ def _check_bench_offline(given: Given) -> None:
 
     names = ("prompt_tokens", "output_tokens", "repeats", "busy_processes")
     OfflineLoad(parse_numbers("--batch", given["batch"]), *(given[name] for name in names)).check()
-    _check_engine(_engine(given))
+    _check_local_engine(given)
 
 
 def _check_bench_gpu(given: Given) -> None:
@@ -274,6 +272,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "list": _nothing,
     "rm": _check_rm,
     "ps": _nothing,
+    "admin status": _nothing,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

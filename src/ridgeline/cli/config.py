@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.output import print_status
-from ridgeline.cli.setting_flags import read_flags, with_setting_flags
+from ridgeline.cli.setting_flags import located, read_flags, with_setting_flags
 from ridgeline.config.groups import public_fields, setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
 from ridgeline.config.values import unknown_name
@@ -33,10 +33,8 @@ def config(
     settings = read_flags(given, model, _parse_changes(change or []))
     for note in settings.notes:
         print_status(f"note: {note}")
-    try:
+    with located(settings):
         rows = _explain(settings, on)
-    except ConfigError as error:
-        raise settings.located(error) from None
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

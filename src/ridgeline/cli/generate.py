@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 
 from ridgeline.cli.form import Choice, GrammarFile, JsonSchema, Regex, read_form
-from ridgeline.cli.sampling import check_sampling, make_sampling_params, with_sampling_flags
-from ridgeline.cli.sizes import size_option
+from ridgeline.cli.output import print_status
+from ridgeline.cli.sampling import FLAGS, check_sampling, make_sampling_params, with_sampling_flags
+from ridgeline.cli.setting_flags import engine_arguments, located, read_engine_flags, with_engine_flags
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_content import Conversation
@@ -26,6 +27,7 @@ MAX_FORM_TOKENS: Final = 512
 """The same where answers have a form, which they should reach the end of."""
 
 
+@with_engine_flags()
 @with_sampling_flags
 def generate(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
@@ -39,16 +41,11 @@ def generate(
     best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest are returned.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many top tokens (with --json).")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
-    chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
     json_schema: JsonSchema = None,
     regex: Regex = None,
     choice: Choice = None,
     grammar: GrammarFile = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
-    max_model_len: Annotated[int | None, size_option("--max-model-len", "Tokens of prompt and output [what model and cache hold].")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, size_option("--kv-cache-memory-bytes", "Memory of the KV cache.", "bytes")] = None,
-    **sampling: Any,
+    **given: Any,
 ) -> None:
     """Continue prompts with a model, in this process."""
     from ridgeline.cli.output import LoadingProgress
@@ -56,12 +53,15 @@ def generate(
     from ridgeline.errors import RequestError
 
     inputs = read_prompts(prompts or [], input_file)
+    sampling = {name: given.get(name) for name in FLAGS}
     sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     check_sampling(sampling)
     form = read_form(json_schema, regex, choice, grammar)
-    settings: dict[str, Any] = {"chat_template": chat_template, "generation_config": generation_config}
-    settings |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": kv_cache_memory_bytes}
-    with _open_output(output) as out, LoadingProgress() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+    settings = read_engine_flags(given, model)
+    for note in settings.notes:
+        print_status(f"note: {note}")
+    arguments = {"on_progress": (loading := LoadingProgress()).show, **engine_arguments(settings)}
+    with _open_output(output) as out, loading, located(settings), LLM(model, **arguments) as llm:
         loading.close()
         params = make_sampling_params(sampling, llm.get_default_sampling_params(MAX_TOKENS if form is None else MAX_FORM_TOKENS))
         params = replace(params, structured_outputs=form)

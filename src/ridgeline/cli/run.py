@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
-from ridgeline.cli.sizes import size_option
+from ridgeline.cli.sampling import FLAGS, make_sampling_params, with_sampling_flags
+from ridgeline.cli.setting_flags import engine_arguments, located, read_engine_flags, with_engine_flags
 from ridgeline.errors import ConfigError, EngineDeadError, RequestError, RidgelineError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -24,6 +24,7 @@ UNADVISED: Final = {"temperature": 0.7, "top_p": 0.95}
 EXIT_INTERRUPTED: Final = 130
 
 
+@with_engine_flags("max_num_seqs")
 @with_sampling_flags
 def run(
     model: Annotated[
@@ -32,14 +33,7 @@ def run(
     prompt: Annotated[list[str] | None, typer.Argument(help="Answer this and end. What is piped follows it.", metavar="PROMPT...")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.", metavar="TEXT")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show tokens per second and the time to the first token.")] = False,
-    chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
-    max_model_len: Annotated[
-        int | None, size_option("--max-model-len", "Tokens of the whole conversation [what model and cache hold].")
-    ] = None,
-    kv_cache_memory_bytes: Annotated[int | None, size_option("--kv-cache-memory-bytes", "Memory of the KV cache.", "bytes")] = None,
-    expect_sha256: Annotated[str | None, typer.Option(help="SHA-256 that the weights must have, or a file as sha256sum writes it.")] = None,
-    **sampling: Any,
+    **given: Any,
 ) -> int:
     """Talk with a model, in this process. /help lists commands; stdin that is piped is the prompt."""
     from ridgeline.cli.library import fetch_missing
@@ -47,18 +41,21 @@ def run(
     from ridgeline.cli.run_input import read_pipe
     from ridgeline.engine.llm import LLM
 
-    name = model if model is not None else _choose_model()
+    settings = read_engine_flags(given, model, _choose_model)
+    name = settings.engine.model
     words = " ".join(prompt or [])
     piped = read_pipe() if not sys.stdin.isatty() else ""
     if not sys.stdin.isatty() and not (words or piped).strip():
         raise ConfigError("there is no prompt: stdin is empty; give a prompt behind the model, or pipe one")
-    settings: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": 1}
-    settings |= {"chat_template": chat_template, "generation_config": generation_config, "expect_sha256": expect_sha256}
+    arguments = {**engine_arguments(settings), "max_num_seqs": 1}
+    sampling = {name: given.get(name) for name in FLAGS}
+    for note in settings.notes:
+        _print_note(f"note: {note}")
     fetch_missing(name)
-    with LoadingProgress() as loading, LLM(name, on_progress=loading.show, **settings) as llm:
+    with LoadingProgress() as loading, located(settings), LLM(name, on_progress=loading.show, **arguments) as llm:
         findings = llm.check()
         loading.close()
-        session = _open(llm, make_sampling_params(sampling, _defaults(llm, generation_config)), system)
+        session = _open(llm, make_sampling_params(sampling, _defaults(llm, settings.server.generation_config)), system)
         session.verbose = verbose
         for finding in findings:
             _print_note(f"{finding.severity}: {finding}")

@@ -11,11 +11,11 @@ import typer
 
 from ridgeline import __version__
 from ridgeline.cli.output import LoadingProgress, print_status
-from ridgeline.cli.setting_flags import read_flags, with_setting_flags
+from ridgeline.cli.setting_flags import located, read_flags, with_setting_flags
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.sources import Settings
 from ridgeline.config.values import flag_of
-from ridgeline.errors import ConfigError, RidgelineError
+from ridgeline.errors import RidgelineError
 
 if TYPE_CHECKING:
     from ridgeline.server.loading import Model
@@ -30,10 +30,8 @@ def serve(
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
     settings = read_flags(given, model)
-    try:
+    with located(settings):
         _run(settings)
-    except ConfigError as error:
-        raise settings.located(error) from None
 
 
 def _run(settings: Settings) -> None:

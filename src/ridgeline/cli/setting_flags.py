@@ -1,9 +1,11 @@
-"""Flags of all settings, made of the fields of `config.groups`, and hidden ones that other servers have: for `serve` and `config explain`.
+"""Flags of settings, made of the fields of `config.groups`: for `serve` and `config explain` all, and hidden ones that other servers have;
+for verbs with an engine in this process the engine's.
 
 A flag is text until `config.sources` reads it, as variables and files are, so that a mistake reads the same wherever it stands.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, replace
 from typing import Annotated, Any, Final
 
@@ -12,12 +14,19 @@ import typer
 from ridgeline.cli.sampling import add_flags
 from ridgeline.config.env import setting_variables
 from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
-from ridgeline.config.groups import public_fields, setting_of
+from ridgeline.config.groups import EngineConfig, public_fields, setting_of
 from ridgeline.config.sources import GROUPS, Settings, gather, show_value
 from ridgeline.config.values import flag_of
 from ridgeline.errors import ConfigError
 
-CONFIG_HELP: Final = "File of settings, YAML or TOML: `max_model_len: 8k`. Flags and RIDGELINE_* variables override it."
+CONFIG: Final = Annotated[
+    str | None,
+    typer.Option(help="File of settings, YAML or TOML: `max_model_len: 8k`. Flags and RIDGELINE_* variables override it.", metavar="FILE"),
+]
+OF_TEXTS: Final = ("chat_template", "generation_config")
+"""Settings of the front end that answers in this process follow too."""
+NOT_HERE: Final = ("model", "seed", "step_timeout")
+"""Settings that are no flags of an engine in this process: an argument, what the flags of sampling say, what watches another process."""
 
 
 def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -27,12 +36,53 @@ def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Calla
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        types: dict[str, Any] = {"config": Annotated[str | None, typer.Option(help=CONFIG_HELP, metavar="FILE")]}
+        types: dict[str, Any] = {"config": CONFIG}
         types |= {name: _flag(name, each) for name, each in public_fields(*reversed(GROUPS)).items() if name != "model"}
         types |= {f"other_{number}": _foreign_flag(each) for number, each in enumerate(FOREIGN) if not {*own_flags} & {*each.names}}
         return add_flags(verb, types)
 
     return decorate
+
+
+def with_engine_flags(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that replaces the `**` parameter of a verb by `config` and the flags of settings that an engine in this process follows,
+    but for those that the verb decides itself (`without`); those not given are None."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        return add_flags(verb, {"config": CONFIG} | {name: _flag(name, each) for name, each in _of_engine().items() if name not in without})
+
+    return decorate
+
+
+def _of_engine() -> "dict[str, Field[Any]]":
+    """Public name → field of the settings that an engine in this process follows and that are flags."""
+    known = public_fields(*GROUPS)
+    return {name: known[name] for name in (*public_fields(EngineConfig), *OF_TEXTS) if name not in NOT_HERE}
+
+
+def read_engine_flags(given: Mapping[str, Any], model: str | None, choose_model: Callable[[], str] | None = None) -> Settings:
+    """The settings that flags, environment and file give together to an engine in this process. Raises ConfigError.
+
+    given         parameters of a verb that has the flags
+    choose_model  asked where no model is named; None: that is an error
+    """
+    return gather({name: given.get(name) for name in _of_engine()}, setting_variables(), given.get("config"), model, choose_model)
+
+
+def engine_arguments(settings: Settings) -> dict[str, Any]:
+    """The engine's settings that were given, as arguments of `LLM`, with those of its texts."""
+    engine = {name: getattr(settings.engine, each.name) for name, each in public_fields(EngineConfig).items() if name in settings.origins}
+    del engine["model"]
+    return engine | {name: getattr(settings.server, name) for name in OF_TEXTS}
+
+
+@contextmanager
+def located(settings: Settings) -> Iterator[None]:
+    """Errors inside name the places of settings that are not on the command line."""
+    try:
+        yield
+    except ConfigError as error:
+        raise settings.located(error) from None
 
 
 def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, str] | None = None) -> Settings:

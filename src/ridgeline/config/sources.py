@@ -3,7 +3,7 @@
 Never prints a value of a secret. Reads no environment itself (`config.env` does).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -94,13 +94,17 @@ def show_value(value: object, setting: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def gather(flags: Mapping[str, Any], variables: Mapping[str, str], config: str | None = None, model: str | None = None) -> Settings:
-    """The settings of `serve`.
+def gather(
+    flags: Mapping[str, Any], variables: Mapping[str, str], config: str | None = None, model: str | None = None,
+    choose_model: Callable[[], str] | None = None,
+) -> Settings:  # fmt: skip
+    """The settings of engine and server.
 
-    flags      public name → value of the command line, None where it was not given
-    variables  the environment's variables that begin with RIDGELINE_
-    config     path of a file with settings; None: that of RIDGELINE_CONFIG
-    model      of the command line
+    flags         public name → value of the command line, None where it was not given
+    variables     the environment's variables that begin with RIDGELINE_
+    config        path of a file with settings; None: that of RIDGELINE_CONFIG
+    model         of the command line
+    choose_model  asked where no model is named; None: that is an error
     Raises ConfigError where a name is unknown, a value cannot be right, or a file with a secret can be read by others.
     """
     known = public_fields(*GROUPS)
@@ -121,6 +125,8 @@ def gather(flags: Mapping[str, Any], variables: Mapping[str, str], config: str |
     for name, value in {**flags, "model": model}.items():
         if value is not None:
             put(name, value, "flag", "MODEL" if name == "model" else flag_of(name))
+    if "model" not in values and choose_model is not None:
+        put("model", choose_model(), "flag", "MODEL")
     if "model" not in values:
         message = "no model is given: name one, for instance `demo`, on the command line, in RIDGELINE_MODEL or in a file of --config"
         raise ConfigError(message, fix={"MODEL": "demo"})

@@ -1,12 +1,13 @@
 """One connection: uvicorn's HTTP/1.1 parser with bounded heads, deadlines for the client, and the error bodies of every other answer.
 
-Owns what happens to bytes that are no request, and to clients that stop in the middle of one. How many connections there are, and which one
-has waited too long, is `server.listener`'s.
+Owns what happens to bytes that are no request, to clients that stop in the middle of one, and to those that do not read their answer. How
+many connections there are, and which one has waited too long, is `server.listener`'s.
 """
 
 import asyncio
 import logging
 import socket
+import struct
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
@@ -29,6 +30,10 @@ IDLE_TIMEOUT_SECONDS: Final = 75.0
 """Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
 UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
 """Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
+SEND_TIMEOUT_SECONDS: Final = 10.0
+"""Time for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again."""
+FORGET_UNSENT: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER for no time: else the system offers the bytes that nobody reads for minutes to come."""
 MAX_PIPELINED: Final = 16
 """Requests that may wait behind the one being answered before nothing more of the connection is read."""
 PROBE_SECONDS: Final = (0.0, 0.1, 1.0)
@@ -72,6 +77,8 @@ class HttpConnection(HttpToolsProtocol):
         """Requests without a whole answer: uvicorn tells the last one alone of a client that has gone."""
         self._head_bytes = 0
         self._in_head = self._in_body = False
+        self._unsent = 0
+        """Bytes that the client left when it was looked at last, while it leaves the buffers full."""
 
     # ── events of the transport ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -152,9 +159,44 @@ class HttpConnection(HttpToolsProtocol):
         """Also called by an answer that did not wait for its request's body."""
         super().on_response_complete()
         self._unset_keepalive_if_required()  # the table's deadlines take its place
-        if self._is_answered:
-            seconds = HEAD_TIMEOUT_SECONDS if self._in_head else UNREAD_BODY_SECONDS if self._in_body else IDLE_TIMEOUT_SECONDS
-            self._table.await_client(self, seconds)
+        if self._is_answered and not self.flow.write_paused:
+            self._await_more()
+
+    # ── a client that does not read ─────────────────────────────────────────────────────────────────────────────────
+
+    def pause_writing(self) -> None:
+        """The buffers are full. Whoever writes waits from now on, and the client has its time to read."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        super().resume_writing()
+        if self._is_answered or self._in_head or self._in_body:
+            self._await_more()
+        else:
+            self._table.await_server(self)
+
+    def _await_more(self) -> None:
+        seconds = HEAD_TIMEOUT_SECONDS if self._in_head else UNREAD_BODY_SECONDS if self._in_body else IDLE_TIMEOUT_SECONDS
+        self._table.await_client(self, seconds)
+
+    def _end_stall(self) -> None:
+        """Closes the connection of a client that has read nothing in its time; its requests see that it is gone."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._unsent = unsent
+            self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+            return
+        error = ApiError("client_too_slow", f"the client read nothing for {SEND_TIMEOUT_SECONDS:g} s")
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error
+        text = "connection closed: its client does not read"
+        log.info(text, extra=with_fields(client=self.client and self.client[0], unsent_bytes=unsent))
+        self._accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FORGET_UNSENT)
+        self.drop()
 
     @property
     def _is_answered(self) -> bool:
@@ -168,8 +210,10 @@ class HttpConnection(HttpToolsProtocol):
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def time_out(self) -> None:
-        """The client did not send in time: 408 in the middle of a request, else the connection is closed."""
-        if self._in_head:
+        """The client did not send in time: 408 in the middle of a request, else the connection is closed. So it is if it did not read."""
+        if self.flow is not None and self.flow.write_paused:
+            self._end_stall()
+        elif self._in_head:
             self._reject(ApiError("client_too_slow", f"the headers did not arrive within {HEAD_TIMEOUT_SECONDS:g} s"))
         elif self._in_body and not self._is_answered:
             self._reject(ApiError("client_too_slow", f"the body did not arrive within {UNREAD_BODY_SECONDS:g} s"))

@@ -33,6 +33,9 @@ CHECK_SECONDS: Final = 1.0
 """Time between two looks for clients that take too long."""
 ACCEPT_PAUSE_SECONDS: Final = 0.02
 """Pause after an error of the system, such as a lack of files, and where there is room in a moment."""
+SEND_BUFFER_BYTES: Final = 1 << 17
+"""Bytes of an answer that the system takes before the client has (Linux doubles it). Left to itself it takes some 4 MB: a client that
+does not read would show minutes later, and hold its row meanwhile."""
 LEAST_PATIENCE_SECONDS: Final = 0.1
 """Time that every client has before its connection is closed for another's. New ones wait in the system's queue meanwhile."""
 WARNING_SECONDS: Final = 10.0
@@ -86,7 +89,7 @@ class Connections:
         self._addresses: dict[bytes, int] = {}
         """Connections of each client address."""
         self._owing: dict[HttpConnection, Turn] = {}
-        """Those whose clients owe bytes, longest first."""
+        """Those whose clients owe bytes, or do not read theirs, longest first."""
         self._displaced = 0
         """Connections closed to make room since the last line about them."""
         self._warned_at = -WARNING_SECONDS
@@ -164,18 +167,19 @@ class Listener:
     def start(self) -> None:
         """Returns at once."""
         self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted sockets have it from this one
         self._listen()
         self._check()
 
     def close(self) -> None:
-        """Accepts nothing more."""
+        """Accepts nothing more. Clients of open connections keep their deadlines."""
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
-        if self._timer is not None:
-            self._timer.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns at once: connections are ended by uvicorn."""
+        """Returns at once: connections have been ended by uvicorn."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _listen(self) -> None:
         if not self._is_closed:

@@ -6,7 +6,6 @@ body, never talks to the engine. Disconnects are watched here, since middleware 
 """
 
 import asyncio
-import math
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
@@ -26,8 +25,6 @@ MAX_DISCARDED_BYTES: Final = 16 << 20
 """Bytes of a body that is too large that are read and discarded, so that the client sees the answer."""
 BODY_TIMEOUT_SECONDS: Final = 30.0
 """Time for a client to send its body."""
-SEND_TIMEOUT_SECONDS: Final = 30.0
-"""Time for which a client may leave the socket full before its request is aborted."""
 FLUSH_BYTES: Final = 1 << 16
 """Bytes beyond which the buffer is flushed at once: the transport has to know of them, so that it can pause the writer."""
 DONE: Final = b"data: [DONE]\n\n"
@@ -93,19 +90,18 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result], *watches: Coroutine[Any, Any, None]) -> Result:
-    """The result of `work`; cancels it and raises Disconnected when the client goes, or one of `watches` ends, first."""
-    task = asyncio.ensure_future(work)
-    watchers = [asyncio.ensure_future(each) for each in (_disconnect(receive), *watches)]
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; cancels it and raises Disconnected when the client goes first."""
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
     try:
-        await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Disconnected
         return task.result()
     finally:
-        for each in (task, *watchers):
-            each.cancel()
-        await asyncio.gather(task, *watchers, return_exceptions=True)
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -153,7 +149,7 @@ class EventStream(Response):
     """Server-sent events, then the end that the grammar has for it. An error becomes an event of its own before the end, and is raised.
 
     `events` gives the payloads, for OpenAI's grammar JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the
-    client goes or does not read.
+    client goes. While it does not read, `send` waits.
     """
 
     media_type = "text/event-stream"
@@ -164,46 +160,30 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._grammar = grammar
-        self._sending_since = math.inf
-        """Start of the send that the client has not taken yet; inf while there is none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, self._write(send, scope.get(BODY_SEND_KEY, send)), self._send_timeout())
+                await unless_disconnected(receive, self._write(send, scope.get(BODY_SEND_KEY, send)))
         finally:
             self._close()
 
     async def _write(self, send: Send, send_body: Send) -> None:
-        now = asyncio.get_running_loop().time
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-
-        async def write(data: bytes, more: bool = True) -> None:
-            self._sending_since = now()
-            await send_body({"type": "http.response.body", "body": data, "more_body": more})
-            self._sending_since = math.inf
-
         failure: ApiError | None = None
         grammar = self._grammar
         start, idle = grammar.start, grammar.idle
         try:
             async for event in self._events:
                 data = idle if event is KEEP_ALIVE else start + event + b"\n\n"
-                self._sending_since = now()  # as `write` has it: a call less for each token
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
-                self._sending_since = math.inf
         except Exception as error:
             failure = as_api_error(error)
-            await write(grammar.error_start + failure.body(grammar.dialect) + b"\n\n")
-        await write(grammar.end, more=False)
+            data = grammar.error_start + failure.body(grammar.dialect) + b"\n\n"
+            await send_body({"type": "http.response.body", "body": data, "more_body": True})
+        await send_body({"type": "http.response.body", "body": grammar.end, "more_body": False})
         if failure is not None:
             raise failure
-
-    async def _send_timeout(self) -> None:
-        """Ends when one event has waited SEND_TIMEOUT_SECONDS for the client. Checked that rarely, so that an event costs no timer."""
-        now = asyncio.get_running_loop().time
-        while (left := min(self._sending_since, now()) + SEND_TIMEOUT_SECONDS - now()) > 0:
-            await asyncio.sleep(left)
 
 
 # ── the socket ──────────────────────────────────────────────────────────────────────────────────────────────────────

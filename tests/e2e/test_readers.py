@@ -1,0 +1,125 @@
+"""Clients that ask and do not read, and clients that hang up: the others keep their pace, and nothing is left behind."""
+
+import random
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ridgeline.server.connection import SEND_TIMEOUT_SECONDS
+
+FAKE = 'fake:{"rows": 96, "blocks": 40000, "max_model_len": 16384, "step_seconds": 0.005}'
+BODY = b'{"prompt": "p", "max_tokens": %d, "stream": true, "ignore_eos": true, "n": %d}'
+
+
+def ask(server: Any, tokens: int, choices: int = 1) -> socket.socket:
+    address, body = urlsplit(server.url), BODY % (tokens, choices)
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    return client
+
+
+def read_for(clients: list[socket.socket], seconds: float) -> float:
+    """Events per second that all clients read together."""
+    poll, events, began = selectors.DefaultSelector(), 0, time.monotonic()
+    for each in clients:
+        poll.register(each, selectors.EVENT_READ)
+    while (left := began + seconds - time.monotonic()) > 0:
+        for key, _ in poll.select(left):
+            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            assert data, "a client that reads was cut off"
+            events += data.count(b"data: ")
+    return events / seconds
+
+
+def is_reset(client: socket.socket) -> bool:
+    """True if the connection is, behind what has arrived."""
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        return True
+    return False
+
+
+def files(server: Any) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+
+def memory(server: Any) -> int:
+    """Resident bytes of the front end."""
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+def disconnect(server: Any, count: int, at_once: int = 25) -> None:
+    """Clients that hang up at random moments: before the head is sent, behind it, in the middle of the stream; half of them with RST."""
+    rng, address = random.Random(count), urlsplit(server.url)
+    for _ in range(count // at_once):
+        clients = []
+        for _ in range(at_once):
+            kind = rng.randrange(4)
+            clients.append(ask(server, 500) if kind else socket.create_connection((address.hostname, address.port)))
+            if kind == 3:
+                clients[-1].recv(200)
+        for each in clients:
+            if rng.random() < 0.5:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            each.close()
+
+
+def run(server: Any, readers: int, stalled: int, choices: int, disconnects: int, seconds: float) -> tuple[float, int]:
+    """Throughput of readers beside those that stall, each of so many choices, over that without them; bytes by which memory grew behind
+    the first tenth of the disconnects."""
+
+    def idle() -> bool:
+        return not server.metric("vllm:num_requests_running") and not server.metric("vllm:num_requests_waiting")
+
+    disconnect(server, max(25, disconnects // 10))
+    until(idle, 10)
+    open_files, before = files(server), memory(server)
+    reading = [ask(server, 16_000) for _ in range(readers)]
+    alone = read_for(reading, seconds)
+    silent = [ask(server, 16_000 // choices, choices) for _ in range(stalled)]
+    beside = read_for(reading, 10 / choices + 1 + SEND_TIMEOUT_SECONDS)
+    until(lambda: server.output().count("error=client_too_slow") == stalled, 15)
+    assert server.metric("ridgeline_http_requests_total", 'error="client_too_slow"') == stalled
+    assert server.metric("vllm:num_requests_running") == readers, "a row is still at work for a client that does not read"
+    assert server.output().count("its client does not read") == stalled
+    for each in silent:
+        with closing(each):
+            assert is_reset(each)
+    for each in reading:
+        each.close()
+    disconnect(server, disconnects)
+    until(idle, 10)
+    until(lambda: files(server) <= open_files, 10)
+    assert "incident" not in server.output() and "Traceback" not in server.output()
+    return beside / alone, memory(server) - before
+
+
+def test_who_does_not_read_is_closed_and_who_hangs_up_leaves_nothing(serving: Callable[..., Any]) -> None:
+    with serving(FAKE) as server:
+        ratio, _ = run(server, 2, 5, 8, 200, 0.5)
+        print(f"beside 5 that stall: {ratio:.3f}")
+
+
+@pytest.mark.night
+@pytest.mark.alone
+def test_64_that_do_not_read_and_10_000_that_hang_up(serving: Callable[..., Any]) -> None:
+    with serving(FAKE) as server:
+        ratio, grown = run(server, 16, 64, 1, 10_000, 8.0)
+        print(f"beside 64 that stall: {ratio:.3f}; memory grew by {grown / 1e6:.1f} MB")
+        assert ratio >= 0.95 and grown < 8e6
