@@ -92,10 +92,10 @@ class Service:
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
 
     def _detect_restart(self) -> None:
-        """Closes, in the metrics, the requests of an engine that died: no event will."""
+        """Tells the metrics of an engine that has ended."""
         client = self.deployment.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
-            self._engine_starts = client.starts
+            self._engine_starts = self.metrics.engine_starts = client.starts
             self.metrics.engine_lost()
 
     def answer_ended(self, end: ChoiceEnd) -> None:
