@@ -38,6 +38,9 @@ class GrammarReady:
     error: str | None = None
 
 
+Knob = Literal["step_ms", "num_speculative_tokens"]
+
+
 @dataclass(frozen=True, slots=True)
 class SetKnob:
     """Changes a setting while the engine runs, from the next plan on; in a recording like any command, so that a replay decides alike.
@@ -46,7 +49,7 @@ class SetKnob:
     num_speculative_tokens  drafts per row and step, at most as many as at the start; 0: none
     """
 
-    name: Literal["step_ms", "num_speculative_tokens"]
+    name: Knob
     value: int
 
 

@@ -44,6 +44,8 @@ class Metrics:
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.steps = 0
         self.late_steps = 0
+        self.brown_out = 0
+        """Level of `server.brown_out`, 0 for none."""
         self.answers: Counter[tuple[int, str]] = Counter()
         """Answers to HTTP requests by status and code of the error, "" without one; probes apart."""
         self.results = dict.fromkeys(Result, 0)
