@@ -48,7 +48,11 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep, const Mask* 
     if (tokens == 0) return false;
     for (size_t token = 0; token < tokens && keep != nullptr; ++token)
         if (keep[token] < 1 || keep[token] > kMostKept) return false;
-    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep, masks_ = masks;
+    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep;
+    if (masks == nullptr)
+        masks_.assign(tokens, nullptr);
+    else
+        masks_.assign(masks, masks + tokens);
     few_ = leaves_few();
     if (pause_ > 0 && !few_) {
         --pause_, ++counts_.skipped;
@@ -59,7 +63,7 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep, const Mask* 
     bounds_.resize(tokens * blocks());
     highest_.resize(tokens * chunks_), order_.resize(tokens * chunks_);
     best_values_.assign(tokens * chunks_, -INFINITY), best_ids_.assign(tokens * chunks_, INT32_MAX);
-    computed_.assign(chunks_, 0);
+    computed_.assign(chunks_, 0), open_.assign(tokens, 1), unsettled_ = tokens;
     for (Gathered& each : gathered_) {
         each.codes.resize(tokens * matrix_.k), each.scales.resize(tokens * (matrix_.k / kCodeGroup));
         each.sums.resize(tokens * (matrix_.k / 16)), each.outputs.resize(tokens * kBlockRows);
@@ -80,9 +84,19 @@ void Screen::end() {
 }
 
 void Screen::best(int32_t* ids) const {
-    for (size_t token = 0; token < tokens_; ++token)
-        if (ids[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_); ids[token] == INT32_MAX)
-            ids[token] = 0;  // of a mask that allows nothing, as `argmax` says it
+    for (size_t token = 0; token < tokens_; ++token) ids[token] = best(token);
+}
+
+int32_t Screen::best(size_t token) const {
+    const int32_t found = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_);
+    return found == INT32_MAX ? 0 : found;  // of a mask that allows nothing, as `argmax` says it
+}
+
+void Screen::again(size_t token, Mask mask, uint8_t* scratch) {
+    masks_[token] = mask;
+    std::fill_n(&best_values_[token * chunks_], chunks_, -INFINITY);
+    std::fill_n(&best_ids_[token * chunks_], chunks_, INT32_MAX);
+    threshold(token, scratch);
 }
 
 void Screen::bound(size_t chunk, uint8_t* scratch) {
@@ -99,9 +113,15 @@ Codes Screen::token(size_t token) const {
     return {x_.codes + token * x_.stride, x_.scales + token * groups, x_.sums + token * groups * 2, x_.stride};
 }
 
+void Screen::list_open(Gathered& of) const {
+    of.open.clear();
+    for (size_t token = 0; token < tokens_; ++token)
+        if (open_[token] != 0) of.open.push_back(token);
+}
+
 void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
     of.tokens.clear();
-    for (size_t token = 0; token < tokens_; ++token)
+    for (const size_t token : of.open)
         if (wanted(block, token)) of.tokens.push_back(token);
     const size_t count = of.tokens.size(), groups = matrix_.k / kCodeGroup;
     if (count == 0) return;
@@ -117,20 +137,19 @@ void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
     kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
 }
 
-// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one; where
-// a mask may forbid these, all chunks come as they lie.
+// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one, but
+// where a mask may forbid these.
 size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
     const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
     const Mask mask = this->mask(token);
     uint32_t *order = &order_[token * chunks_], *last = order + (mask == nullptr ? std::min(most, chunks_) : chunks_);
     std::iota(order, order + chunks_, 0u);
-    if (mask == nullptr)
-        std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
-            return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
-        });
+    std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
+        return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
+    });
     size_t count = 0;
     for (; order < last; ++order) {
-        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) continue;
+        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
         const size_t first = *order * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
             const float value = bounds_[block * tokens_ + token];
@@ -176,6 +195,7 @@ void Screen::threshold(size_t token, uint8_t* scratch) {
 void Screen::find(size_t chunk, size_t thread, uint8_t* scratch) {
     Gathered& of = gathered_[thread];
     const size_t first = chunk * each_, last = std::min(first + each_, blocks());
+    list_open(of);
     for (size_t block = first; block < last; ++block) {
         gather(block, of, scratch);
         computed_[chunk] += of.tokens.size();
@@ -197,6 +217,7 @@ void Screen::take(size_t token, size_t chunk, size_t column, const float* output
 // their bits, the rest is below. Largest, order and equals are the same, sums pass over what is cut off, and noise is a function of the id.
 void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch) {
     const size_t row = (matrix_.n + kSampleBlock - 1) / kSampleBlock, last = std::min((chunk + 1) * each_, blocks());
+    list_open(gathered_[thread]);
     for (size_t first = chunk * each_; first < last; first += kSampleBlocks) {
         const size_t count = std::min(kSampleBlocks, last - first), column = first * kBlockRows;
         computed_[chunk] += write_outputs(first, count, to, gathered_[thread], scratch);

@@ -4,6 +4,7 @@
 // Where too many outputs have to be computed after all, the next steps are not screened: twice as many each time in a row.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -36,6 +37,9 @@ public:
     // Whether the next step is screened, in chunks of `each` blocks, a multiple of those of kSampleBlock outputs. `keep` [tokens]: so many of
     // the largest outputs are needed, and those that equal the last; null: one. `masks` [tokens]: of those that these allow; null: of all.
     bool begin(size_t tokens, size_t each, const int32_t* keep, const Mask* masks);
+    // Whether the next step is not one of those that are not screened.
+    bool ready() const { return pause_ == 0; }
+    size_t chunks() const { return chunks_; }
     // Whether masks leave so few outputs that all of them are computed, and no bounds.
     bool few() const { return few_; }
     // When all chunks are done.
@@ -48,6 +52,12 @@ public:
     // The largest outputs alone, of which `best` gives the ids [tokens] when all chunks are done.
     void find(size_t chunk, size_t thread, uint8_t* scratch);
     void best(int32_t* ids) const;
+    // Behind these phases, of each token its largest output: it is what is wanted, or the phase of `find` comes again, for the largest of what
+    // a mask allows.
+    int32_t best(size_t token) const;
+    void settle(size_t token) { open_[token] = 0, --unsettled_; }
+    void again(size_t token, Mask mask, uint8_t* scratch);
+    bool settled() const { return unsettled_ == 0; }
     // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
     // others are; of a block without the maximum is that, and it is not written.
     void write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch);
@@ -62,7 +72,7 @@ private:
 
     // The tokens that want a block, a thread each: which, their activations, and their outputs [tokens, 16].
     struct Gathered {
-        std::vector<size_t> tokens;
+        std::vector<size_t> open, tokens;
         std::vector<int8_t> codes;
         std::vector<float> scales, outputs;
         std::vector<int32_t> sums;
@@ -71,14 +81,16 @@ private:
     Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
     size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
     size_t columns_of(size_t block, size_t count) const;
-    Mask mask(size_t token) const { return masks_ == nullptr ? nullptr : masks_[token]; }
+    Mask mask(size_t token) const { return masks_[token]; }
     bool leaves_few() const;
     // Whether outputs of a block could be among those that a token needs.
     bool wanted(size_t block, size_t token) const {
         return (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token])) && allowed(mask(token), block) != 0;
     }
     Codes token(size_t token) const;
-    // Outputs of a block for all tokens that want it, which share its reading.
+    // Lists the tokens whose outputs are looked for.
+    void list_open(Gathered& of) const;
+    // Outputs of a block for all of these that want it, which share its reading.
     void gather(size_t block, Gathered& of, uint8_t* scratch) const;
     // A token's `most` highest bounds of blocks that it may choose from, or all, in no order.
     size_t highest_bounds(size_t token, size_t most, Bound* found);
@@ -92,7 +104,9 @@ private:
     const Codes x_;
     size_t tokens_ = 0, each_ = 0, chunks_ = 0;
     const int32_t* keep_ = nullptr;
-    const Mask* masks_ = nullptr;
+    std::vector<Mask> masks_;                         // [tokens]
+    std::vector<uint8_t> open_;                       // [tokens]: their outputs are looked for
+    std::atomic<size_t> unsettled_{0};
     bool few_ = false;
     std::vector<float> sizes_, bounds_, thresholds_;  // [tokens], [blocks, tokens], [tokens]
     std::vector<int32_t> offsets_;

@@ -214,15 +214,19 @@ void bind_plan(nb::module_& m) {
         const Screen::Counts counts = p.screened();
         return nb::make_tuple(counts.steps, counts.skipped, counts.pairs, counts.computed);
     });
-    // best, keep, masks, maxima: `Wanted`, 0 for what is not asked for.
+    // best … followers: `Wanted`, 0 for what is not asked for.
     plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
-                       Address trace, Address best, Address keep, Address masks, Address maxima) {
+                       Address trace, Address best, Address keep, Address masks, Address maxima, Address calls, Address followers) {
         const Step now = step(sizes, columns, tables, slots);
-        const Wanted wanted = {pointer<std::int32_t>(best), pointer<const std::int32_t>(keep), pointer<const Mask>(masks), pointer<float>(maxima)};
+        const Wanted wanted = {pointer<std::int32_t>(best), pointer<const std::int32_t>(keep), pointer<const Mask>(masks), pointer<float>(maxima),
+                               pointer<const GrammarCalls>(calls), pointer<Follower>(followers)};
         nb::gil_scoped_release unlocked;
         p.run(now, first, last, pointer<Trace>(trace), wanted);
     }, nb::arg("sizes"), nb::arg("columns"), nb::arg("tables"), nb::arg("slots"), nb::arg("first"), nb::arg("last"), nb::arg("trace") = 0,
-       nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("masks") = 0, nb::arg("maxima") = 0);
+       nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("masks") = 0, nb::arg("maxima") = 0, nb::arg("calls") = 0,
+       nb::arg("followers") = 0);
+    m.attr("GRAMMAR_CALLS") = sizeof(GrammarCalls) / sizeof(std::int64_t);
+    m.attr("FOLLOWER") = sizeof(Follower) / sizeof(std::int64_t);
 }
 
 // Rows are an array of `SampleRow`, whose fields Python is told: (name, type, offset) of each.

@@ -159,10 +159,12 @@ void Plan::add_attention(const Attention& op) {
 void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted) {
     // The counters first: a thread that is late by a step may count the chunks of what follows, and must find none of its own to claim.
     const uint64_t tag = team_->next_step() << 32;
-    for (Counter& counter : counters_) {
+    const auto reset = [tag](Counter& counter) {
         counter.next.store(tag, std::memory_order_relaxed);
         counter.done.store(tag, std::memory_order_relaxed);
-    }
+    };
+    std::for_each(counters_.begin(), counters_.end(), reset);
+    std::for_each(sides_, sides_ + kSides, reset);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     step_ = step;
     first_ = first;
@@ -171,9 +173,10 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
     began_ = trace == nullptr ? 0 : nanoseconds();
     cut_attention();
     wanted_ = wanted;
-    const bool best = wanted.best != nullptr, few = best || (wanted.keep != nullptr && wanted.maxima != nullptr);
+    const bool best = wanted.best != nullptr, follows = wanted.followers != nullptr;
     const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
-    screened_ = few && screen_ && screen_->begin(step.selected, blocks_each(head(), step_), best ? nullptr : wanted.keep, wanted.masks);
+    asks_ = follows && best && screen_ && screen_->ready() && asks_first();
+    screened_ = (!follows || asks_) && screens(asks_ ? nullptr : wanted.masks);  // others see their masks first
     if (best) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
@@ -188,11 +191,20 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
         wanted.best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
 }
 
+bool Plan::screens(const Mask* masks) {
+    if (!screen_ || (wanted_.best == nullptr && (wanted_.keep == nullptr || wanted_.maxima == nullptr))) return false;
+    return screen_->begin(step_.selected, blocks_each(head(), step_), wanted_.best == nullptr ? wanted_.keep : nullptr, masks);
+}
+
 uint64_t Plan::beat() const {
     uint64_t sum = 0;
-    for (const Counter& counter : counters_) sum += counter.next.load(std::memory_order_relaxed) + counter.done.load(std::memory_order_relaxed);
+    const auto add = [&](const Counter& counter) { sum += counter.next.load(std::memory_order_relaxed) + counter.done.load(std::memory_order_relaxed); };
+    std::for_each(counters_.begin(), counters_.end(), add);
+    std::for_each(sides_, sides_ + kSides, add);
     return sum;
 }
+
+uint8_t* Plan::scratch_of(int thread) { return aligned(scratch_[static_cast<size_t>(thread)]); }
 
 void Plan::cut_attention() {
     size_t partial_floats = 0;
@@ -209,7 +221,10 @@ void Plan::cut_attention() {
 
 void Plan::walk(void* work, uint64_t step, int thread) {
     Plan& plan = *static_cast<Plan*>(work);
+    const bool follows = plan.wanted_.followers != nullptr;
+    if (follows && thread + 1 == plan.team_->threads() && !plan.move_ahead(step)) return;
     for (size_t p = plan.first_; p < plan.last_; ++p) {
+        if (follows && p == plan.last_product() && !plan.meet_masks(step)) return;
         const Phase& phase = plan.phases_[p];
         const size_t chunks = plan.chunks(phase, plan.step_);
         std::atomic_thread_fence(std::memory_order_acquire);  // before the claim: the counters are at least as new as the step
@@ -226,6 +241,7 @@ void Plan::walk(void* work, uint64_t step, int thread) {
         });
         if (over) return;
     }
+    if (follows && plan.asks_) plan.ask_grammars(step, thread);
 }
 
 size_t Plan::chunks(const Phase& phase, const Step& step) const {
@@ -250,7 +266,7 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
 }
 
 void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
-    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    uint8_t* scratch = scratch_of(thread);
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
     switch (phase.kind) {
         case PhaseKind::rows: {
@@ -311,7 +327,7 @@ void Plan::multiply_experts(const Phase& phase, const Step& step, size_t chunk, 
         const size_t blocks = ceiling(op.weight.n, kBlockRows);
         if (left > 0 && first < passed + blocks) {
             const size_t here = std::min(left, passed + blocks - first);
-            multiply_tile(*kernels_.linear, op, tile, first - passed, here, room, aligned(scratch_[static_cast<size_t>(thread)]));
+            multiply_tile(*kernels_.linear, op, tile, first - passed, here, room, scratch_of(thread));
             first += here;
             left -= here;
         }
@@ -325,7 +341,7 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
     const size_t first = chunk * size, count = std::min(size, phase.blocks - first), column = first * kBlockRows;
     const size_t columns = std::min(op.matrix.n - column, count * kBlockRows), stride = size * kBlockRows;
     float* outputs = outputs_[static_cast<size_t>(thread)].data();
-    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    uint8_t* scratch = scratch_of(thread);
     const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
     multiply_blocks(op, m, to, first, count, scratch);
     for (size_t row = 0; row < m; ++row) {
@@ -344,7 +360,7 @@ void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
 }
 
 void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {
-    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    uint8_t* scratch = scratch_of(thread);
     const size_t m = rows_of(phase, step), size = blocks_each(phase, step);
     size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
     for (const ProductOp& op : phase.products) {

@@ -9,6 +9,7 @@
 
 #include "linear/screen.h"
 #include "runtime/experts.h"
+#include "runtime/follow.h"
 #include "runtime/kernels.h"
 #include "runtime/step.h"
 #include "runtime/team.h"
@@ -52,6 +53,8 @@ struct Wanted {
     const Mask* masks = nullptr;         // [selected]: `best` and `keep` are of the outputs that these allow; null: of all
     float* maxima = nullptr;             // [selected, ceil(n / kSampleBlock)]: beside outputs the largest of each block of them, NaN where one
                                          // is; -infinity where `keep` needs none, and no output is written
+    const GrammarCalls* calls = nullptr;
+    Follower* followers = nullptr;       // [selected]: the step moves their places and writes `masks`, but for rows whose `best` needs none
 };
 
 // What one thread did in one phase: nanoseconds since the step began, and chunks.
@@ -109,12 +112,28 @@ private:
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_maxima(const Phase& phase, const Step& step, size_t chunk);
     size_t blocks_each(const Phase& phase, const Step& step) const;
+    // Work of rows that follow grammars, beside the phases: where places move and masks are written, while phases in front of the last product
+    // run; what that product does then; whether grammars take the largest outputs; and the largest of those that they take.
+    enum Side { kMove, kDecide, kAsk, kAgain, kSides };
+    template <typename F>
+    bool share_side(Side side, uint64_t step, size_t chunks, F run);
+    // Whether rows are asked about their largest output first, and have a mask where their grammar does not take that.
+    bool asks_first() const;
+    void move_row(size_t row);
+    // By one thread, while others begin; then by all. False: the step is over.
+    bool move_ahead(uint64_t step);
+    bool meet_masks(uint64_t step);
+    bool ask_grammars(uint64_t step, int thread);
+    // Whether the last product is screened.
+    bool screens(const Mask* masks);
+    uint8_t* scratch_of(int thread);
     size_t rows_of(const Phase& phase, const Step& step) const { return (phase.selected ? step.selected : step.tokens) * phase.factor; }
 
     const Kernels& kernels_;
     std::shared_ptr<Team> team_;
     std::vector<Phase> phases_;
     std::vector<Counter> counters_;
+    Counter sides_[kSides];
     std::vector<Cut> cuts_;
     std::vector<std::unique_ptr<Routing>> routings_;
     bool routed_ = false;                // nothing has been chosen since the last routing was made
@@ -126,6 +145,7 @@ private:
     std::unique_ptr<Screen> screen_;
     Wanted wanted_{};
     bool screened_ = false;
+    bool asks_ = false;                  // `asks_first`, of a step that is screened
     std::vector<std::vector<uint8_t>> scratch_;
     Step step_{};
     size_t first_ = 0, last_ = 0;

@@ -49,7 +49,11 @@ public:
     // Returns when no thread is inside a walk and none will begin one of today's work: its memory may go.
     void forget();
 
-    // Claims chunks of a phase until there are none, then waits until all are finished. `run(chunk)` computes one. False: the step is over.
+    // Claims chunks of a phase until there are none. `run(chunk)` computes one. False: the step is over.
+    template <typename F>
+    bool claim(Counter& counter, uint64_t step, uint64_t chunks, F run);
+
+    // The same, then waits until all are finished.
     template <typename F>
     bool share(Counter& counter, uint64_t step, uint64_t chunks, F run);
 
@@ -67,17 +71,23 @@ private:
 };
 
 template <typename F>
-bool Team::share(Counter& counter, uint64_t step, uint64_t chunks, F run) {
+bool Team::claim(Counter& counter, uint64_t step, uint64_t chunks, F run) {
     const uint64_t tag = step << 32;
-    if (chunks == 0) return true;
     for (;;) {
         uint64_t seen = counter.next.load(std::memory_order_acquire);
         if (seen >> 32 != step) return false;
-        if (seen - tag >= chunks) break;
+        if (seen - tag >= chunks) return true;
         if (!counter.next.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
         run(seen - tag);
         if (counter.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tag + chunks) phases_.wake(counter.done);
     }
+}
+
+template <typename F>
+bool Team::share(Counter& counter, uint64_t step, uint64_t chunks, F run) {
+    const uint64_t tag = step << 32;
+    if (chunks == 0) return true;
+    if (!claim(counter, step, chunks, run)) return false;
     for (;;) {
         const uint64_t seen = counter.done.load(std::memory_order_acquire);
         if (seen >> 32 != step) return false;

@@ -79,10 +79,14 @@ bool follow_grammar(BlockRow& row, const Place& place) {
             row.maxima[b] = -INFINITY;
             continue;
         }
-        float* logits = own(row, b);
-        for (size_t i = 0; i < kBlock; ++i)
-            if ((words[i / 32] >> (i % 32) & 1) == 0) logits[i] = -INFINITY;
-        row.maxima[b] = largest(logits, kBlock);
+        const float* logits = row.blocks[b];
+        float* copy = row.copies + b * kBlock;
+        for (size_t w = 0; w < kWords; ++w) {
+            const uint32_t word = words[w];
+            for (size_t i = 32 * w; i < 32 * (w + 1); ++i) copy[i] = word >> i % 32 & 1 ? logits[i] : -INFINITY;
+        }
+        row.blocks[b] = copy;
+        row.maxima[b] = largest(copy, kBlock);
     }
     return true;
 }

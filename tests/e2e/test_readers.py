@@ -15,7 +15,7 @@ import pytest
 from ridgeline.server.connection import SEND_TIMEOUT_SECONDS
 
 FAKE = 'fake:{"rows": 96, "blocks": 40000, "max_model_len": 16384, "step_seconds": %s}'
-EVENTS = 1_600
+EVENTS = 2_600
 """Events that fill the buffers between engine and client."""
 BODY = b'{"prompt": "p", "max_tokens": %d, "stream": true, "ignore_eos": true, "n": %d}'
 

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from ridgeline import LLM, SamplingParams, StructuredOutputs
+from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.decoding.grammar import RowGrammar
 from ridgeline.errors import RequestError
 
 PERSON = {
@@ -49,6 +52,21 @@ def test_a_free_answer_that_is_valid_stays_as_it_is(llm: LLM) -> None:
         anything = StructuredOutputs(regex=r"(.|\n)*")
         constrained = llm.generate(prompt, params(anything))[0].outputs[0]
         assert constrained.token_ids == answer.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_that_move_places_say_what_masks_of_every_row_do(llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """In company: greedy rows ask their grammar first, and few of them need a mask."""
+    kinds = [StructuredOutputs(json=PERSON), StructuredOutputs(json_object=True), StructuredOutputs(regex="([A-Z][a-z]+ ){3,9}"), None]
+    asked = [replace(params(kind, temperature, min_tokens=number), max_tokens=40) for number, kind in enumerate(kinds)]
+    answers, moved, move = [], [], RowGrammar.moved
+    monkeypatch.setattr(RowGrammar, "moved", lambda self, *said: (moved.append(said), move(self, *said)))
+    for moves in (True, False):
+        monkeypatch.setattr(NativeRunner, "moves_grammars", moves)
+        answers.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, asked)])
+        assert moves == (len(moved) > 40)
+        moved.clear()
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "list": _nothing,
     "rm": _check_rm,
     "ps": _nothing,
+    "admin status": _nothing,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

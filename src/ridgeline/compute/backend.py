@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import History, Mask, history_of
+from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar, mask_words
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
@@ -224,16 +225,41 @@ class RowState:
                 else:
                     grammar.masks(drafts, mask)
             except GrammarError as error:
-                if grammar is not None and grammar.is_optional:
-                    self.grammars[row], mask[:] = None, ANY
-                else:
-                    mask[:] = 0
-                    found.failures[number] = f"the output cannot follow its grammar any further: {error}"
+                self._lose(row, number, error, found.failures)
+                mask[:] = 0 if number in found.failures else ANY
             for place, token in enumerate(forced):
                 if token is not None:
                     mask[place] = 0
                     mask[place, token // 32] = 1 << token % 32
         return found
+
+    def follow(self, work: Work) -> Following | None:
+        """What a runner that moves rows along their grammars needs of a step without drafts and budgets of reasoning.
+
+        None where a row has to move by several ids first, as behind a preemption.
+        """
+        rows = work.rows.sampling_ids.tolist()
+        grammars = [self.grammars[row] for row in rows]
+        if self.compiler is None or any(each is not None and each.waiting > 1 for each in grammars):
+            return None
+        if len(self._bits) < len(rows):
+            self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
+        return Following(self.compiler.calls, grammars, self._bits)
+
+    def followed(self, work: Work, following: Following) -> Masks:
+        """Behind a step: its masks, where rows have one, and the rows that cannot go on."""
+        failures: dict[int, str] = {}
+        for number, error in following.moved():
+            self._lose(int(work.rows.sampling_ids[number]), number, error, failures)
+        return Masks(following.masks, following.places.addresses, failures)
+
+    def _lose(self, row: int, number: int, error: GrammarError, failures: dict[int, str]) -> None:
+        """A row's grammar cannot go on: an optional one leaves it free."""
+        grammar = self.grammars[row]
+        if grammar is not None and grammar.is_optional:
+            self.grammars[row] = None
+        else:
+            failures[number] = f"the output cannot follow its grammar any further: {error}"
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

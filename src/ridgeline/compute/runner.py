@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,20 @@ from ridgeline.compute.graph import Op, OpList, StepInputs
 
 KV_WRITES = frozenset({"kv_write", "rotate_write", "norm_rotate_write"})
 """Ops that write to the cache."""
+
+
+class Places(NamedTuple):
+    """Places of a step's rows in their grammars, which the step moves (csrc/runtime/follow.h).
+
+    calls      int64: functions of the library that matches grammars, and sizes
+    records    int64 [S, 5]: a row's matcher, 0: it follows no grammar; where its mask is written; the id that it has sampled since, -1:
+               none; the runner adds its state and the CPU time that it took
+    addresses  int64 [S]: of masks, which are written where the runner needs them; 0: any id may come
+    """
+
+    calls: NDArray[np.int64]
+    records: NDArray[np.int64]
+    addresses: NDArray[np.int64]
 
 
 class Runner(Protocol):
@@ -27,7 +41,7 @@ class Runner(Protocol):
         taps: Sequence[str] = (),
         *,
         keep: NDArray[np.int32] | None = None,
-        masks: Callable[[], NDArray[np.int64]] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | Places | None = None,
     ) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V] of the selected positions, and the taps asked for.
 
@@ -39,6 +53,7 @@ class Runner(Protocol):
               it also returns `maxima`, which tell its sampler where the others are.
         masks  waits for int64 [S]: of each row the address of a mask of ids (`decoding.edits.Context`) that `keep` is of, 0: of all ids.
                A runner that leaves nothing out does not call it; `best` is of these ids, logits are of all.
+               Runners that move rows along their grammars take these: they move them, and write the masks that are needed.
         """
         ...
 

@@ -281,6 +281,11 @@ class ServerConfig:
         "none", "vllm: /metrics has the label engine too, and more of vLLM's metrics.",
         "metrics that vLLM has bear its names in any case", "panels of vLLM's dashboards stay empty: vllm", choices=("none", "vllm"),
     )  # fmt: skip
+    admin_socket: str = _set(
+        "auto", "Unix socket of `ridgeline admin`, for this server's user alone: auto (in the user's state folder), none, or its path.",
+        "changes at run time need no port: the system says who asks, and each change is a line of the log",
+        "`ridgeline admin` finds no server: none, or the rights of its folder", unit="FILE",
+    )  # fmt: skip
     log_level: str = _set(
         "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
         "the log fills up: warning", choices=("debug", "info", "warning", "error"),

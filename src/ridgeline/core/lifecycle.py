@@ -6,9 +6,11 @@ One function per transition, idempotent where a client can repeat it. The schedu
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from operator import attrgetter
 
 from ridgeline.core.admission import rejection_reason
+from ridgeline.core.commands import Delivered
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
 from ridgeline.core.fairness import FairShares
@@ -51,24 +53,26 @@ class Lifecycle:
         self._shares = FairShares(limits.rows, cache.shape.blocks * cache.shape.block_tokens // len(cache.shape.groups))
         self._emit = emit
 
-    def admit(self, request: Admitted, now: float) -> None:
-        """Queues every choice of the request, or rejects the request."""
-        rejection = self._rejection(request)
+    def admit(self, request: Admitted, now: float, delivered: Items[Delivered] = ()) -> None:
+        """Queues every choice of the request, or those of a continuation; or rejects the request."""
+        rejection = self._rejection(request, is_new=not delivered)
         if rejection is not None:
             self._emit(Rejected(request.request_id, *rejection))
             return
         arrived = now if request.arrived is None else min(now, request.arrived)
+        begun = delivered or [Delivered(choice) for choice in range(request.choices)]
         self._emit(AdmittedEvent(
-            request.request_id, now, len(request.prompt), request.choices, arrived, request.tenant, request.max_tokens
+            request.request_id, now, len(request.prompt), len(begun), arrived, request.tenant, request.max_tokens
         ))  # fmt: skip
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)
-        for choice in range(request.choices):
-            sequence = Sequence(request, choice, self._numbers, len(self.cache.shape.groups))
+        for part in begun:
+            sequence = Sequence(request, part.choice, self._numbers, len(self.cache.shape.groups))
+            sequence.continue_behind(part)
             self._numbers += 1
-            sequence.tag, sequence.charge = self._shares.tag(request, choice)
+            sequence.tag, sequence.charge = self._shares.tag(request, part.choice)
             sequence.rank = self.policy.rank(sequence)
-            self.open[request.request_id][choice] = sequence
+            self.open[request.request_id][part.choice] = sequence
             insort(self.waiting, sequence, key=by_rank)
             if request.sampling.grammar is not None:
                 self.add_wait(sequence, Wait.GRAMMAR, None)
@@ -86,10 +90,10 @@ class Lifecycle:
                 self._stop(sequence)
                 self._close(sequence, Finish.ERROR, 0, now)
 
-    def _rejection(self, request: Admitted) -> tuple[str, float | None] | None:
+    def _rejection(self, request: Admitted, is_new: bool) -> tuple[str, float | None] | None:
         if request.request_id in self.open:
             return f"request id {request.request_id} is in use", None
-        if len(self.unstarted) >= self.limits.max_waiting:
+        if is_new and len(self.unstarted) >= self.limits.max_waiting:
             message = f"{len(self.unstarted)} requests are waiting, the limit is {self.limits.max_waiting}; try again later"
             return message, self._retry_after()
         reason = rejection_reason(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)

@@ -71,8 +71,8 @@ class Scheduler:
         """Applies commands in the order in which they came. Rejections and closes are reported as events."""
         for command in commands:
             match command:
-                case Admit(request):
-                    self.lifecycle.admit(request, now)
+                case Admit():
+                    self.lifecycle.admit(command.request, now, command.delivered)
                 case Close(request_id, choice, keep, reason):
                     self.lifecycle.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):

@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import Any
 
+from ridgeline.core.commands import Delivered
 from ridgeline.core.events import Wait
 from ridgeline.core.params import Admitted
 
@@ -118,6 +119,16 @@ class Sequence:
         self.cached_tokens = -1
         self.message: str | None = None
         self.draft_state: Any = None
+
+    def continue_behind(self, delivered: Delivered) -> None:
+        """Gives a new sequence what an engine before has delivered of it. It is then as behind a preemption, and counts as preempted if it
+        had run."""
+        self.known += delivered.ids
+        self.target = len(self.known)
+        self.scored = min(delivered.scored, self.to_score)
+        if delivered.cached_tokens is not None:
+            self.cached_tokens = delivered.cached_tokens
+            self.preemptions = 1
 
     def set_capacity(self, positions: int) -> None:
         """Sets the number of positions that its blocks cover."""

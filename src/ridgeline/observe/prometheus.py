@@ -5,12 +5,14 @@ are `ridgeline_…`. No metric has two names: a second one would double the expo
 dashboards ask for besides: the label `engine`, and figures that Ridgeline has under names of its own.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Final, TypeVar
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from ridgeline.core.plan import KVShape
@@ -29,10 +31,24 @@ Labelled = Iterable[tuple[tuple[str, ...], T]]
 """What a metric has for each combination of values of its own labels."""
 
 
-def exposition(metrics: Metrics, model_name: str, kv: KVShape, tenants: Collection[str] = (), compat: str = "none") -> bytes:
-    """All metrics in the text format. `tenants`: labels of those that are shown; `compat`: see `ServerConfig.metrics_compat`."""
+def exposition(
+    metrics: Metrics,
+    model_name: str,
+    kv: KVShape,
+    tenants: Collection[str] = (),
+    compat: str = "none",
+    pids: Mapping[str, int] | None = None,
+) -> bytes:
+    """All metrics in the text format.
+
+    tenants  labels of those that are shown
+    compat   see `ServerConfig.metrics_compat`
+    pids     prefix of names → process whose memory, files and processor time are told
+    """
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, model_name, kv, tenants, compat == "vllm"))
+    for prefix, pid in (pids or {}).items():
+        ProcessCollector(prefix, partial(int, pid), registry=registry)
     return generate_latest(registry)
 
 
@@ -83,9 +99,11 @@ class _Collector(Collector):
             ("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens),
             ("ridgeline_immediate_ends", "Choices that ended at their first token.", m.ends.immediate),
             ("ridgeline_runaway_answers", "Choices that reached their limit repeating themselves.", m.ends.runaway),
+            ("ridgeline_engine_starts", "Starts of the engine's process; every one behind the first is a failure.", m.engine_starts),
             ("ridgeline_steps", "Steps scheduled.", m.steps),
             ("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps),
             ("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks),
+            ("ridgeline_continued_requests", "Requests that went on in a new engine after theirs had ended.", m.continued),
         ):
             yield self._counter(name, text, [((), value)])
         finished = [((reason.value,), count) for reason, count in m.finished.items()]

@@ -156,5 +156,6 @@ class Generation:
                             yield part
         finally:
             self._wakeup.close()
+            self.usage.continued = max(stream.continued for _, stream in self._prompts)
             if self._quota is not None:
                 self._quota.settle(self.usage.completion_tokens, time.monotonic())

@@ -79,6 +79,11 @@ class ApiKeys:
         """True if a request must have a key, now and after `reload`."""
         return bool(self._keys)
 
+    @property
+    def has_admins(self) -> bool:
+        """True if the file has a key of an admin."""
+        return any(key.is_admin and key.digest != self._own for key, _ in self._keys.values())
+
     def reload(self) -> int:
         """Reads the file again, and returns the number of keys; a key whose limits are the same keeps what is left of them. Raises
         ConfigError and keeps the old ones where the file is wrong."""

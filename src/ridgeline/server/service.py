@@ -56,7 +56,7 @@ class Service:
         self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics(parse_goodput(config.goodput))
         self.waiting_room = WaitingRoom(config.max_waiting)
-        self._late_steps = LateSteps(engine_config.step_ms)
+        self.late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
         self.brown_out = None if config.brown_out is None else BrownOut(config.brown_out, self._knobs, lambda knob: self.engine.send(knob))
@@ -88,7 +88,7 @@ class Service:
             if type(event) is Closed:
                 ended += 1
             elif type(event) is StepLate:
-                self._late_steps.apply(event)
+                self.late_steps.apply(event)
         client = self.deployment.client
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
@@ -106,17 +106,17 @@ class Service:
 
     def _knobs(self) -> dict[Knob, int]:
         """Settings that a brown-out changes, as they are without it."""
-        config = self.deployment.engine_config
-        knobs: dict[Knob, int] = {"step_ms": config.step_ms}
+        config, knobs = self.deployment.engine_config, self.deployment.knobs
+        found: dict[Knob, int] = {"step_ms": knobs.get("step_ms", config.step_ms)}
         if config.speculative != "off":
-            knobs["num_speculative_tokens"] = config.num_speculative_tokens
-        return knobs
+            found["num_speculative_tokens"] = knobs.get("num_speculative_tokens", config.num_speculative_tokens)
+        return found
 
     def _detect_restart(self) -> None:
-        """Closes, in the metrics, the requests of an engine that died: no event will."""
+        """Tells the metrics of an engine that has ended."""
         client = self.deployment.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
-            self._engine_starts = client.starts
+            self._engine_starts = self.metrics.engine_starts = client.starts
             self.metrics.engine_lost()
 
     def answer_ended(self, end: ChoiceEnd) -> None:

@@ -5,7 +5,7 @@ Owns `tool_choice` and `parallel_tool_calls`. Forms of calls are `text.tools`'s,
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from ridgeline.server import wire
@@ -15,6 +15,7 @@ from ridgeline.server.structured import Asked
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tools.families import Family
+from ridgeline.text.tools.forms import Recipients
 from ridgeline.text.tools.grammar import CallForm
 from ridgeline.text.tools.marks import tail
 from ridgeline.text.tools.thought import ReasonedJson
@@ -141,6 +142,8 @@ def reading(
     """
     thought = None if has_form and not choice.forced else template.reasoning
     family = choice.family
+    if family is None and template.family is not None and isinstance(template.family.form, Recipients):
+        family = replace(template.family, form=Recipients(calls=False))  # whatever it says has a header
     if family is None and thought is None:
         return None
     end = tail(prompt, tokenizer)

@@ -59,7 +59,7 @@ class WaitingRoom:
 
     def __init__(self, max_waiting: int) -> None:
         self.refused: Counter[str] = Counter()
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._pace = QueuePace()
         self._weights: dict[str, int] = {}
         self._promised: dict[str, float] = {}
@@ -71,7 +71,7 @@ class WaitingRoom:
         may. `open_`: sequences of each tenant that has some."""
         total, own = sum(open_.values()), open_.get(caller.tenant, 0)
         self._pace.advance(now, total > rows)
-        places = rows + self._max_waiting
+        places = rows + self.max_waiting
         if count > places:
             raise RequestError(
                 f"this request brings {count} sequences, one for each prompt and choice; this server takes at most {places} at once. "

@@ -3,6 +3,7 @@
 Of each row the id of the largest, or all that a sampler can choose.
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -328,6 +329,95 @@ def test_the_largest_that_masks_allow(level: str, threads: int, pool: ThreadPool
                 assert head.best(x, masks) == np.where(allowed, whole, -np.inf).argmax(axis=1).tolist()
         nothing = [packed_mask(np.zeros(n, bool))] * 3
         assert head.best(x[:3], nothing) == [0, 0, 0]
+
+
+class Grammars:
+    """A library of which matcher i + 1 takes `allowed[i]` next, whatever comes before; those of `lost` make no masks."""
+
+    def __init__(self, allowed: np.ndarray, lost: Sequence[int] = ()) -> None:
+        self.allowed, self.lost = allowed, lost
+        self.consumed: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        address, number = ctypes.c_void_p, ctypes.c_int32
+        ids = ctypes.POINTER(ctypes.c_uint32)
+        self._functions = (
+            ctypes.CFUNCTYPE(number, address, ids, ctypes.c_size_t)(self._consume),
+            ctypes.CFUNCTYPE(number, address, ids, ctypes.c_size_t)(self._validate),
+            ctypes.CFUNCTYPE(number, address, address, ctypes.c_size_t)(self._mask),
+            ctypes.CFUNCTYPE(ctypes.c_bool, address)(lambda matcher: matcher == 2),
+        )
+        outputs, self.words = allowed.shape[1], packed_mask(allowed[0]).shape[1]
+        pointers = [ctypes.cast(function, address).value or 0 for function in self._functions]
+        self.calls = np.array([*pointers, outputs, -(-outputs // 32) * 4, self.words * 4], np.int64)
+
+    def _consume(self, matcher: int, ids: Any, count: int) -> int:
+        self.consumed += [(matcher - 1, ids[i]) for i in range(count)]
+        return 0
+
+    def _validate(self, matcher: int, ids: Any, count: int) -> int:
+        self.asked.append(matcher - 1)
+        return int(count == 1 and self.allowed[matcher - 1, ids[0]])
+
+    def _mask(self, matcher: int, mask: int, size: int) -> int:
+        if matcher - 1 in self.lost:
+            return -1
+        ctypes.memmove(mask, packed_mask(self.allowed[matcher - 1]).ctypes.data, size)
+        return 0
+
+    def best(self, head: "Head", x: np.ndarray, free: Sequence[int] = ()) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Ids, states and masks of a step of which the rows of `free` follow nothing. Row i has sampled 100 + i, but for row 0."""
+        masks = np.full((len(x), self.words), 0xABABABAB, np.uint32)
+        records = np.zeros((len(x), ext.native().FOLLOWER), np.int64)
+        for row in set(range(len(x))) - set(free):
+            records[row, :3] = row + 1, masks[row].ctypes.data, 100 + row if row else -1
+        found, addresses = np.full(len(x), -7, np.int32), np.ascontiguousarray(records[:, 1])
+        followed = self.calls.ctypes.data, records.ctypes.data
+        head.run(x, found.ctypes.data, 0, addresses.ctypes.data, 0, *followed)
+        assert (records[:, 4] > 0).tolist() == (records[:, 0] > 0).tolist()  # CPU time
+        return found.tolist(), records[:, 3], masks
+
+
+@pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
+def test_rows_ask_their_grammars_first(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
+    """The largest of what a grammar takes; masks only where it takes another one, where the head is screened; places move."""
+    rng = np.random.default_rng(14)
+    rows = random_rows(rng, 6000, 640)
+    head = Head(rows, pool, 8, level, threads)
+    for kind in ("near", "flat"):
+        for count in (1, 2, 3, 8):
+            places = rng.integers(0, 6000, count)
+            x = np.stack([near(rows, place, rng) for place in places])
+            if kind == "flat":
+                x = rng.standard_normal(x.shape).astype(np.float32)
+            _, allowed = masks_of(rng, count, 6000, (0.0, 0.001, 0.5, 2.0))
+            whole = head.outputs(x)
+            allowed[::2][np.arange(len(allowed[::2])), whole[::2].argmax(axis=1)] = True
+            wanted, free = np.where(allowed, whole, -np.inf).argmax(axis=1).tolist(), [2] if count == 8 else []
+            wanted = [int(whole[i].argmax()) if i in free else each for i, each in enumerate(wanted)]
+            for _ in range(12 if kind == "flat" else 1):  # too many outputs are left: steps are passed over
+                grammars = Grammars(allowed)
+                found, states, masks = grammars.best(head, x, free)
+                assert found == wanted
+                assert sorted(grammars.consumed) == [(i, 100 + i) for i in range(2, count) if i not in free]  # the second is at its end
+                takes = np.array([allowed[i, row.argmax()] for i, row in enumerate(whole)])
+                following = np.array([i not in free for i in range(count)])
+                asked = sorted(grammars.asked) == np.flatnonzero(following).tolist()
+                assert asked == bool(grammars.asked) and (asked or kind == "flat" or count < 3)
+                assert states.tolist() == (following & ~takes if asked else following).astype(int).tolist()
+                for i in np.flatnonzero(states):
+                    assert np.array_equal(masks[i], packed_mask(allowed[i])[0])
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_row_that_is_lost_is_said_and_has_a_mask_of_all(count: int, pool: ThreadPoolExecutor) -> None:
+    rng = np.random.default_rng(15)
+    rows = random_rows(rng, 1000, 640)
+    head, x = Head(rows, pool, 5), np.stack([near(rows, row, rng) for row in range(10, 10 + count)])
+    allowed = np.zeros((count, 1000), bool)
+    allowed[:, 500] = True
+    found, states, masks = Grammars(allowed, lost=[1]).best(head, x)
+    assert found == [11 if i == 1 else 500 for i in range(count)]
+    assert states.tolist() == [-1 if i == 1 else 1 for i in range(count)] and (masks[1] == 0xFFFFFFFF).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -22,7 +22,7 @@ from ridgeline.compute.lowering.early import ATTENDED
 from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
-from ridgeline.compute.runner import finite_tokens, stored_names
+from ridgeline.compute.runner import Places, finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
 
 
@@ -94,6 +94,8 @@ class NativeRunner:
         self._whole: NativePlan | None = None
         self._head: NativePlan | None = None
 
+    moves_grammars = True
+
     @property
     def team(self) -> Any:
         """The threads, for others that compute between steps."""
@@ -106,7 +108,7 @@ class NativeRunner:
         taps: Sequence[str] = (),
         *,
         keep: NDArray[np.int32] | None = None,
-        masks: Callable[[], NDArray[np.int64]] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | Places | None = None,
     ) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V], `finite` bool [T], and the tap "hidden" fp32 [T, D] where it is asked for.
 
@@ -114,7 +116,8 @@ class NativeRunner:
         behind its attention only for selected ones. `finite` is true of a token if its final hidden state is finite, or, where it
         has none, what the last attention made.
         keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
-        masks: as `compute.runner.Runner.run` has them; called in front of the last product, where `keep` leaves any out.
+        masks: as `compute.runner.Runner.run` has them; called in front of the last product, where `keep` leaves any out. Places in grammars
+        move beside the first ops; rows whose `best` is found without a mask may have none.
 
         Where the list allows it: with one of every row `best` int32 [S] in place of `logits`, the lowest id of each row's largest; else
         `maxima` fp32 [S, ceil(V / SAMPLE_BLOCK)] beside them, the largest of each block, NaN where one is. With some of every row the rest
@@ -123,7 +126,8 @@ class NativeRunner:
         whole = "hidden" in taps
         oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
         wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)
-        self._run(plan, inputs, wanted, masks if self._maxima is not None and keep is not None and keep.all() else None)
+        bounded = self._maxima is not None and keep is not None and bool(keep.all())
+        self._run(plan, inputs, wanted, masks, bounded)
         values = {name: plan.rows_of(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
         return values | found
 
@@ -174,23 +178,34 @@ class NativeRunner:
         return (0, kept, maxima.ctypes.data), {"logits": logits, "maxima": maxima}
 
     def _run(
-        self, plan: NativePlan, inputs: StepInputs, wanted: tuple[int, int, int], masks: Callable[[], NDArray[np.int64]] | None
+        self,
+        plan: NativePlan,
+        inputs: StepInputs,
+        wanted: tuple[int, int, int],
+        masks: Callable[[], NDArray[np.int64]] | Places | None,
+        bounded: bool,
     ) -> None:
-        """One call, or two where the last product waits for masks."""
+        """One call, or two where the last product waits for masks. bounded: that product leaves out what masks do."""
         best, keep, maxima = wanted
-        given, phases, first = arguments(inputs), plan.native.phases, 0
+        given, phases, first, count = arguments(inputs), plan.native.phases, 0, len(inputs.select)
         traced = self._trace is not None
         columns = np.zeros((self._team.threads, phases, 3), np.int64) if traced else None
         trace = 0 if columns is None else columns.ctypes.data
         began = perf_counter()
-        allowed = None
-        if masks is not None:
+        allowed: NDArray[np.int64] | None = None
+        following: tuple[int, ...] = ()
+        if isinstance(masks, Places):
+            native = ext.native()
+            allowed = masks.addresses
+            calls = ext.address(masks.calls, np.int64, (native.GRAMMAR_CALLS,))
+            following = calls, ext.address(masks.records, np.int64, (count, native.FOLLOWER))
+        elif masks is not None and bounded:
             first = plan.native.last_product
             plan.native.run(*given, 0, first, trace)
             allowed = masks()
-        address = 0 if allowed is None else ext.address(allowed, np.int64, (len(inputs.select),))
+        address = 0 if allowed is None or not bounded else ext.address(allowed, np.int64, (count,))
         passed = perf_counter() - began
-        plan.native.run(*given, first, phases, trace, best, keep, address, maxima)
+        plan.native.run(*given, first, phases, trace, best, keep, address, maxima, *following)
         if self._trace is None or columns is None:
             return
         columns[:, first:, :2] += int(passed * 1e9) if first else 0

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from queue import PriorityQueue, SimpleQueue
 from time import monotonic, thread_time
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class GrammarError(Exception):
 
 
 class RowGrammar:
-    """A row's place in its grammar. The thread that makes masks moves it: what the row samples waits until then."""
+    """A row's place in its grammar. Who makes its masks moves it, a thread or the runner's step: what the row samples waits until then."""
 
     def __init__(self, matcher: Matcher, ends: Mask, ids: Sequence[int], lost: Callable[[], None], is_optional: bool) -> None:
         """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on.
@@ -82,9 +82,33 @@ class RowGrammar:
         began = thread_time()
         ids, self._ids = self._ids, []
         self._make(drafts, found, ids)
-        self._spare = min(SPARE_SECONDS, self._spare + TOKEN_SECONDS * len(ids)) - (thread_time() - began)
+        self._charge(len(ids), thread_time() - began)
+
+    @property
+    def waiting(self) -> int:
+        """Number of ids that it has yet to move by."""
+        return len(self._ids)
+
+    def leave(self, mask: int) -> tuple[int, int, int]:
+        """Address of the library's matcher, `mask`, and the one id at most that it has yet to move by, -1: none. A step moves it; see
+        `moved`."""
+        return self._matcher.address, mask, self._ids[0] if self._ids else -1
+
+    def moved(self, is_lost: bool, seconds: float) -> None:
+        """A step has moved it in so much CPU time. is_lost: it cannot go on. Raises GrammarError."""
+        ids, self._ids = self._ids, []
+        if is_lost:
+            self._raise()
+        self._charge(len(ids), seconds)
+
+    def _charge(self, ids: int, seconds: float) -> None:
+        self._spare = min(SPARE_SECONDS, self._spare + TOKEN_SECONDS * ids) - seconds
         if self._spare < 0:
             raise GrammarError(f"it takes more than {TOKEN_SECONDS * 1e3:g} ms per token; simplify it")
+
+    def _raise(self) -> NoReturn:
+        self._lost()
+        raise GrammarError(_reason(self._matcher.error or "it cannot go on"))
 
     def _make(self, drafts: Sequence[int], found: NDArray[np.uint32], ids: Sequence[int]) -> None:
         """ids: new ones of the row, which its place moves by first."""
@@ -93,8 +117,7 @@ class RowGrammar:
             matcher.consume(ids)
         for place in range(len(drafts) + 1):
             if not matcher.mask(found[place]):
-                self._lost()
-                raise GrammarError(_reason(matcher.error or "it cannot go on"))
+                self._raise()
             if place == len(drafts) or not _has(found[place], drafts[place]) or _has(self._ends, drafts[place]):
                 break  # behind an end nothing counts
             matcher.consume(drafts[place : place + 1])
@@ -142,6 +165,8 @@ class GrammarCompiler:
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
         self._tokenizer: Tokenizer | None = None
+        self.calls = np.zeros(0, np.int64)
+        """`Tokenizer.calls` once there are grammars."""
         self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
         self._waiting: PriorityQueue[tuple[float, int, Grammar | None]] = PriorityQueue()
         """(seconds to compile, number, grammar): the cheapest is next, so that costly ones keep nobody else waiting."""
@@ -254,4 +279,6 @@ class GrammarCompiler:
             return None
         for token in vocabulary.ends:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
-        return Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
+        tokenizer = Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
+        self.calls = tokenizer.calls(self._ends.nbytes)
+        return tokenizer

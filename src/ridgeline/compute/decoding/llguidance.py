@@ -88,6 +88,7 @@ _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("llg_matcher_get_mask_byte_size", _SIZE, (_POINTER,)),
     ("llg_matcher_compute_mask_into", _INT, (_POINTER, _POINTER, _SIZE)),
     ("llg_matcher_consume_tokens", _INT, (_POINTER, _POINTER, _SIZE)),
+    ("llg_matcher_validate_tokens", _INT, (_POINTER, _POINTER, _SIZE)),
     ("llg_matcher_rollback", _INT, (_POINTER, _SIZE)),
 )
 
@@ -166,6 +167,14 @@ class Tokenizer:
         if not self.address:
             raise ValueError(message.value.decode(errors="replace"))
         finalize(self, functions.llg_free_tokenizer, self.address).atexit = False
+        self._ids = len(pieces)
+
+    def calls(self, room: int) -> NDArray[np.int64]:
+        """What the native runner calls to move rows and to make masks of `room` bytes, in the order of csrc/runtime/follow.h."""
+        names = ("consume_tokens", "validate_tokens", "compute_mask_into", "is_stopped")
+        functions = [getattr(library(), f"llg_matcher_{name}") for name in names]
+        addresses = [ctypes.cast(function, _POINTER).value for function in functions]
+        return np.array([*addresses, self._ids, -(-self._ids // 32) * 4, room], np.int64)
 
 
 def _joined(pieces: Sequence[bytes], control: Collection[int]) -> tuple[NDArray[np.uint32], bytes]:
@@ -203,6 +212,11 @@ class Matcher:
     def copy(self) -> "Matcher":
         """Another one in the same place, which shares what has been found out about the grammar."""
         return Matcher(self._functions.llg_clone_matcher(self._address), self._tokenizer)
+
+    @property
+    def address(self) -> int:
+        """Of the library's matcher, which lives as long as this one."""
+        return self._address
 
     @property
     def error(self) -> str | None:

@@ -22,7 +22,7 @@ from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import CACHE_READS, Floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import Weight
-from ridgeline.compute.runner import finite_tokens, stored_names
+from ridgeline.compute.runner import Places, finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
 
 Values = dict[str, Any]
@@ -63,6 +63,8 @@ class NumpyRunner:
     threads   that share a step; no result depends on how many
     """
 
+    moves_grammars = False
+
     def __init__(self, oplist: OpList, weights: Mapping[str, Weight], shape: KVShape, *, threads: int = 1) -> None:
         check(oplist)
         self.oplist = lower(oplist, "numpy")
@@ -83,7 +85,7 @@ class NumpyRunner:
         taps: Iterable[str] = (),
         *,
         keep: NDArray[np.int32] | None = None,
-        masks: Callable[[], NDArray[np.int64]] | None = None,
+        masks: Callable[[], NDArray[np.int64]] | Places | None = None,
     ) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 

@@ -71,7 +71,13 @@ def _work_loop(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Ca
 
 
 class BeatingRunner(Runner, Protocol):
-    """A runner that says how far it is in a step."""
+    """A runner that says how far it is in a step.
+
+    moves_grammars  its steps move the places of rows in their grammars
+    """
+
+    @property
+    def moves_grammars(self) -> bool: ...
 
     def beat(self) -> int:
         """A number that changes with every part of a step that is done; a part takes a thread some seconds at most. Any thread may ask."""
@@ -158,16 +164,21 @@ class QueueBackend:
         if plan.copies:
             self._kv.copy(plan.copies)
         rows, masks_of = work.rows, None
-        if self._masks is not None and rows.has_grammars:
+        moves = rows.has_grammars and not rows.has_drafts and not rows.has_budgets and self._runner.moves_grammars
+        following = self._state.follow(work) if moves else None
+        if following is None and self._masks is not None and rows.has_grammars:
             self._masks.put(work)
             masks_of = cache(self._masks.take)
         elif rows.has_budgets and (forced := self._state.masks(work)).addresses.any():
             masks_of = cache(lambda: forced)
         self._parts += 1
         allowed = None if masks_of is None else lambda: masks_of().addresses
-        values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep, masks=allowed)
+        taps = ("hidden",) if plan.score else ()
+        values = self._runner.run(inputs, self._kv, taps, keep=work.keep, masks=following.places if following else allowed)
         finite: NDArray[np.bool_] = values["finite"]
         masks = None if masks_of is None else masks_of()
+        if following is not None:
+            masks = self._state.followed(work, following)
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
         self._parts += 1

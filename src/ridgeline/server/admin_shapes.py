@@ -1,0 +1,49 @@
+"""Bodies of the admin's requests and answers."""
+
+from msgspec import Struct
+
+from ridgeline.server import replies
+from ridgeline.server.knobs import Value
+
+
+class Status(Struct, frozen=True):
+    """What a server does now. `not_ready` is a reason, or null where requests are taken."""
+
+    version: str
+    pid: int
+    model: str
+    not_ready: str | None
+    startup: replies.Startup
+    engine_pid: int | None
+    engine_starts: int
+    engine_failures: int
+    last_failure: str | None
+    open_requests: int
+    running: int
+    waiting: int
+    knobs: dict[str, Value]
+    draining: bool
+
+
+class DrainRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`timeout_seconds`: null is that of --shutdown-timeout."""
+
+    timeout_seconds: float | None = None
+
+
+class Draining(Struct, frozen=True):
+    """The server ends, with status 0, when the open requests have ended, or at the deadline."""
+
+    open_requests: int
+    timeout_seconds: float
+
+
+class KnobRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    value: Value
+
+
+class KnobChange(Struct, frozen=True):
+    name: str
+    old: Value
+    new: Value
