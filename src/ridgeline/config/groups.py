@@ -91,9 +91,9 @@ class EngineConfig:
         "vllm:prefix_cache_hits stays 0 although prompts share beginnings: off",
     )  # fmt: skip
     scheduling_policy: str = _set(
-        "fcfs", "fcfs, priority, static or one.",
-        "fcfs is fair; priority follows the requests' priority; static and one are for comparison",
-        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "static", "one"),
+        "fcfs", "fcfs, priority, slo, static or one.",
+        "fcfs is fair; priority follows the requests' priority, slo their targets; static and one are for comparison",
+        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "slo", "static", "one"),
     )  # fmt: skip
     depth: int = _set(
         2, "Steps in flight: two overlap scheduling with computing.", "with two the host plans while the device computes",
