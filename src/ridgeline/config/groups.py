@@ -91,9 +91,9 @@ class EngineConfig:
         "vllm:prefix_cache_hits stays 0 although prompts share beginnings: off",
     )  # fmt: skip
     scheduling_policy: str = _set(
-        "fcfs", "fcfs, priority, static or one.",
-        "fcfs is fair; priority follows the requests' priority; static and one are for comparison",
-        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "static", "one"),
+        "fcfs", "fcfs, priority, slo, static or one.",
+        "fcfs is fair; priority follows the requests' priority, slo their targets; static and one are for comparison",
+        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "slo", "static", "one"),
     )  # fmt: skip
     depth: int = _set(
         2, "Steps in flight: two overlap scheduling with computing.", "with two the host plans while the device computes",
@@ -267,6 +267,11 @@ class ServerConfig:
     max_connections_per_client: int = _set(
         1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
         "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
+    )  # fmt: skip
+    brown_out: float | None = _set(
+        None, "Seconds of expected wait beyond which the server saves, step by step, and says so [never].",
+        "drafts, then prefill beside decoding, then the length of answers and the requests of keys that agreed to it",
+        "ridgeline_brown_out_level > 0 for hours: too few machines", unit="seconds", bounds=(0.1, 3_600),
     )  # fmt: skip
     goodput: str = _set(
         "ttft=1s,itl=50ms", "What a request keeps to count as good: times to first token, and per further token.",

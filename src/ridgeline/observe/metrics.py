@@ -23,6 +23,9 @@ class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
+    brown_out = 0
+    """Level of `server.brown_out`; 0: none."""
+
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
         self.objective = objective
@@ -46,6 +49,8 @@ class Metrics:
         """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
+        self.continued = 0
+        """Requests that went on in another engine, once for each."""
         self.answers: Counter[tuple[int, str]] = Counter()
         """Answers to HTTP requests by status and code of the error, "" without one; probes apart."""
         self.results = dict.fromkeys(Result, 0)
@@ -117,6 +122,8 @@ class Metrics:
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
             case events.StepLate():
                 self.late_steps += 1
+            case events.Admitted() if event.request_id in self._open:
+                self.continued += 1
             case events.Admitted():
                 self._admitted(event)
             case events.Started():
@@ -133,12 +140,7 @@ class Metrics:
                 pass
 
     def engine_lost(self) -> None:
-        """Counts every open choice as an error: the engine died, so no event will close them."""
-        for request in self._open.values():
-            self.finished[Finish.ERROR] += request.open_choices
-            request.tenant.open_choices -= request.open_choices
-            self._count_result(request, Result.FAILED)
-        self._open.clear()
+        """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0

@@ -39,10 +39,12 @@ _ids: Final = random.Random(secrets.randbits(128))
 
 
 class Usage(Protocol):
-    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one."""
+    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one. `continued`: engines that went on with
+    it after one had ended."""
 
     prompt_tokens: int
     cached_tokens: int
+    continued: int
     first_token_at: float | None
 
     @property
@@ -140,6 +142,7 @@ def _generation(access: Access) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "continued": usage.continued or None,
         "ttft_seconds": None if first is None else first - access.began,
         "finish": ",".join(usage.finish_reasons) or ("abort" if access.error in (None, CLIENT_DISCONNECTED) else "error"),
     }

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
+from ridgeline.server.brown_out import HEADER
 from ridgeline.server.callers import current_caller
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
@@ -64,6 +65,9 @@ class QueueGate:
                 if quota is not None:
                     quota.take_request(time.monotonic())
                     send = _telling(quota, send)
+                brown_out = self._service.brown_out
+                if brown_out is not None and brown_out.level:
+                    send = _with_header(send, HEADER, brown_out.measures(current_caller()).encode())
         await self._app(scope, receive, send)
 
 
@@ -77,6 +81,17 @@ def _telling(quota: Quota, send: Send) -> Send:
         await send(message)
 
     return send_with_headers
+
+
+def _with_header(send: Send, name: bytes, value: bytes) -> Send:
+    """`send`, with one more header of the answer."""
+
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (name, value)]
+        await send(message)
+
+    return send_with_header
 
 
 class ErrorHandler:

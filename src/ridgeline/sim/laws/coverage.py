@@ -58,6 +58,7 @@ SITUATIONS = (
     "NaN in a chunk that does not sample",
     "NaN beside healthy rows",
     "NaN of a choice that had ended",
+    "ranks later since it was late",
     "starts before older ones of other tenants",
     "rejected as unservable",
     "rejected as the queue is full",

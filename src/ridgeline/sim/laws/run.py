@@ -161,6 +161,8 @@ class Simulation:
         commands = self._due()
         for command in commands:
             self.coverage.on_command(command)
+        if self.scheduler.pace is not None:
+            self._order.token_seconds = self.scheduler.pace.seconds.token
         turn = self.engine.turn(commands)
         if self.witness.steps % FULL_CHECK_INTERVAL:
             laws.check(self.scheduler)
@@ -168,6 +170,7 @@ class Simulation:
             laws.check_full(self.scheduler)
         self.front_end.on_turn(commands, turn)
         self._order.on_turn(commands, turn.events)
+        self.coverage.counts["ranks later since it was late"] = len(self._order.late)
         if self.world.seed % SKIP_CHECK_INTERVAL == 0:
             self._skip_checker.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
         for event in turn.events:
