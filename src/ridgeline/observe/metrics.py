@@ -23,6 +23,9 @@ class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
+    brown_out = 0
+    """Level of `server.brown_out`; 0: none."""
+
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
         self.objective = objective
