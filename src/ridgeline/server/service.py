@@ -63,7 +63,8 @@ class Service:
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
-        self.brown_out = None if config.brown_out is None else BrownOut(config.brown_out, self._knobs, lambda knob: self.engine.send(knob))
+        self.brown_out: BrownOut | None = None
+        self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = read_cache_secret(config.cache_secret_file)
@@ -100,6 +101,13 @@ class Service:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
         self._update_brown_out()
+
+    def set_brown_out(self, seconds: float | None) -> None:
+        """The wait from which on less is done for each request; None: never."""
+        if self.brown_out is not None:
+            self.brown_out.end()
+        self.brown_out = None if seconds is None else BrownOut(seconds, self._knobs, lambda knob: self.engine.send(knob))
+        self.metrics.brown_out = 0
 
     def _update_brown_out(self) -> None:
         """Called with every frame and every request, so that the level is that of now whenever it matters."""
