@@ -107,6 +107,8 @@ async def killed_under_load(site: Any, kills: int, rng: random.Random, how: int 
     """The answers, and the pauses in seconds: from each kill to the next token."""
     client, metrics, pauses = site.service.deployment.client, site.service.metrics, []
     answers = asyncio.ensure_future(all_answered(site))
+    while client.open_requests < 17:  # all are accepted: three prompts in one, and the steps of the beams
+        await asyncio.sleep(0.001)
     for _ in range(kills):
         before = metrics.generation_tokens
         while metrics.generation_tokens < before + rng.randrange(1, 250) and not answers.done():
@@ -132,8 +134,13 @@ def make_site(new_site: Any) -> Any:
     return site
 
 
-def differences(answers: list[Any], undisturbed: list[Any]) -> list[Any]:
-    return [(ASKED[at], one, other) for at, (one, other) in enumerate(zip(answers, undisturbed, strict=True)) if one != other]
+def differences(one: Any, other: Any, at: str = "") -> list[str]:
+    """Where two answers differ, and how."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return [each for key in {**one, **other} for each in differences(one.get(key), other.get(key), f"{at}.{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [each for index, pair in enumerate(zip(one, other, strict=True)) for each in differences(*pair, f"{at}[{index}]")]
+    return [] if one == other else [f"{at}: {one!r:.600} is not {other!r:.600}"]
 
 
 def test_five_kills_change_no_answer(new_site: Any) -> None:
