@@ -286,6 +286,10 @@ class ServerConfig:
         "changes at run time need no port: the system says who asks, and each change is a line of the log",
         "`ridgeline admin` finds no server: none, or the rights of its folder", unit="FILE",
     )  # fmt: skip
+    otlp_traces_endpoint: str | None = _set(
+        None, "URL of an OpenTelemetry collector that spans of requests are sent to, as http://HOST:4318/v1/traces [none are].",
+        "spans have times and sizes, never a text; it needs ridgeline[otel]", "log lines of opentelemetry: nobody listens there",
+    )  # fmt: skip
     log_level: str = _set(
         "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
         "the log fills up: warning", choices=("debug", "info", "warning", "error"),

@@ -22,6 +22,7 @@ from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
 from ridgeline.server.service import Service
+from ridgeline.server.traces import TraceLayer
 from ridgeline.server.transport import Disconnected
 
 MAX_PATH: Final = 100
@@ -41,7 +42,8 @@ def build_app(service: Service) -> ASGIApp:
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
-    return AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
+    logged = AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
+    return logged if service.tracer is None else TraceLayer(logged, service.tracer)
 
 
 class QueueGate:

@@ -92,6 +92,12 @@ class BrownOut:
                 self._send(SetKnob(name, after))
         self._level, self._starts = level, starts
 
+    def end(self) -> None:
+        """Gives the engine its own settings back."""
+        for name, value in self._knobs().items():
+            if _knob(name, value, self._level) != value:
+                self._send(SetKnob(name, value))
+
     def measures(self, caller: Caller) -> str:
         """What the caller's answers go without, for `HEADER`; "" without brown-out."""
         return _measures(self._level, caller)

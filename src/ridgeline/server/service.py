@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
@@ -23,6 +24,7 @@ from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import parse_goodput
+from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
@@ -54,12 +56,15 @@ class Service:
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
-        self.metrics = Metrics(parse_goodput(config.goodput))
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
+        self.metrics = Metrics(parse_goodput(config.goodput), None if self.tracer is None else self.tracer.choice_ended)
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
-        self.brown_out = None if config.brown_out is None else BrownOut(config.brown_out, self._knobs, lambda knob: self.engine.send(knob))
+        self.brown_out: BrownOut | None = None
+        self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = read_cache_secret(config.cache_secret_file)
@@ -79,6 +84,8 @@ class Service:
         """Ends the engine and all open requests."""
         await self.deployment.stop()
         await asyncio.to_thread(self._grammars.close)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
         self._detect_restart()
@@ -94,6 +101,13 @@ class Service:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
         self._update_brown_out()
+
+    def set_brown_out(self, seconds: float | None) -> None:
+        """The wait from which on less is done for each request; None: never."""
+        if self.brown_out is not None:
+            self.brown_out.end()
+        self.brown_out = None if seconds is None else BrownOut(seconds, self._knobs, lambda knob: self.engine.send(knob))
+        self.metrics.brown_out = 0
 
     def _update_brown_out(self) -> None:
         """Called with every frame and every request, so that the level is that of now whenever it matters."""
@@ -179,11 +193,14 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
-            return admit(
+            request = admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
+            if self.tracer is not None:
+                self.tracer.admitted(request)
+            return request
 
         return admit_prompt
 
