@@ -124,12 +124,12 @@ KEYS = ("a", "b", "c", "d")
 class Server:
     """A server whose keys a … d are of a tenant each, with these options."""
 
-    def __init__(self, *flags: str, **options: str) -> None:
+    def __init__(self, *flags: str, queue: int = QUEUE, **options: str) -> None:
         self._folder = TemporaryDirectory()
         keys = Path(self._folder.name) / "keys"
         keys.write_text("".join(f"{key} {key} tenant={key} {options.get(key, '')}\n" for key in KEYS))
         keys.chmod(0o600)
-        flags = ("--max-num-queued-reqs", str(QUEUE), "--api-key-file", str(keys), *flags)
+        flags = ("--max-num-queued-reqs", str(queue), "--api-key-file", str(keys), *flags)
         self.process = ServerProcess([FAKE, *flags], {**os.environ, "PYTHONPATH": str(SOURCE)})
         self.load = Load(self.process.url, 1)
 
@@ -210,7 +210,7 @@ async def ladder(seconds: float) -> None:
     for number in range(3):
         rates = {}
         for flags in ((), ("--brown-out", "0.3")):
-            with Server(*flags, **options) as load:
+            with Server(*flags, queue=2 * QUEUE, **options) as load:
                 rates[flags] = goodput(await load.open({"a": most, "b": most}, seconds), seconds)
         without, with_ladder = rates.values()
         ratios.append(with_ladder / without)
