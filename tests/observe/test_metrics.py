@@ -136,6 +136,8 @@ VLLM_DASHBOARD = (
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
     "vllm:iteration_tokens_total_bucket", "vllm:request_time_per_output_token_seconds_bucket",
     "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_cached_total", "vllm:admission_rejections_total",
+    "vllm:prompt_tokens_by_source_total", "vllm:request_prefill_kv_computed_tokens_sum", "vllm:request_num_preemptions_bucket",
+    "vllm:cache_config_info",
 )  # fmt: skip
 """What the dashboards of vLLM's repository, and its autoscaling examples, ask for."""
 
@@ -162,6 +164,7 @@ def test_gauges_follow_rows() -> None:
     for choice in range(3):
         m.apply(closed("a", 2.0, Finish.STOP, choice))
     assert (m.running, m.waiting, m.finished[Finish.STOP]) == (0, 0, 3)
+    assert m.request_preemptions.counts[:2] == [2, 1] and (m.cached_tokens, m.request_computed.sum) == (16, 42)
     assert m.prompt_tokens == 5
 
 
