@@ -180,6 +180,17 @@ def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
     assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0' in body
 
 
+def test_gaps_of_one_step_may_differ() -> None:
+    """Rows that wait for different times are counted each with its own."""
+    started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(4)]
+    m = story(
+        events.Admitted("a", 0.0, 5, 4, 0.0), *started, computed(0, 1.0, {1: 1, 3: 1}), computed(1, 2.0, {2: 1, 4: 1}),
+        computed(2, 4.0, {1: 1, 2: 1, 4: 1, 3: 1}),
+    )  # fmt: skip
+    assert (m.inter_token.sum, m.inter_token.count) == (10.0, 4)
+    assert [m.inter_token.counts[m.inter_token.bounds.index(gap)] for gap in (2.0, 3.0)] == [2, 2]
+
+
 def test_abort_before_a_row() -> None:
     m = story(events.Admitted("a", 0.0, 5, 1, 0.0), closed("a", 1.0, Finish.ABORT, out=0))
     assert (m.running, m.waiting, m.finished[Finish.ABORT], m.queue.count) == (0, 0, 1, 0)
