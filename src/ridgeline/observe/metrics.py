@@ -10,7 +10,7 @@ from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
 from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
-from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants
+from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
 from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
@@ -22,6 +22,9 @@ CHOICES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
+
+    brown_out = 0
+    """Level of `server.brown_out`; 0: none."""
 
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
@@ -46,6 +49,8 @@ class Metrics:
         """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
+        self.continued = 0
+        """Requests that went on in another engine, once for each."""
         self.answers: Counter[tuple[int, str]] = Counter()
         """Answers to HTTP requests by status and code of the error, "" without one; probes apart."""
         self.results = dict.fromkeys(Result, 0)
@@ -117,6 +122,8 @@ class Metrics:
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
             case events.StepLate():
                 self.late_steps += 1
+            case events.Admitted() if event.request_id in self._open:
+                self.continued += 1
             case events.Admitted():
                 self._admitted(event)
             case events.Started():
@@ -133,12 +140,7 @@ class Metrics:
                 pass
 
     def engine_lost(self) -> None:
-        """Counts every open choice as an error: the engine died, so no event will close them."""
-        for request in self._open.values():
-            self.finished[Finish.ERROR] += request.open_choices
-            request.tenant.open_choices -= request.open_choices
-            self._count_result(request, Result.FAILED)
-        self._open.clear()
+        """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
@@ -156,7 +158,8 @@ class Metrics:
 
     def _admitted(self, event: events.Admitted) -> None:
         tenant = self.tenants.find(event.tenant)
-        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant)
+        objective = objective_of(event, self.objective)
+        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant, objective)
         self.prompt_tokens += event.prompt_tokens
         tenant.prompt_tokens += event.prompt_tokens
         tenant.open_choices += event.choices
@@ -213,7 +216,7 @@ class Metrics:
         choice = request.choices.get(event.choice)
         times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
         self._observe_end(event, times)
-        request.close(event, times, self.objective)
+        request.close(event, times)
         if request.open_choices == 0:
             del self._open[event.request_id]
             self._count_result(request, request.result)

@@ -86,6 +86,7 @@ class Deployment:
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
         self._model = model
         self._checked_start = client.starts
+        client.is_checked = True
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         return model
@@ -123,8 +124,8 @@ class Deployment:
             self._client.send(SetKnob(name, value))
 
     async def _check_restarts(self, client: EngineClient, model: Model, *, has_answers: bool) -> None:
-        """Lets each engine that follows the first one take requests when its answer to the canary is the first one's, and ends it where it
-        is worse: an engine that answers nonsense has failed like one that ends early."""
+        """Lets each engine that follows the first one go on with open requests, and take new ones, when its answer to the canary is the
+        first one's, and ends it where it is worse: an engine that answers nonsense has failed like one that ends early."""
         known = {finding.cause for finding in model.findings}
         while True:
             try:
@@ -145,6 +146,7 @@ class Deployment:
                 continue
             if not cause:
                 self._checked_start = starts
+                client.go_on()
                 continue
             _log.error("engine answers wrongly behind its restart, and is ended", extra={"fields": {"reason": cause, "starts": starts}})
             if client.pid is not None:
@@ -267,7 +269,7 @@ async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, .
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
     request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
     if request is not None:
-        async for item in engine.submit(request):
+        async for item in engine.submit(request, goes_on=False):
             if isinstance(item, Output):
                 scores += item.prompt_logprobs or ()
             else:
