@@ -15,6 +15,7 @@ from typing import Final
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
+from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
 FLAG: Final = "--api-key-file"
 SECRET_FLAG: Final = "--cache-secret-file"
@@ -25,6 +26,7 @@ MAX_WEIGHT: Final = 1_000
 MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
+OPTIONS: Final = ("tenant", "weight", "scope", *RATES, *NAMES)
 SCOPES: Final = ("client", "admin")
 
 
@@ -35,6 +37,7 @@ class Key:
     tenant  whose prefixes and places in the queue it shares; "": the one of all keys that name none
     weight  of the tenant: its share of the engine against others; 0: other lines say it
     rates   limits by the names of `quotas.RATES`
+    targets of its requests that name none
     """
 
     digest: bytes
@@ -42,18 +45,20 @@ class Key:
     weight: int = 1
     is_admin: bool = False
     rates: tuple[tuple[str, int], ...] = ()
+    targets: Targets = NO_TARGETS
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
-    always the same and no secret, and is empty where no key is needed."""
+    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's."""
 
     tenant: str = ""
     weight: int = 1
     is_admin: bool = False
     quota: Quota | None = None
     owner: bytes = b""
+    targets: Targets = NO_TARGETS
 
 
 class ApiKeys:
@@ -95,7 +100,7 @@ class ApiKeys:
     def _caller(self, key: Key) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
-        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest())
+        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest(), key.targets)
 
 
 def read_keys(path: str) -> list[Key]:
@@ -143,8 +148,8 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     options: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name in options or name not in ("tenant", "weight", "scope", *RATES):
-            known = ", ".join(("tenant", "weight", "scope", *RATES))
+        if not equals or name in options or name not in OPTIONS:
+            known = ", ".join(OPTIONS)
             raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {known}")
         options[name] = value
     tenant, scope = options.pop("tenant", ""), options.pop("scope", "client")
@@ -153,8 +158,9 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     if scope not in SCOPES:
         raise ConfigError(f"{where} scope is one of {', '.join(SCOPES)}")
     weight = _number("weight", options.pop("weight"), MAX_WEIGHT, where) if "weight" in options else 0
+    targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates)
+    return Key(digest, tenant, weight, scope == "admin", rates, targets)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:
