@@ -85,6 +85,14 @@ def test_goodput(objective: str, result: Result) -> None:
     assert (m.useful_tokens, m.good_tokens) == (2, 2 if result is Result.GOOD else 0)
 
 
+def test_a_requests_own_targets_count_before_the_servers() -> None:
+    for ttft, itl, result in ((1250, 500, Result.GOOD), (1249, 0, Result.LATE_FIRST_TOKEN), (0, 499, Result.SLOW_TOKENS)):
+        own = replace(TWO_TOKENS[0], ttft_ms=ttft, itl_ms=itl)
+        assert ended(own, *TWO_TOKENS[1:], objective=Objective(9.0, 9.0)).results[result] == 1
+    slower = replace(TWO_TOKENS[0], ttft_ms=2000, itl_ms=2000)
+    assert ended(slower, *TWO_TOKENS[1:], objective=Objective(0.1, 0.1)).results[Result.GOOD] == 1
+
+
 def test_the_worst_choice_is_the_requests_result() -> None:
     started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(2)]
     one = (events.Admitted("a", 0.0, 5, 2, 0.0, "t"), *started, computed(0, 1.0, {1: 1, 2: 1}))

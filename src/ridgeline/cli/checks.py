@@ -273,6 +273,8 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "rm": _check_rm,
     "ps": _nothing,
     "admin status": _nothing,
+    "admin knobs": _nothing,
+    "admin drain": _nothing,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

@@ -70,7 +70,8 @@ class Lifecycle:
         arrived = now if request.arrived is None else min(now, request.arrived)
         begun = delivered or [Delivered(choice) for choice in range(request.choices)]
         self._emit(AdmittedEvent(
-            request.request_id, now, len(request.prompt), len(begun), arrived, request.tenant, request.max_tokens
+            request.request_id, now, len(request.prompt), len(begun), arrived, request.tenant, request.max_tokens, request.ttft_ms,
+            request.itl_ms,
         ))  # fmt: skip
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)

@@ -10,7 +10,7 @@ from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
 from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
-from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants
+from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
 from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
@@ -22,6 +22,9 @@ CHOICES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
+
+    brown_out = 0
+    """Level of `server.brown_out`; 0: none."""
 
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
@@ -155,7 +158,8 @@ class Metrics:
 
     def _admitted(self, event: events.Admitted) -> None:
         tenant = self.tenants.find(event.tenant)
-        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant)
+        objective = objective_of(event, self.objective)
+        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant, objective)
         self.prompt_tokens += event.prompt_tokens
         tenant.prompt_tokens += event.prompt_tokens
         tenant.open_choices += event.choices
@@ -212,7 +216,7 @@ class Metrics:
         choice = request.choices.get(event.choice)
         times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
         self._observe_end(event, times)
-        request.close(event, times, self.objective)
+        request.close(event, times)
         if request.open_choices == 0:
             del self._open[event.request_id]
             self._count_result(request, request.result)

@@ -3,10 +3,13 @@
 Owns their table of routes, the second gate (a key with scope=admin, where the file of keys has one) and the audit.
 """
 
+import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -20,9 +23,10 @@ from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
-from ridgeline.server.admin_listener import PEER_KEY
+from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
@@ -47,14 +51,35 @@ def audit(request: Request, action: str, **fields: object) -> None:
     audit_log.info("admin", extra=with_fields(action=action, by=request.scope.get(PEER_KEY, "?"), **fields))
 
 
-def build_admin(service: Service, drain: Drain) -> ASGIApp:
+class Admin:
+    """The admin's side of a server, from `start` to `close`."""
+
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain) -> None:
+        self._watches = Watches(service)
+        self._listener = AdminListener(listening, build_admin(service, drain, self._watches))
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._listener.start()
+        self._looking = asyncio.create_task(self._watches.look())
+
+    def close(self) -> None:
+        """Hears nothing more; watches end, and what they watch stays."""
+        self._listener.close()
+        self._watches.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def build_admin(service: Service, drain: Drain, watches: Watches) -> ASGIApp:
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain)
+    built = _routes(service, drain, watches)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, watches: Watches) -> list[BaseRoute]:
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
@@ -73,9 +98,14 @@ def _routes(service: Service, drain: Drain) -> list[BaseRoute]:
 
     async def change_knob(request: Request) -> Response:
         asked = parse(shapes.KnobRequest, await read_body(request))
-        old, new = set_knob(service, asked.name.replace("-", "_"), asked.value)
-        audit(request, "set", knob=asked.name, old=old, new=new)
-        return json_response(shapes.KnobChange(asked.name, old, new))
+        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
+        if not 0 <= seconds <= KEPT_SECONDS:
+            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+        old, new = set_knob(service, name, asked.value)
+        audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
+        if seconds:
+            watches.begin(partial(audit, request), name, old, new, seconds)
+        return json_response(shapes.KnobChange(name, old, new))
 
     return [
         Route("/status", status, methods=["GET"]),

@@ -39,8 +39,11 @@ class Draining(Struct, frozen=True):
 
 
 class KnobRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`watch_seconds`: for how long before and behind the change goodput is compared; with a loss it is taken back. 0: it stays."""
+
     name: str
     value: Value
+    watch_seconds: float = 30.0
 
 
 class KnobChange(Struct, frozen=True):

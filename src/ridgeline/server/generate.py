@@ -49,6 +49,9 @@ async def start_generation(
     bad_words = await encode_bad_words(service.model.tokenizer, params.bad_words)
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
+    if service.brown_out is not None:
+        service.brown_out.check(current_caller(), priority if service.has_priorities else 0)
+        params = service.brown_out.limit(params, current_caller())
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     targets = current_caller().targets.with_body(payload)

@@ -26,8 +26,8 @@ MAX_WEIGHT: Final = 1_000
 MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
-OPTIONS: Final = ("tenant", "weight", "scope", *RATES, *NAMES)
 SCOPES: Final = ("client", "admin")
+OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Key:
     tenant  whose prefixes and places in the queue it shares; "": the one of all keys that name none
     weight  of the tenant: its share of the engine against others; 0: other lines say it
     rates   limits by the names of `quotas.RATES`
+    is_sheddable      in a brown-out its requests are the first that are not taken
+    brown_out_tokens  in a brown-out its answers have at most so many tokens; None: as many as ever
     targets of its requests that name none
     """
 
@@ -45,6 +47,8 @@ class Key:
     weight: int = 1
     is_admin: bool = False
     rates: tuple[tuple[str, int], ...] = ()
+    is_sheddable: bool = False
+    brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
 
 
@@ -58,6 +62,8 @@ class Caller:
     is_admin: bool = False
     quota: Quota | None = None
     owner: bytes = b""
+    is_sheddable: bool = False
+    brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
 
 
@@ -100,7 +106,8 @@ class ApiKeys:
     def _caller(self, key: Key) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
-        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest(), key.targets)
+        owner = hashlib.sha256(b"owner" + key.digest).digest()
+        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets)
 
 
 def read_keys(path: str) -> list[Key]:
@@ -149,8 +156,7 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name in options or name not in OPTIONS:
-            known = ", ".join(OPTIONS)
-            raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {known}")
+            raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {', '.join(OPTIONS)}")
         options[name] = value
     tenant, scope = options.pop("tenant", ""), options.pop("scope", "client")
     if tenant and NAME.fullmatch(tenant) is None:
@@ -158,9 +164,14 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     if scope not in SCOPES:
         raise ConfigError(f"{where} scope is one of {', '.join(SCOPES)}")
     weight = _number("weight", options.pop("weight"), MAX_WEIGHT, where) if "weight" in options else 0
+    sheddable = options.pop("sheddable", "no")
+    if sheddable not in ("yes", "no"):
+        raise ConfigError(f"{where} sheddable is yes or no")
+    tokens = options.pop("brown_out_tokens", None)
+    limit = None if tokens is None else _number("brown_out_tokens", tokens, MAX_RATE, where)
     targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates, targets)
+    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.admit import admit, make_seed_source, tenant_domain
@@ -22,6 +24,8 @@ from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import parse_goodput
+from ridgeline.observe.tracing import Tracer
+from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.keys import ApiKeys, read_cache_secret
@@ -53,11 +57,15 @@ class Service:
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
-        self.metrics = Metrics(parse_goodput(config.goodput))
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
+        self.metrics = Metrics(parse_goodput(config.goodput), None if self.tracer is None else self.tracer.choice_ended)
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
+        self.brown_out: BrownOut | None = None
+        self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = read_cache_secret(config.cache_secret_file)
@@ -77,6 +85,8 @@ class Service:
         """Ends the engine and all open requests."""
         await self.deployment.stop()
         await asyncio.to_thread(self._grammars.close)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
         self._detect_restart()
@@ -91,6 +101,31 @@ class Service:
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
+        self._update_brown_out()
+
+    def set_brown_out(self, seconds: float | None) -> None:
+        """The wait from which on less is done for each request; None: never."""
+        if self.brown_out is not None:
+            self.brown_out.end()
+        self.brown_out = None if seconds is None else BrownOut(seconds, self._knobs, lambda knob: self.engine.send(knob))
+        self.metrics.brown_out = 0
+
+    def _update_brown_out(self) -> None:
+        """Called with every frame and every request, so that the level is that of now whenever it matters."""
+        client = self.deployment.client
+        if self.brown_out is not None and client is not None and client.is_ready:
+            now, rows = time.monotonic(), self.model.engine.info.rows
+            wait = self.waiting_room.wait_seconds(sum(client.open_choices.values()), rows, now)
+            self.brown_out.update(wait, now, client.starts)
+            self.metrics.brown_out = self.brown_out.level
+
+    def _knobs(self) -> dict[Knob, int]:
+        """Settings that a brown-out changes, as they are without it."""
+        config, knobs = self.deployment.engine_config, self.deployment.knobs
+        found: dict[Knob, int] = {"step_ms": knobs.get("step_ms", config.step_ms)}
+        if config.speculative != "off":
+            found["num_speculative_tokens"] = knobs.get("num_speculative_tokens", config.num_speculative_tokens)
+        return found
 
     def _detect_restart(self) -> None:
         """Tells the metrics of an engine that has ended."""
@@ -137,6 +172,7 @@ class Service:
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
+        self._update_brown_out()
         return self.metrics
 
     def admitter(
@@ -164,12 +200,15 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
-            admitted = admit(
+            request = admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
-            return replace(admitted, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
+            request = replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
+            if self.tracer is not None:
+                self.tracer.admitted(request)
+            return request
 
         return admit_prompt
 
@@ -205,6 +244,7 @@ class Service:
         engine takes requests.
         """
         engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
+        self._update_brown_out()
         asked = self._with_objective(caller.targets if targets is None else targets)
         if asked.ttft_ms and self.has_targets:
             ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)

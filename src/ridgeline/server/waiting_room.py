@@ -116,6 +116,11 @@ class WaitingRoom:
             self._retry_after(caller.tenant, count, waiting, share, now),
         )
 
+    def wait_seconds(self, total: int, rows: int, now: float) -> float:
+        """Seconds until those who wait should have been served; `total` sequences are open."""
+        self._pace.advance(now, total > rows)
+        return max(0, total - rows) / self._pace.per_second()
+
     def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
         """Counts sequences that have ended; `total` are open still."""
         was_full = total + count > rows

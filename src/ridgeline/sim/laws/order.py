@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ridgeline.core import events
-from ridgeline.core.commands import Admit, Command
+from ridgeline.core.commands import Admit, Command, Delivered
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.fairness import DECODE_TOKENS, FIRST_GUESS, MEAN_OVER, UNIT
 from ridgeline.core.params import Admitted
@@ -34,7 +34,7 @@ class TagReckoner:
         self.latest: Counter[str] = Counter()
         self._mean: dict[str, int] = {}
         self._charge: dict[Key, int] = {}
-        self._started: set[Key] = set()
+        self.started: set[Key] = set()
         self.tag: dict[Key, int] = {}
         self._time = 0
 
@@ -58,13 +58,13 @@ class TagReckoner:
 
     def on_started(self, key: Key, passed_over: Iterable[Key]) -> None:
         """Advances virtual time, to the lowest tag where others were passed over."""
-        self._started.add(key)
+        self.started.add(key)
         self._time = max(self._time, min(self.tag[each] for each in (key, *passed_over)))
 
     def on_closed(self, key: Key, request: Admitted, usage: events.Usage) -> None:
         """Charges the true cost."""
         tenant, true = request.tenant, 0
-        if key in self._started:
+        if key in self.started:
             true = self._cost(usage.prompt_tokens - usage.cached_tokens, usage.prompt_tokens, usage.completion_tokens)
             self._mean[tenant] += (usage.completion_tokens * UNIT - self._mean[tenant]) // MEAN_OVER
         self._charged[tenant] += true // request.weight - self._charge.pop(key)
@@ -92,6 +92,7 @@ class OrderChecker:
         """Choices of tenants within their shares."""
         self.late: set[Key] = set()
         self._requests: dict[str, Admitted] = {}
+        self._delivered: dict[str, Sequence[Delivered]] = {}
         self._rank: dict[Key, Rank] = {}
         self._waiting: list[tuple[Rank, Key]] = []
         self._running: list[tuple[Rank, Key]] = []
@@ -112,15 +113,19 @@ class OrderChecker:
         for command in commands:
             if isinstance(command, Admit):
                 self._requests.setdefault(command.request.request_id, command.request)
+                self._delivered.setdefault(command.request.request_id, command.delivered)
         for event in turn_events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
 
     def _on_admitted(self, event: events.Admitted) -> None:
-        for choice in range(event.choices):
-            key = (event.request_id, choice)
-            request = self._requests[event.request_id]
+        request = self._requests[event.request_id]
+        for part in self._delivered[event.request_id] or [Delivered(choice) for choice in range(request.choices)]:
+            key = (event.request_id, part.choice)
+            if part.cached_tokens is not None:  # it ran in an engine that has ended
+                self._preemptions[key] = 1
+                self._tags.started.add(key)
             tag = self._tags.on_admitted(key, request)
             first = request.priority if self._policy == "priority" else self._latest_start(key, request) if self._policy == "slo" else 0
             self._rank[key] = rank = first, tag, len(self._rank)
