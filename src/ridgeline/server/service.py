@@ -30,11 +30,10 @@ from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
-from ridgeline.server.structured import Asked
 from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
-from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
+from ridgeline.text.structured import QUEUE_SECONDS, Asked, StructuredOutputCompiler
 from ridgeline.text.tools.marks import begins_reasoning
 
 _LOG = logging.getLogger("ridgeline.server")
