@@ -34,6 +34,8 @@ class Metrics:
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.cached_tokens = 0
+        """Prompt tokens taken from the prefix cache, of requests whose first choice has ended; `prefix_hits` counts resumptions too."""
         self.preemptions = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
@@ -80,6 +82,9 @@ class Metrics:
         self.request_generation = Histogram(TOKENS)
         self.request_max_tokens = Histogram(TOKENS)
         self.request_choices = Histogram(CHOICES)
+        self.request_computed = Histogram(TOKENS)
+        """Prompt tokens that were not taken from the prefix cache."""
+        self.request_preemptions = Histogram((0.0, *CHOICES))
         self._on_choice = on_choice
         self._open: dict[str, OpenRequest] = {}
         self._rows: dict[int, Choice] = {}
@@ -133,6 +138,7 @@ class Metrics:
                 self.host_hits += event.from_host
             case events.Preempted():
                 self.preemptions += 1
+                self._count_preemption(event)
                 self._free_row(event.request_id, event.choice)
             case events.Closed():
                 self._closed(event)
@@ -215,6 +221,7 @@ class Metrics:
         self._free_row(event.request_id, event.choice)
         choice = request.choices.get(event.choice)
         times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
+        self.request_preemptions.observe(0 if choice is None else choice.preemptions)
         self._observe_end(event, times)
         request.close(event, times)
         if request.open_choices == 0:
@@ -225,6 +232,8 @@ class Metrics:
 
     def _observe_end(self, event: events.Closed, times: ChoiceTimes) -> None:
         usage = event.usage
+        self.cached_tokens += usage.cached_tokens if event.choice == 0 else 0
+        self.request_computed.observe(usage.prompt_tokens - usage.cached_tokens)
         self.end_to_end.observe(event.time - times.arrived)
         self.request_prompt.observe(usage.prompt_tokens)
         self.request_generation.observe(usage.completion_tokens)
@@ -243,6 +252,12 @@ class Metrics:
         request.tenant.generation_tokens += request.tokens
         self.useful_tokens += request.tokens if result in COMPLETE else 0
         self.good_tokens += request.tokens if result is Result.GOOD else 0
+
+    def _count_preemption(self, event: events.Preempted) -> None:
+        request = self._open.get(event.request_id)
+        choice = request.choices.get(event.choice) if request else None
+        if choice is not None:
+            choice.preemptions += 1
 
     def _free_row(self, request_id: str, number: int) -> None:
         request = self._open.get(request_id)
