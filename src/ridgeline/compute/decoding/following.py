@@ -21,17 +21,25 @@ class Following:
     """Places of the rows that sample one position each.
 
     places  as runners take them
-    masks   uint32 [1, W] of each row, written where the runner needs them; None: any id may come
     """
 
-    def __init__(self, calls: NDArray[np.int64], grammars: Sequence[RowGrammar | None], bits: NDArray[np.uint32]) -> None:
-        """calls: `Tokenizer.calls`. grammars: of each row. bits: uint32 [≥ S, W], room for masks."""
-        self._grammars = grammars
+    def __init__(
+        self, calls: NDArray[np.int64], grammars: Sequence[RowGrammar | None], scored: Sequence[bool], bits: NDArray[np.uint32]
+    ) -> None:
+        """calls: `Tokenizer.calls`. grammars: of each row. scored: rows that need logits which their mask forbids, as log-probabilities are
+        of these. bits: uint32 [≥ S, W], room for masks."""
+        self._grammars, self._scored, self._bits = grammars, scored, bits
         begin, step = bits.ctypes.data, bits.strides[0]
-        self.masks: list[Mask | None] = [None if each is None else bits[i : i + 1] for i, each in enumerate(grammars)]
         rows = [(0, 0, -1, 0, 0) if each is None else (*each.leave(begin + step * i), 0, 0) for i, each in enumerate(grammars)]
         records = np.array(rows, np.int64).reshape(len(rows), 5)
-        self.places = Places(calls, records, np.ascontiguousarray(records[:, 1]))
+        self.places = Places(calls, records, np.where(scored, 0, records[:, 1]))
+
+    def masks(self, are_applied: bool) -> list[Mask | None]:
+        """Behind the step, what a sampler needs: uint32 [1, W] of each row; None: any id may come. are_applied: `Places.addresses` were."""
+        return [
+            None if grammar is None or (are_applied and not scored) else self._bits[i : i + 1]
+            for i, (grammar, scored) in enumerate(zip(self._grammars, self._scored, strict=True))
+        ]
 
     def moved(self) -> list[tuple[int, GrammarError]]:
         """Behind the step: the rows that cannot go on, by their number, and why."""

@@ -178,7 +178,7 @@ class QueueBackend:
         finite: NDArray[np.bool_] = values["finite"]
         masks = None if masks_of is None else masks_of()
         if following is not None:
-            masks = self._state.followed(work, following)
+            masks = self._state.followed(work, following, are_applied="maxima" in values)
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
         self._parts += 1
