@@ -73,6 +73,7 @@ ALLOWED = {
     "server/signals.py:should_exit": "read by uvicorn",
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
+    "server/admin_shapes.py:*": "fields that clients read",
     "server/anthropic.py:*": "fields that clients read",
     "server/responses_shapes.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",

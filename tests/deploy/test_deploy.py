@@ -1,11 +1,13 @@
 """What stands in deploy/: units and files that the programs they are for accept, with settings and metrics that exist."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +16,8 @@ from ridgeline.cli.serve import serve
 from ridgeline.core.plan import KVShape
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
+from ridgeline.planning.objectives import Objective
+from ridgeline.server.routes import PUBLIC
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MAX_EXPOSURE = 1.5
@@ -78,18 +82,82 @@ def test_the_image_runs_without_rights() -> None:
     assert text.count("FROM ") == 2 and "USER 10001" in last and "g++" not in last and "HEALTHCHECK" in last
 
 
-def test_dashboard_and_alerts_read_metrics_that_exist() -> None:
-    """Names of every expression are those of the exposition; Prometheus accepts its files."""
-    text = exposition(Metrics(), "m", KVShape((), 16, 1, b"")).decode()
-    exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    histograms = {f"{name}_bucket" for name in exposed}
+def exposed_names() -> set[str]:
+    """Names of samples: what /metrics has, and what the rules record."""
+    kv = KVShape((), 16, 1, b"")
+    metrics = Metrics(Objective(1.0, 1.0))
+    metrics.tenants.find("t")
+    text = exposition(metrics, "m", kv, ["t"], pids={"": os.getpid(), "ridgeline_engine": os.getpid()}).decode()
+    typed = {(words[2], words[3]) for words in map(str.split, text.splitlines()) if words[:2] == ["#", "TYPE"]}
+    names = {name for name, _ in typed}
+    names |= {f"{name}_{part}" for name, kind in typed if kind == "histogram" for part in ("bucket", "sum", "count")}
+    return names | {rule["record"] for rule in rules_of("rules.yml")}
+
+
+def rules_of(name: str) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load((DEPLOY / name).read_text())["groups"] for rule in group["rules"]]
+
+
+def test_every_expression_reads_metrics_that_exist() -> None:
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
-    alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    scaler = yaml.safe_load((DEPLOY / "kubernetes" / "keda.yaml").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
-    names = {name for text in asked for name in re.findall(r"(?:vllm:|ridgeline_)\w+", text)}
-    assert len(names) > 12 and names <= exposed | histograms
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed")
-    done = subprocess.run(["promtool", "check", "config", DEPLOY / "prometheus.yml"], capture_output=True, text=True, check=False)
+    asked += [rule["expr"] for name in ("rules.yml", "alerts.yml") for rule in rules_of(name)]
+    asked += [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+    names = {name for text in asked for name in re.findall(r"(?:vllm:|ridgeline[_:]|process_)[\w:]+", text)}
+    assert len(names) > 40 and names <= exposed_names()
+
+
+def test_every_alert_is_explained_and_tried() -> None:
+    """A row in the guide that says what to do, and a story in which it fires."""
+    guide = (DEPLOY.parent / "docs" / "guide" / "deploy.md").read_text()
+    alerts = {rule["alert"]: rule for rule in rules_of("alerts.yml")}
+    assert alerts.keys() == set(re.findall(r"^\| `([A-Z]\w+)` \|", guide, re.MULTILINE))
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] in ("page", "ticket") for rule in alerts.values())
+    stories = yaml.safe_load((Path(__file__).parent / "alerts_test.yml").read_text())["tests"]
+    fired = {each["alertname"] for story in stories for each in story["alert_rule_test"] if each["exp_alerts"]}
+    assert fired == alerts.keys()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("promtool", "check", "config", "deploy/prometheus.yml"),
+        ("promtool", "test", "rules", "tests/deploy/alerts_test.yml"),
+        ("amtool", "check-config", "deploy/alertmanager.yml"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_prometheus_own_tools_accept_the_files(command: tuple[str, ...]) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=DEPLOY.parent)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kubernetes_accepts_the_manifests() -> None:
+    """By the published schemas, without unknown fields; probes ask what exists, and the container has no rights."""
+    validator = pytest.importorskip("kubernetes_validate")
+    found = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "ridgeline.yaml").read_text()))
+    for each in found:
+        validator.validate(each, "1.31", strict=True)
+    (deployment,) = (each for each in found if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert [probe["path"] for probe in probes] == ["/startupz", "/readyz", "/livez"]
+    assert all(("GET", probe["path"]) in PUBLIC for probe in probes), "a probe has no key"
+    assert {name["name"].removeprefix("RIDGELINE_").lower() for name in container["env"]} <= settings()
+    confined = container["securityContext"]
+    assert confined["readOnlyRootFilesystem"] and confined["capabilities"] == {"drop": ["ALL"]} and pod["securityContext"]["runAsNonRoot"]
+    drain = next(int(each["value"]) for each in container["env"] if each["name"] == "RIDGELINE_SHUTDOWN_TIMEOUT")
+    assert pod["terminationGracePeriodSeconds"] > drain + 5
+
+
+def test_keda_accepts_the_scaler() -> None:
+    """Read into the published model and written again it is the same: no field is misspelt."""
+    models = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
+    scaler = yaml.safe_load((DEPLOY / "kubernetes" / "keda.yaml").read_text())
+    read = models.ScaledObject.model_validate(scaler)
+    assert read.model_dump(by_alias=True, exclude_none=True, mode="json") == scaler
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "ridgeline"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from processes import COMMAND
 
 FAKE = 'fake:{"rows": 16, "step_seconds": 0.004}'
 CLIENTS = 24
@@ -43,7 +45,7 @@ async def one_request(client: httpx.AsyncClient, number: int, signalled: asyncio
     ends["whole, begun before, ended after"] += when == "before" and signalled.is_set()
 
 
-async def storm(server: Any, number: signal.Signals) -> tuple[Counter[str], list[int]]:
+async def storm(server: Any, end: signal.Signals | Callable[[Any], None]) -> tuple[Counter[str], list[int]]:
     """Clients that ask again and again; in the middle the signal. Returns the ends, and what `/readyz` said afterwards."""
     ends: Counter[str] = Counter()
     signalled, over = asyncio.Event(), asyncio.Event()
@@ -60,11 +62,14 @@ async def storm(server: Any, number: signal.Signals) -> tuple[Counter[str], list
                 await asyncio.sleep(0.01 if signalled.is_set() else 0)
 
     async def watch() -> None:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
             assert (await client.get("/readyz")).status_code == 200
-            server.process.send_signal(number)
+            if isinstance(end, signal.Signals):
+                server.process.send_signal(end)
             signalled.set()
+            if not isinstance(end, signal.Signals):
+                await asyncio.to_thread(end, server)  # it says when it has begun: what is refused meanwhile came behind it
             began = time.monotonic()
             try:
                 while time.monotonic() - began < 10:
@@ -78,7 +83,7 @@ async def storm(server: Any, number: signal.Signals) -> tuple[Counter[str], list
     return ends, ready
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [*[signal.SIGTERM] * 4, signal.SIGINT])
 def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
     end_under_load(serving, number)
 
@@ -90,9 +95,18 @@ def test_accepted_requests_end_whole_fifty_times(serving: Callable[..., Any]) ->
         end_under_load(serving, signal.SIGTERM)
 
 
-def end_under_load(serving: Callable[..., Any], number: signal.Signals) -> None:
+def test_an_admin_drains_as_a_signal_does(serving: Callable[..., Any]) -> None:
+    def drain(server: Any) -> None:
+        verb = [*COMMAND, "admin", "drain", "--timeout", "20", "--server", str(server.process.pid)]
+        assert subprocess.run(verb, timeout=20, check=False).returncode == 0
+
+    end_under_load(serving, drain)
+
+
+def end_under_load(serving: Callable[..., Any], end: signal.Signals | Callable[[Any], None]) -> None:
+    """`end`: a signal, or what ends the server."""
     with serving(FAKE) as server:
-        ends, ready = asyncio.run(storm(server, number))
+        ends, ready = asyncio.run(storm(server, end))
         assert server.process.wait(20) == 0
         assert 503 in ready and 200 not in ready[1:], "not ready from the signal on"
         assert ends["whole"] >= CLIENTS and ends["refused"] > 0, ends

@@ -19,7 +19,8 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import EngineClient, State, restart_delay
 from ridgeline.engine.messages import Frame
-from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, OpenRequests, RequestStream
+from ridgeline.engine.open_requests import OpenRequests
+from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
 FAST = EngineConfig('fake:{"rows": 16, "blocks": 4096}')
@@ -154,25 +155,24 @@ def test_a_client_that_does_not_read_is_aborted() -> None:
 
 @pytest.mark.alone
 def test_kill_under_load() -> None:
-    """Every open request errs within a second, readiness is gone at once, and the next engine serves."""
+    """Readiness is gone at once, and the next engine goes on with every open request, and with one that came meanwhile."""
 
     async def main() -> None:
         async with serving(SLOW) as client:
-            streams = [client.submit(await request(client, f"r{i}", max_tokens=2000)) for i in range(32)]
-            late = await request(client, "late")
-            await anext(streams[0])
+            streams = [client.submit(await request(client, f"r{i}", max_tokens=40)) for i in range(32)]
+            late = await request(client, "late", max_tokens=5)
+            begun = list((await anext(streams[0])).ids)  # type: ignore[union-attr]
             first, killed = client.pid, time.monotonic()
             assert first is not None
             os.kill(first, signal.SIGKILL)
-            for result in await asyncio.gather(*map(read, streams), return_exceptions=True):
-                assert isinstance(result, EngineDeadError)
-            assert time.monotonic() - killed < 1 and not client.is_ready
-            with pytest.raises(EngineDeadError, match="try again"):
-                client.submit(late)
+            await until(lambda: not client.is_ready, 1)
+            streams.append(client.submit(late))
             await asyncio.wait_for(client.ready(), 10)
-            assert client.pid != first and client.starts == 2
-            ids, _ = await read(client.submit(await request(client, "again", max_tokens=5)))
-            assert len(ids) == 5
+            assert time.monotonic() - killed < 3 and client.pid != first and client.starts == 2
+            results = [ids for ids, _ in await asyncio.gather(*map(read, streams))]
+            again = [await read(client.submit(await request(client, f"again{n}", max_tokens=n))) for n in (40, 5)]
+            assert [begun + results[0], *results[1:]] == [again[0][0]] * 32 + [again[1][0]]
+            assert [stream.continued for stream in streams] == [1] * 32 + [0]
 
     run(main())
 
@@ -180,14 +180,13 @@ def test_kill_under_load() -> None:
 def test_a_stopped_engine_is_replaced() -> None:
     async def main() -> None:
         async with serving(SLOW) as client:
-            stream = client.submit(await request(client, "a", max_tokens=2000))
+            stream = client.submit(await request(client, "a", max_tokens=30))
             await anext(stream)
             first = client.pid
             assert first is not None
             os.kill(first, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError):
-                await asyncio.wait_for(read(stream), 3)
-            await asyncio.wait_for(client.ready(), 10)
+            await asyncio.wait_for(read(stream), 5)
+            assert client.pid != first and stream.continued == 1
             await until(lambda: not alive(first), 1)
 
     run(main())
@@ -214,9 +213,10 @@ def test_an_engine_that_hangs_is_replaced(how: str, caplog: pytest.LogCaptureFix
             first, stream = client.pid, client.submit(await request(client, "a", max_tokens=2000))
             await anext(stream)
             began = time.monotonic()
-            with pytest.raises(EngineDeadError, match="send it again"):
-                await asyncio.wait_for(read(stream), 5)
+            await until(lambda: not client.is_ready, 3)
             assert 0.5 < time.monotonic() - began < 3
+            client.abort("a")
+            await read(stream)
             await asyncio.wait_for(client.ready(), 10)
             assert client.pid != first and client.last_failure is not None and "has not moved for 0.8 s" in client.last_failure
             ids, _ = await read(client.submit(await request(client, "b", max_tokens=3)))
@@ -225,6 +225,24 @@ def test_an_engine_that_hangs_is_replaced(how: str, caplog: pytest.LogCaptureFix
     run(main())
     (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "started again" in told.getMessage() and "the engine hung" in told.__dict__["fields"]["reason"]
+
+
+def test_a_request_that_ends_engines_is_found_and_the_others_go_on() -> None:
+    """The model fails at position 12: only one request gets that far."""
+
+    async def main() -> None:
+        async with serving(EngineConfig('fake:{"hang": "raise"}')) as client:
+            asked = [await request(client, f"r{i}", max_tokens=2000 if i == 3 else 8) for i in range(6)]
+            results = await asyncio.gather(*(read(client.submit(each)) for each in asked), return_exceptions=True)
+            (failed,) = [each for each in results if isinstance(each, BaseException)]
+            assert results[3] is failed and isinstance(failed, RequestError) and failed.code == "engine_failed"
+            assert [len(each[0]) for each in results if not isinstance(each, BaseException)] == [8] * 5
+            assert client.starts <= 4 and client.last_failure is not None and "no answer at position 12" in client.last_failure
+            await asyncio.wait_for(client.ready(), 10)
+            ids, _ = await read(client.submit(await request(client, "after", max_tokens=3)))
+            assert len(ids) == 3
+
+    run(main())
 
 
 @pytest.mark.alone
@@ -366,21 +384,3 @@ def test_ctrl_c_is_the_parents_business() -> None:
             assert len(ids) == 3 and client.starts == 1
 
     run(main())
-
-
-@pytest.mark.night
-def test_a_hundred_kills_under_32_streams() -> None:
-    async def main() -> None:
-        async with serving(EngineConfig('fake:{"rows": 32, "blocks": 4096, "step_seconds": 0.004}')) as client:
-            for kill in range(100):
-                streams = [client.submit(await request(client, f"{kill}-{i}", max_tokens=4000)) for i in range(32)]
-                readers = [asyncio.create_task(read(stream)) for stream in streams]
-                await asyncio.sleep(0.01 * (kill % 7))
-                assert client.pid is not None
-                os.kill(client.pid, signal.SIGKILL)
-                killed = time.monotonic()
-                results = await asyncio.gather(*readers, return_exceptions=True)
-                assert time.monotonic() - killed < 1 and all(isinstance(result, EngineDeadError) for result in results)
-                await asyncio.wait_for(client.ready(), 10)
-
-    asyncio.run(main())

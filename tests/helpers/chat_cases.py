@@ -1,11 +1,13 @@
 """Conversations that every template is tried with, real templates, and a tokenizer of bytes and names."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from unittest.mock import patch
+
+from tool_cases import OWN
 
 from gold import TEMPLATES
 from ridgeline.text import chat
@@ -112,9 +114,10 @@ class _Variant:
 
 
 @contextmanager
-def corpus() -> Iterator["Corpus"]:
-    """Every real template, all in one process: starting one for each would take most of a test's time."""
-    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
+def corpus(names: Collection[str] | None = None) -> Iterator["Corpus"]:
+    """Every real template, and those of `tool_cases`, or some, in one process: to start one for each takes most of a test's time."""
+    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))} | OWN
+    texts = texts if names is None else {name: texts[name] for name in names}
     renderer = Renderer(texts)
     try:
         yield Corpus(texts, renderer)

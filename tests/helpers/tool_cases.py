@@ -22,11 +22,46 @@ EXPECTED = {
     "unsloth-mistral-Devstral-Small-2507": "mistral", "upstage-Solar-Open-100B": "solar",
     "ibm-granite-granite-3.3-2B-Instruct": "granite-3", "Kimi-K2-Instruct": "kimi", "Kimi-K2-Thinking": "kimi",
     "LFM2.5-Instruct": "lfm2", "llama-cpp-deepseek-r1": "deepseek", "openai-gpt-oss-120b": "harmony", "Kimi-K3": "kimi-k3",
+    "MiniMax-M3": "minimax-m3", "meetkai-functionary-medium-v3.2": "functionary-3.2",
+    "cohere": "cohere", "olmo": "olmo", "pythonic-bare": "pythonic", "pythonic-quoted": "pythonic",
 }  # fmt: skip
-"""Template → family. The last five refuse or leave out calls of an assistant, so that only their marks tell."""
-TELLS_NOTHING = frozenset({
+"""Template → family."""
+NO_LITERALS = frozenset({"pythonic-bare", "pythonic-quoted"})
+"""Their templates write values as no model does."""
+TELLS_NOTHING = NO_LITERALS | frozenset({
     "ibm-granite-granite-3.3-2B-Instruct", "Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2.5-Instruct", "llama-cpp-deepseek-r1"
 })  # fmt: skip
+"""Templates that refuse or leave out calls of an assistant too, so that only marks tell."""
+OWN = {
+    "cohere": """<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{% for tool in tools or [] %}{{ tool.function | tojson }}
+{% endfor %}<|END_OF_TURN_TOKEN|>{% for message in messages %}{% if message.role == "assistant" %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>
+{%- if message.tool_calls %}<|START_THINKING|>{{ message.reasoning_content }}<|END_THINKING|><|START_ACTION|>[
+{% for call in message.tool_calls %}    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ call.function.name }}", "parameters": {{
+call.function.arguments | tojson }}}{{ ",\n" if not loop.last }}
+{% endfor %}]<|END_ACTION|>{% else %}<|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>
+{%- else %}<|START_OF_TURN_TOKEN|>{{ "<|USER_TOKEN|>" if message.role == "user" else "<|SYSTEM_TOKEN|>" }}{{ message.content
+}}<|END_OF_TURN_TOKEN|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}""",
+    "olmo": """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.tool_calls %}<function_calls>
+{% for call in message.tool_calls %}{{ call.function.name }}({% for key, value in call.function.arguments.items() %}{{ key }}={{
+value | tojson }}{{ ", " if not loop.last }}{% endfor %})
+{% endfor %}</function_calls>{% else %}{{ message.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}""",
+} | {
+    name: """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>
+
+{% if message.tool_calls %}[{% for call in message.tool_calls %}{{ call.function.name }}({% for key in call.function.arguments
+%}{{ key }}=QUOTE{{ "%s" | format(call.function.arguments[key]) }}QUOTE{{ ", " if not loop.last }}{% endfor %}){{
+", " if not loop.last }}{% endfor %}]{% else %}{{ message.content }}{% endif %}<|eot_id|>{% endfor %}{% if add_generation_prompt
+%}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}""".replace("QUOTE", quote) for name, quote in (("pythonic-bare", ""), ("pythonic-quoted", '"'))
+}  # fmt: skip
+"""Templates in forms of which no real one may lie here: Cohere's, OLMo 3's, and Llama's calls like Python's, whose templates write values
+without quotes, or all of them in quotes."""
 ONLY_TOKENS = {"LFM2.5-Instruct": ("<|tool_call_start|>",)}
 """Marks that the vocabulary alone names."""
 ONE_CALL = frozenset({
@@ -40,11 +75,19 @@ PROPERTIES = {
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather", "description": "Weather.", "parameters": {"type": "object", "properties": PROPERTIES}
 }}]  # fmt: skip
+NO_NULLS = frozenset({"MiniMax-M3"})
+"""Their templates leave out arguments that are null."""
 USER = {"role": "user", "content": "Weather?"}
 CALLS: list[dict[str, Any]] = [
     {"place": 'Zürich & "Bern" \\ {[<b>', "days": 2},
     {"place": "你好, 2", "days": None, "where": {"at": [1, 2.5, True], "near": "x y"}, "sure": False},
 ]
+
+
+def calls_of(name: str) -> list[dict[str, Any]]:
+    """`CALLS`, as far as a template can tell them."""
+    calls = CALLS[:1] if name in ONE_CALL else CALLS
+    return [{key: value for key, value in each.items() if value is not None or name not in NO_NULLS} for each in calls]
 
 
 def whole(events: Sequence[Event]) -> tuple[str, str, list[tuple[str, str]]]:

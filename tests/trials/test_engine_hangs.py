@@ -1,4 +1,4 @@
-"""X1: an engine that hangs is noticed within 10 s, told to its clients, and replaced; a long step that moves is no hang."""
+"""X1: an engine that hangs is noticed within 10 s and replaced by one that goes on; a long step that moves is no hang."""
 
 import asyncio
 import json
@@ -23,7 +23,6 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import CHECKS_PER_TIMEOUT, EngineClient
-from ridgeline.errors import EngineDeadError
 
 LONG = 512
 
@@ -35,7 +34,7 @@ def test_x1_a_hang_is_noticed_within_ten_seconds() -> None:
 
 @pytest.mark.alone
 def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(demo_file: Path) -> None:
-    """A prompt that takes longer than the timeout in one step is answered; SIGSTOP in the middle of an answer ends it with an error."""
+    """A prompt that takes longer than the timeout in one step is answered; SIGSTOP in the middle of an answer is noticed."""
 
     async def main() -> None:
         sizes = {"max_model_len": 4096, "max_num_seqs": 2, "max_num_batched_tokens": 2304, "threads": 1}
@@ -57,11 +56,11 @@ def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(dem
             assert client.pid is not None
             os.kill(client.pid, signal.SIGSTOP)
             stopped = time.monotonic()
-            with pytest.raises(EngineDeadError):
-                _ = [item async for item in stream]
-            assert time.monotonic() - stopped < 5
             while client.last_failure is None:
                 await asyncio.sleep(0.01)
+            assert time.monotonic() - stopped < 5
+            client.abort("a")
+            assert [item async for item in stream], "its client can leave meanwhile"
             assert "has not moved for 1.5 s" in client.last_failure
         finally:
             await client.shutdown()
@@ -70,31 +69,30 @@ def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(dem
 
 
 @pytest.mark.alone
-def test_x1_clients_of_a_stopped_engine_are_told(serving: Callable[..., Any]) -> None:
-    """Streams end with an error event and `[DONE]`, whole answers with a 503; the log says why, and the next engine serves."""
+def test_x1_answers_of_a_stopped_engine_go_on(serving: Callable[..., Any]) -> None:
+    """Streams and whole answers are those that they would have been; the log says why they took longer."""
 
     async def main(server: Any) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
 
-            async def stream() -> list[str]:
-                async with client.stream("POST", "/v1/completions", json={"prompt": "p", "max_tokens": 4000, "stream": True}) as answer:
-                    return [line[6:] async for line in answer.aiter_lines() if line]
+            body = {"prompt": "p", "max_tokens": 120, "seed": 5}
+
+            async def stream() -> str:
+                async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+                    events = [line[6:] async for line in answer.aiter_lines() if line]
+                assert events[-1] == "[DONE]"
+                return "".join(json.loads(each)["choices"][0]["text"] for each in events[:-1])
 
             asked = [asyncio.create_task(stream()) for _ in range(3)]
-            whole = asyncio.create_task(client.post("/v1/completions", json={"prompt": "p", "max_tokens": 4000}))
+            whole = asyncio.create_task(client.post("/v1/completions", json=body))
             while server.metric("vllm:num_requests_running") < 4:
                 await asyncio.sleep(0.02)
             os.kill(server.engine_pid(), signal.SIGSTOP)
             stopped = time.monotonic()
-            for events in await asyncio.gather(*asked):
-                assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "engine_unavailable"
-            answer = await whole
-            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-            assert time.monotonic() - stopped < 5
-            while (await client.get("/readyz")).status_code != 200:
-                assert time.monotonic() - stopped < 15, "the engine does not come back"
-                await asyncio.sleep(0.05)
-            assert (await client.post("/v1/completions", json={"prompt": "p", "max_tokens": 5})).status_code == 200
+            texts = [*await asyncio.gather(*asked), (await whole).json()["choices"][0]["text"]]
+            assert time.monotonic() - stopped < 10
+            again = await client.post("/v1/completions", json=body)
+            assert texts == [again.json()["choices"][0]["text"]] * 4
 
     with serving('fake:{"step_seconds": 0.01}', "--step-timeout", "1") as server:
         asyncio.run(asyncio.wait_for(main(server), 60))

@@ -122,14 +122,14 @@ def test_n1_ps_shows_a_server_and_forgets_one_that_was_killed(run: Run, tmp_path
         assert found[0]["pid"] == server.pid and found[0]["model"] == "fake" and found[0]["url"].startswith("http://127.0.0.1:")
         assert (found[0]["state"], found[0]["running"], found[0]["waiting"]) == ("ready", 0, 0) and found[0]["uptime_seconds"] >= 0
         assert str(server.pid) in run("ps")[1]
-        (state,) = (tmp_path / "run" / "ridgeline").iterdir()
+        (state,) = (tmp_path / "run" / "ridgeline").glob("*.json")
         assert state.stat().st_mode & 0o777 == 0o600
         kept = state.read_text()
         server.terminate()
         assert server.wait(20) is not None and not state.exists(), "a server removes its file at its end"
         state.write_text(kept)
         (state.parent / "server-1.json").write_text("{")
-        assert json.loads(run("ps --json")[1]) == {"servers": []} and list(state.parent.iterdir()) == []
+        assert json.loads(run("ps --json")[1]) == {"servers": []} and list(state.parent.glob("*.json")) == []
     finally:
         server.kill()
         server.wait()

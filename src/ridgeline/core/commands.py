@@ -9,8 +9,27 @@ from ridgeline.core.plan import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered:
+    """What has been delivered of a choice, behind which it goes on.
+
+    ids            its outputs
+    scored         prompt positions whose log-probabilities have been delivered
+    cached_tokens  prompt tokens that its first engine took from the prefix cache; None: it has not run yet
+    """
+
+    choice: int
+    ids: tuple[int, ...] = ()
+    scored: int = 0
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
+    """Queues a request. With `delivered` it is a continuation: the engine that had it has ended, and these choices, which had not ended,
+    go on behind what has been delivered of them; empty: all choices begin."""
+
     request: Admitted
+    delivered: tuple[Delivered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,9 @@ class GrammarReady:
     error: str | None = None
 
 
+Knob = Literal["step_ms", "num_speculative_tokens"]
+
+
 @dataclass(frozen=True, slots=True)
 class SetKnob:
     """Changes a setting while the engine runs, from the next plan on; in a recording like any command, so that a replay decides alike.
@@ -46,7 +68,7 @@ class SetKnob:
     num_speculative_tokens  drafts per row and step, at most as many as at the start; 0: none
     """
 
-    name: Literal["step_ms", "num_speculative_tokens"]
+    name: Knob
     value: int
 
 

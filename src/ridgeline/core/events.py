@@ -31,8 +31,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request enters the queue. `arrived`: when it reached the front end, on the engine's clock, at most `time`; `max_tokens`: 0 where
-    nobody said."""
+    """A request enters the queue, or goes on with its open `choices` in a new engine. `arrived`: when it reached the front end, on the
+    engine's clock, at most `time`; `ttft_ms`, `itl_ms`: its own targets, 0 where it names none."""
 
     request_id: str
     time: float
@@ -41,6 +41,8 @@ class Admitted:
     arrived: float
     tenant: str = ""
     max_tokens: int = 0
+    ttft_ms: int = 0
+    itl_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A choice takes a row; links the sequence number to the request. `resumed`: after a preemption."""
+    """A choice takes a row; links the sequence number to the request. `resumed`: after a preemption, or the end of an engine."""
 
     request_id: str
     choice: int

@@ -2,7 +2,8 @@
 
 Owns the engine process, the open requests, and the state of the engine as clients may see it. Runs on one asyncio loop; touches no array,
 admits nothing. Health is progress: an engine that has work, and whose executor does not move for `step_timeout_seconds`, is killed and
-started anew. A long step moves; a process that is stopped, deadlocked or in an endless loop does not.
+started anew. A long step moves; a process that is stopped, deadlocked or in an endless loop does not. The next engine goes on with what was
+open; requests fail only where there will be none, or one with other weights.
 """
 
 import asyncio
@@ -13,12 +14,13 @@ from enum import StrEnum
 from typing import Final, NoReturn
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.commands import Abort, Close, Command
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted
 from ridgeline.engine.child import EngineProcess
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
-from ridgeline.engine.streams import OpenRequests, RequestStream, Wakeup
+from ridgeline.engine.open_requests import OpenRequests
+from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
 
 _log: Final = logging.getLogger("ridgeline.engine")
@@ -29,6 +31,8 @@ STABLE_SECONDS: Final = 10.0
 """An engine that was ready for at least this long did not fail to start: the next one follows at once."""
 CRASH_LOOP_FAILURES: Final = 3
 """Engines in a row that ended early, from which on that is called what it is."""
+MAX_FAILED_STARTS: Final = 3
+"""Engines in a row that did not come to go on with open requests, after which these wait no longer."""
 CHECKS_PER_TIMEOUT: Final = 8
 """Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
 when this process itself was stopped, its engine has not hung meanwhile."""
@@ -74,9 +78,15 @@ class EngineClient:
         self._on_events = on_events
         self._on_progress = on_progress
         self._delay = delay
-        self._open = OpenRequests()
+        self._open = OpenRequests(on_events)
+        self.waiting_before = self._open.waiting_before
         self._child: EngineProcess | None = None
         self._ready: Ready | None = None
+        self.is_checked = False
+        """Its user looks at each engine that is ready, and calls `go_on`."""
+        self._gone_on_at: int | None = None
+        """Steps that this engine had done at `go_on`; None before."""
+        self._failed_starts = 0
         self._cause: str | None = None
         self._permanent = False
         self._state_changed = asyncio.Condition()
@@ -95,20 +105,17 @@ class EngineClient:
         """Waits until an engine takes requests that was started after so many others. Raises ConfigError if none ever will."""
         await self._wait_for(lambda: self._permanent or (self.state is State.READY and self.starts > after))
         if self._ready is None:
-            raise self._final_error()
+            raise _final_error(self.last_failure, self._fix)
         return self._ready
 
     async def wait_failed(self) -> NoReturn:
         """Waits until no engine will ever take requests again; raises ConfigError with the reason."""
         await self._wait_for(lambda: self.state is State.DEAD and self._permanent)
-        raise self._final_error()
+        raise _final_error(self.last_failure, self._fix)
 
     async def _wait_for(self, condition: Callable[[], bool]) -> None:
         async with self._state_changed:
             await self._state_changed.wait_for(condition)
-
-    def _final_error(self) -> ConfigError:
-        return ConfigError(self.last_failure or "the engine has been shut down", fix=self._fix)
 
     @property
     def is_ready(self) -> bool:
@@ -121,11 +128,11 @@ class EngineClient:
 
     async def shutdown(self) -> None:
         """Ends the engine and every open request. Safe to call twice."""
+        self._permanent = True
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
-        self._permanent = True
         await self._set_state(State.DEAD)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,12 +146,14 @@ class EngineClient:
         """Open choices of each tenant that has some."""
         return self._open.choices
 
-    def submit(self, request: Admitted, wakeup: Wakeup | None = None) -> RequestStream:
-        """Sends the request; `wakeup` is set whenever its stream has something new. Raises EngineDeadError while no engine is ready."""
-        if self.state is not State.READY:
+    def submit(self, request: Admitted, wakeup: Wakeup | None = None, *, goes_on: bool = True) -> RequestStream:
+        """Gives the request to the engine, or to the next one; `wakeup` is set whenever its stream has something new; `goes_on`: in the
+        next engine, where this one ends. Raises EngineDeadError before the first engine is ready, and when no other will be."""
+        if self._permanent or self._open.fingerprint is None:
             raise EngineDeadError(f"the engine is {self.state}; try again in a few seconds")
-        stream = self._open.add(request, wakeup)
-        self.send(Admit(request))
+        stream = self._open.add(request, wakeup, goes_on)
+        if self.state is State.READY and (admission := stream.admission()) is not None:
+            self.send(admission)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -153,11 +162,24 @@ class EngineClient:
             self.send(Abort(request_id))
 
     def send(self, command: Command) -> None:
-        """Sends any command. While no engine is ready it is dropped: every request it could mean has failed already."""
-        if self._child is not None and self.state is State.READY:
+        """Sends any command to the engine. What means a request that no engine has is carried out at once."""
+        is_done = False
+        match command:
+            case Close():
+                is_done = self._open.close(command)
+            case Abort():
+                is_done = self._open.abort(command)
+        if not is_done and self._child is not None and self.state is State.READY:
             if not self._child.writer.is_closing():  # else the engine is dead, and the reader is about to see the end of the socket
                 self._child.writer.write(encode(command))
             self._is_busy = True
+
+    def go_on(self) -> None:
+        """Gives the engine that is ready the open requests that it has not."""
+        if self._gone_on_at is None:
+            self._gone_on_at, self._failed_starts = self._steps, 0
+        for admission in self._open.admissions():
+            self.send(admission)
 
     # ── supervision ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,6 +189,8 @@ class EngineClient:
             while not self._permanent:
                 await self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
+                if self._gone_on_at is not None and self._steps > self._gone_on_at:  # open requests got further: a start like any other
+                    self.failures = 0
                 self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
                 delay = self._delay(self.failures)
                 self.next_start = loop.time() + delay
@@ -178,17 +202,19 @@ class EngineClient:
                     await asyncio.sleep(delay)
         except Exception as error:
             self.last_failure, self._permanent = f"the engine's supervision failed: {error}", True
+            self._open.fail_all("the engine has ended and is not started again")
             loop.call_exception_handler({"message": self.last_failure, "exception": error})
             await self._set_state(State.DEAD)
 
     async def _run_once(self, loop: asyncio.AbstractEventLoop) -> float:
         """Runs one engine process from its start to its end; returns the seconds for which it was ready."""
         self.starts += 1
-        self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
+        self._ready, self._cause, self._steps, self._gone_on_at, ready_at = None, None, 0, None, math.inf
         try:
             self._child = child = await EngineProcess.spawn(self._config)
         except OSError as error:
             self.last_failure = f"no process could be started: {error}"
+            self._on_lost()
             return 0.0
         watchdog = asyncio.create_task(self._watch_progress(child))
         try:
@@ -198,8 +224,12 @@ class EngineClient:
                     self._handle(message)
                 if self._ready is not None and self.state is not State.READY:
                     ready_at = loop.time()
-                    _log.info("engine ready", extra={"fields": {"pid": child.pid, "starts": self.starts}})
+                    self._open.on_ready(self._ready.info.kv.fingerprint)
+                    fields = {"pid": child.pid, "starts": self.starts, "open_requests": len(self._open)}
+                    _log.info("engine ready", extra={"fields": fields})
                     await self._set_state(State.READY)
+                    if not self.is_checked:
+                        self.go_on()
         except WireError as error:
             self._cause = str(error)
             child.kill()
@@ -209,12 +239,14 @@ class EngineClient:
             raise
         finally:
             watchdog.cancel()
-            failed = len(self._open)
-            self._fail_open_requests()
+            open_requests = len(self._open)
+            self._on_lost()
             status = await child.end(EXIT_TIMEOUT_SECONDS)
             self.last_failure = self._cause or f"the engine process ended with status {status}"
         if not self._permanent:
-            _log.error("engine ended, and is started again", extra={"fields": {"reason": self.last_failure, "failed_requests": failed}})
+            _log.error("engine ended, and is started again", extra={"fields": {
+                "reason": self.last_failure, "open_requests": len(self._open), "ended_requests": open_requests - len(self._open),
+            }})  # fmt: skip
         return max(0.0, loop.time() - ready_at)
 
     async def _watch_progress(self, child: EngineProcess) -> None:
@@ -231,10 +263,14 @@ class EngineClient:
         self._cause = f"the engine hung: its executor has not moved for {limit:g} s although requests were open"
         child.kill()
 
-    def _fail_open_requests(self) -> None:
+    def _on_lost(self) -> None:
+        """The engine has ended: open requests wait for the next one, unless none will come."""
         self.state = State.DEAD
+        self._failed_starts += self._gone_on_at is None
         self._child, self._ready, self._is_busy = None, None, False
-        self._open.fail_all("the engine ended while this request was open; send it again")
+        self._open.engine_lost()
+        if self._permanent or self._failed_starts >= MAX_FAILED_STARTS:
+            self._open.fail_all("the engine ended while this request was open; send it again")
 
     async def _set_state(self, state: State) -> None:
         self.state = state
@@ -250,6 +286,8 @@ class EngineClient:
                 for request_id in self._open.deliver(message):
                     self.send(Abort(request_id))
                 self._on_events(message.events)
+                if self._open.has_suspect:
+                    self.go_on()
             case Health():
                 self._steps, self._is_busy = message.step, False
             case Progress():
@@ -260,6 +298,10 @@ class EngineClient:
                 self._cause, self._permanent, self._fix = message.message, message.permanent, message.fix
             case _:
                 raise WireError(f"the engine sent a {type(message).__name__}")
+
+
+def _final_error(failure: str | None, fix: Mapping[str, str | None]) -> ConfigError:
+    return ConfigError(failure or "the engine has been shut down", fix=fix)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

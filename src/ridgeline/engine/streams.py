@@ -1,18 +1,17 @@
-"""Streams of open requests on the front end's side: each one's outputs, and the wakeup of its reader.
+"""The stream of one open request on the front end's side: its outputs, the wakeup of its reader, and what it can be continued from.
 
 Owns what has arrived and is not read yet, and its bound. One asyncio loop; knows no process and no socket.
 """
 
 import asyncio
 import math
+from array import array
 from collections import deque
 from typing import Final
 
-from ridgeline.core.commands import Output
-from ridgeline.core.events import Closed, Rejected
+from ridgeline.core.commands import Admit, Close, Delivered, Output
+from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted
-from ridgeline.engine.messages import Frame
-from ridgeline.errors import EngineDeadError, OverloadedError, RequestError
 
 MAX_UNREAD_OUTPUTS: Final = 2048
 """Outputs that may wait for a client to read them; the request of one that leaves more is aborted."""
@@ -70,17 +69,53 @@ class Wakeup:
             self._waiter.set_result(was_set)
 
 
+class OpenChoice:
+    """A choice that is not closed, as far as it has arrived.
+
+    ids, scored, cached_tokens  as in `core.commands.Delivered`
+    is_settled  it has been preempted or has lost an engine since it first ran: what is cached from then on is not its prompt's
+    has_ended   its last output has arrived; in the two-phase close its `Close` follows
+    is_left     it had ended, and its engine has too: no engine knows it
+    close       the `Close` that was sent and is not confirmed
+    """
+
+    __slots__ = ("cached_tokens", "close", "has_ended", "ids", "is_left", "is_settled", "scored")
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.scored = 0
+        self.cached_tokens: int | None = None
+        self.is_settled = self.has_ended = self.is_left = False
+        self.close: Close | None = None
+
+    def on_cached(self, tokens: int) -> None:
+        """Counts prompt tokens from the prefix cache; 0 notes that it runs."""
+        if not self.is_settled:
+            self.cached_tokens = (self.cached_tokens or 0) + tokens
+
+
 class RequestStream:
     """The stream of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `pop` or by iteration.
 
-    Raises EngineDeadError when the engine ends first, OverloadedError or RequestError when the engine rejects the request.
+    Raises EngineDeadError when no engine will go on with it, OverloadedError or RequestError when the engine rejects the request.
+
+    choices      those that are not closed, by number
+    has_engine   the engine that runs now has it
+    is_heard, is_started  of that engine: it has said that it has the request; that a choice has a row
+    is_aborted   its client wants no more of it
+    goes_on      in the next engine, where one ends
+    blame        see `engine.open_requests`; any output ends it
+    engines      number of those that have had it
     """
 
     def __init__(self, request: Admitted, wakeup: Wakeup | None = None) -> None:
         """`wakeup` is set whenever something arrives; several streams may share one."""
-        self.request_id = request.request_id
-        self.tenant = request.tenant
-        self.open_choices = request.choices
+        self.request = request
+        self.choices = {number: OpenChoice() for number in range(request.choices)}
+        self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
+        self.goes_on = True
+        self.blame = 0
+        self.engines = 0
         self._items: deque[Output | Closed] = deque()
         self._error: Exception | None = None
         self._wakeup = wakeup or Wakeup()
@@ -106,17 +141,34 @@ class RequestStream:
     @property
     def is_ended(self) -> bool:
         """True if nothing further will arrive."""
-        return self.open_choices == 0 or self._error is not None
+        return not self.choices or self._error is not None
+
+    @property
+    def continued(self) -> int:
+        """Number of engines that went on with it after one had ended."""
+        return max(0, self.engines - 1)
 
     @property
     def is_overflowing(self) -> bool:
         """True if more items wait than any client that reads would leave."""
         return len(self._items) > MAX_UNREAD_OUTPUTS
 
-    def put(self, item: Output | Closed) -> None:
-        """Appends an item and wakes the reader."""
-        self.open_choices -= isinstance(item, Closed)
-        self._items.append(item)
+    def put(self, output: Output) -> None:
+        """Appends an output and wakes the reader."""
+        choice = self.choices[output.choice]
+        choice.ids.extend(output.ids)
+        if output.prompt_logprobs is not None:
+            choice.scored += len(output.prompt_logprobs)
+        if output.end is not None:
+            choice.has_ended = True
+        self.blame = 0
+        self._items.append(output)
+        self._wakeup.set()
+
+    def close(self, closed: Closed) -> None:
+        """Ends a choice and wakes the reader."""
+        del self.choices[closed.choice]
+        self._items.append(closed)
         self._wakeup.set()
 
     def fail(self, error: Exception) -> None:
@@ -124,74 +176,28 @@ class RequestStream:
         self._error = self._error or error
         self._wakeup.set()
 
+    def admission(self) -> Admit | None:
+        """The command that gives the request to an engine: behind what has been delivered, where an engine had it before. None where no
+        choice has anything to come."""
+        going = {number: choice for number, choice in self.choices.items() if not choice.is_left}
+        if not going:
+            return None
+        self.has_engine = True
+        self.engines += 1
+        if self.engines == 1:
+            return Admit(self.request)
+        delivered = [Delivered(number, tuple(each.ids), each.scored, each.cached_tokens) for number, each in going.items()]
+        return Admit(self.request, tuple(delivered))
 
-class OpenRequests:
-    """The streams of all requests that are open, by request id.
+    def engine_lost(self) -> None:
+        """Takes the request from an engine that has ended."""
+        self.has_engine = self.is_heard = self.is_started = False
+        for choice in self.choices.values():
+            choice.is_left = choice.has_ended
+            choice.is_settled = choice.cached_tokens is not None
 
-    choices  open ones of each tenant that has some
-    """
-
-    def __init__(self) -> None:
-        self.choices: dict[str, int] = {}
-        self._streams: dict[str, RequestStream] = {}
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._streams
-
-    def add(self, request: Admitted, wakeup: Wakeup | None) -> RequestStream:
-        """Opens the stream of a new request."""
-        stream = self._streams[request.request_id] = RequestStream(request, wakeup)
-        self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
-        return stream
-
-    def _subtract(self, tenant: str, choices: int) -> None:
-        self.choices[tenant] -= choices
-        if not self.choices[tenant]:
-            del self.choices[tenant]
-
-    def deliver(self, frame: Frame) -> list[str]:
-        """Delivers outputs first: a step's last ids come before the `Closed` that ends their choice.
-        Returns the ids of requests to abort, whose clients do not read."""
-        slow = []
-        for output in frame.outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
-                if stream.is_overflowing:
-                    message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
-                    self._fail(output.request_id, RequestError(message, code="client_too_slow", status=408))
-                    slow.append(output.request_id)
-        for event in frame.events:
-            if isinstance(event, Closed):
-                self._end_choice(event)
-            elif isinstance(event, Rejected):
-                self._reject(event)
-        return slow
-
-    def fail_all(self, message: str) -> None:
-        """Fails every stream: the engine has ended."""
-        for request_id in list(self._streams):
-            self._fail(request_id, EngineDeadError(message))
-
-    def _end_choice(self, closed: Closed) -> None:
-        stream = self._streams.get(closed.request_id)
-        if stream is not None:
-            stream.put(closed)
-            self._subtract(stream.tenant, 1)
-            if stream.is_ended:
-                del self._streams[closed.request_id]
-
-    def _reject(self, rejected: Rejected) -> None:
-        if rejected.retry_after_seconds is None:
-            self._fail(rejected.request_id, RequestError(rejected.message, code="request_rejected"))
-        else:
-            self._fail(rejected.request_id, OverloadedError(rejected.message, max(1, math.ceil(rejected.retry_after_seconds))))
-
-    def _fail(self, request_id: str, error: Exception) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            self._subtract(stream.tenant, stream.open_choices)
-            stream.fail(error)
+    def closed(self, number: int, reason: Finish, keep: int, now: float) -> Closed:
+        """The end of a choice that no engine has, with its first `keep` outputs."""
+        choice = self.choices[number]
+        usage = Usage(len(self.request.prompt), min(keep, len(choice.ids)), choice.cached_tokens or 0)
+        return Closed(self.request.request_id, number, reason, usage, now)

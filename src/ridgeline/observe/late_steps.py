@@ -18,7 +18,7 @@ class LateSteps:
     """Counts late steps between two lines of the log. `step_ms`: what a step with decoding rows may take."""
 
     def __init__(self, step_ms: int) -> None:
-        self._step_ms = step_ms
+        self.step_ms = step_ms
         self._logged_at = -math.inf
         self._count = 0
         self._longest: StepLate | None = None
@@ -35,7 +35,7 @@ class LateSteps:
         if not worst.prefill_tokens:
             advice = "decoding alone takes that long: lower --max-num-seqs or raise --step-ms"
         _log.warning("steps took longer than --step-ms", extra=with_fields(
-            steps=self._count, step_ms=self._step_ms, longest_ms=round(worst.seconds * 1e3), decode_rows=worst.decode_rows,
+            steps=self._count, step_ms=self.step_ms, longest_ms=round(worst.seconds * 1e3), decode_rows=worst.decode_rows,
             prompt_tokens=worst.prefill_tokens, advice=advice,
         ))  # fmt: skip
         self._logged_at, self._count, self._longest = event.time, 0, None

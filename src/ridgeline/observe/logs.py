@@ -39,8 +39,7 @@ def logging_to(file: int = STDERR, *, level: str = "info", form: str = "text") -
     # Not in any line, and each costs a system call or a walk over frames ("Optimization" in Python's manual of logging).
     unused = {name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")}
     vars(logging).update(dict.fromkeys(unused))
-    own.setLevel(level.upper())
-    root.setLevel(max(logging.WARNING, own.level))
+    set_level(level)
     http.setLevel(logging.ERROR)  # what it warns of has a line of its own here
     root.addHandler(handler)
     try:
@@ -51,6 +50,13 @@ def logging_to(file: int = STDERR, *, level: str = "info", form: str = "text") -
         vars(logging).update(unused)
         for logger, earlier in before:
             logger.setLevel(earlier)
+
+
+def set_level(level: str) -> None:
+    """Lines from this level on are written, of libraries from warnings on at least."""
+    own = logging.getLogger("ridgeline")
+    own.setLevel(level.upper())
+    logging.getLogger().setLevel(max(logging.WARNING, own.level))
 
 
 class WriterHandler(logging.Handler):

@@ -10,7 +10,7 @@ from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
 from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
-from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants
+from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
 from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
@@ -23,6 +23,9 @@ class Metrics:
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
+    brown_out = 0
+    """Level of `server.brown_out`; 0: none."""
+
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
         self.objective = objective
@@ -31,6 +34,8 @@ class Metrics:
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.cached_tokens = 0
+        """Prompt tokens taken from the prefix cache, of requests whose first choice has ended; `prefix_hits` counts resumptions too."""
         self.preemptions = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
@@ -42,8 +47,12 @@ class Metrics:
         """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
+        self.engine_starts = 0
+        """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
+        self.continued = 0
+        """Requests that went on in another engine, once for each."""
         self.answers: Counter[tuple[int, str]] = Counter()
         """Answers to HTTP requests by status and code of the error, "" without one; probes apart."""
         self.results = dict.fromkeys(Result, 0)
@@ -73,6 +82,9 @@ class Metrics:
         self.request_generation = Histogram(TOKENS)
         self.request_max_tokens = Histogram(TOKENS)
         self.request_choices = Histogram(CHOICES)
+        self.request_computed = Histogram(TOKENS)
+        """Prompt tokens that were not taken from the prefix cache."""
+        self.request_preemptions = Histogram((0.0, *CHOICES))
         self._on_choice = on_choice
         self._open: dict[str, OpenRequest] = {}
         self._rows: dict[int, Choice] = {}
@@ -115,6 +127,8 @@ class Metrics:
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
             case events.StepLate():
                 self.late_steps += 1
+            case events.Admitted() if event.request_id in self._open:
+                self.continued += 1
             case events.Admitted():
                 self._admitted(event)
             case events.Started():
@@ -124,6 +138,7 @@ class Metrics:
                 self.host_hits += event.from_host
             case events.Preempted():
                 self.preemptions += 1
+                self._count_preemption(event)
                 self._free_row(event.request_id, event.choice)
             case events.Closed():
                 self._closed(event)
@@ -131,12 +146,7 @@ class Metrics:
                 pass
 
     def engine_lost(self) -> None:
-        """Counts every open choice as an error: the engine died, so no event will close them."""
-        for request in self._open.values():
-            self.finished[Finish.ERROR] += request.open_choices
-            request.tenant.open_choices -= request.open_choices
-            self._count_result(request, Result.FAILED)
-        self._open.clear()
+        """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
@@ -154,7 +164,8 @@ class Metrics:
 
     def _admitted(self, event: events.Admitted) -> None:
         tenant = self.tenants.find(event.tenant)
-        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant)
+        objective = objective_of(event, self.objective)
+        self._open[event.request_id] = OpenRequest(event.arrived, event.prompt_tokens, event.choices, tenant, objective)
         self.prompt_tokens += event.prompt_tokens
         tenant.prompt_tokens += event.prompt_tokens
         tenant.open_choices += event.choices
@@ -210,8 +221,9 @@ class Metrics:
         self._free_row(event.request_id, event.choice)
         choice = request.choices.get(event.choice)
         times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
+        self.request_preemptions.observe(0 if choice is None else choice.preemptions)
         self._observe_end(event, times)
-        request.close(event, times, self.objective)
+        request.close(event, times)
         if request.open_choices == 0:
             del self._open[event.request_id]
             self._count_result(request, request.result)
@@ -220,6 +232,8 @@ class Metrics:
 
     def _observe_end(self, event: events.Closed, times: ChoiceTimes) -> None:
         usage = event.usage
+        self.cached_tokens += usage.cached_tokens if event.choice == 0 else 0
+        self.request_computed.observe(usage.prompt_tokens - usage.cached_tokens)
         self.end_to_end.observe(event.time - times.arrived)
         self.request_prompt.observe(usage.prompt_tokens)
         self.request_generation.observe(usage.completion_tokens)
@@ -238,6 +252,12 @@ class Metrics:
         request.tenant.generation_tokens += request.tokens
         self.useful_tokens += request.tokens if result in COMPLETE else 0
         self.good_tokens += request.tokens if result is Result.GOOD else 0
+
+    def _count_preemption(self, event: events.Preempted) -> None:
+        request = self._open.get(event.request_id)
+        choice = request.choices.get(event.choice) if request else None
+        if choice is not None:
+            choice.preemptions += 1
 
     def _free_row(self, request_id: str, number: int) -> None:
         request = self._open.get(request_id)

@@ -5,12 +5,14 @@ are `ridgeline_…`. No metric has two names: a second one would double the expo
 dashboards ask for besides: the label `engine`, and figures that Ridgeline has under names of its own.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Final, TypeVar
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from ridgeline.core.plan import KVShape
@@ -29,10 +31,24 @@ Labelled = Iterable[tuple[tuple[str, ...], T]]
 """What a metric has for each combination of values of its own labels."""
 
 
-def exposition(metrics: Metrics, model_name: str, kv: KVShape, tenants: Collection[str] = (), compat: str = "none") -> bytes:
-    """All metrics in the text format. `tenants`: labels of those that are shown; `compat`: see `ServerConfig.metrics_compat`."""
+def exposition(
+    metrics: Metrics,
+    model_name: str,
+    kv: KVShape,
+    tenants: Collection[str] = (),
+    compat: str = "none",
+    pids: Mapping[str, int] | None = None,
+) -> bytes:
+    """All metrics in the text format.
+
+    tenants  labels of those that are shown
+    compat   see `ServerConfig.metrics_compat`
+    pids     prefix of names → process whose memory, files and processor time are told
+    """
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, model_name, kv, tenants, compat == "vllm"))
+    for prefix, pid in (pids or {}).items():
+        ProcessCollector(prefix, partial(int, pid), registry=registry)
     return generate_latest(registry)
 
 
@@ -67,6 +83,7 @@ class _Collector(Collector):
         yield self._gauge("vllm:num_requests_running", "Choices that are running.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices that are waiting: not started, or preempted.", m.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use (1 is all).", m.kv_cache_usage(blocks))
+        yield self._gauge("ridgeline_brown_out_level", "What is left out under load (--brown-out): 0 nothing … 4.", m.brown_out)
         yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks.", free)
         yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses.", m.cached_blocks)
 
@@ -82,9 +99,11 @@ class _Collector(Collector):
             ("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens),
             ("ridgeline_immediate_ends", "Choices that ended at their first token.", m.ends.immediate),
             ("ridgeline_runaway_answers", "Choices that reached their limit repeating themselves.", m.ends.runaway),
+            ("ridgeline_engine_starts", "Starts of the engine's process; every one behind the first is a failure.", m.engine_starts),
             ("ridgeline_steps", "Steps scheduled.", m.steps),
             ("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps),
             ("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks),
+            ("ridgeline_continued_requests", "Requests that went on in a new engine after theirs had ended.", m.continued),
         ):
             yield self._counter(name, text, [((), value)])
         finished = [((reason.value,), count) for reason, count in m.finished.items()]
@@ -162,9 +181,14 @@ class _Collector(Collector):
         cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=["engine", "block_size", "num_gpu_blocks"])
         cache.add_metric(["0", str(self._kv.block_tokens), str(self._kv.blocks)], 1)
         yield cache
-        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", [((), m.prefix_hits)])
+        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", [((), m.cached_tokens)])
+        cached, computed = m.cached_tokens, m.prompt_tokens - m.cached_tokens
+        sources = [(("local_compute",), computed), (("local_cache_hit",), cached), (("external_kv_transfer",), 0)]
+        yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens computed, or taken from a cache.", sources, "source")
         rejections = [((code,), count) for code, count in m.rejected.items()]
         yield self._counter("vllm:admission_rejections", "Requests rejected, by the error's code.", rejections, "reason")
+        yield self._histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed.", [((), m.request_computed)])
+        yield self._histogram("vllm:request_num_preemptions", "Preemptions of a choice.", [((), m.request_preemptions)])
         yield self._histogram("vllm:request_params_n", "Choices of a request.", [((), m.request_choices)])
         yield self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", [((), m.request_max_tokens)])
         yield self._histogram("vllm:request_max_num_generation_tokens", "The same, as vLLM has both.", [((), m.request_max_tokens)])

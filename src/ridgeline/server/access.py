@@ -32,15 +32,19 @@ CLIENT_DISCONNECTED: Final = "client_disconnected"
 DISCONNECTED_STATUS: Final = 499
 """Status, as nginx writes it, where a client went before its answer began."""
 ACCESS_KEY: Final = "ridgeline.access"
+TRACE_KEY: Final = "ridgeline.trace"
+"""Id of the request's trace, where it has one."""
 _ids: Final = random.Random(secrets.randbits(128))
 """Ids are no secrets, and a system call less per request."""
 
 
 class Usage(Protocol):
-    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one."""
+    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one. `continued`: engines that went on with
+    it after one had ended."""
 
     prompt_tokens: int
     cached_tokens: int
+    continued: int
     first_token_at: float | None
 
     @property
@@ -124,7 +128,7 @@ def _write(scope: Scope, request_id: str, access: Access) -> None:
     client = scope["client"][0] if scope.get("client") else None
     log.log(level, "request", extra=with_fields(
         id=request_id, client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
-        **_generation(access), total_seconds=time.monotonic() - access.began,
+        **_generation(access), total_seconds=time.monotonic() - access.began, trace_id=scope.get(TRACE_KEY),
     ))  # fmt: skip
 
 
@@ -138,6 +142,7 @@ def _generation(access: Access) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "continued": usage.continued or None,
         "ttft_seconds": None if first is None else first - access.began,
         "finish": ",".join(usage.finish_reasons) or ("abort" if access.error in (None, CLIENT_DISCONNECTED) else "error"),
     }

@@ -49,6 +49,8 @@ class UsageCounter:
     choices_per_prompt: int
     prompt_tokens: int
     cached_tokens: int = 0
+    continued: int = 0
+    """Engines that went on with it after one had ended."""
     first_token_at: float | None = None
     """Time of the first output, by `time.monotonic`; the start of a choice comes with it."""
     _completion: dict[int, int] = field(default_factory=dict)

@@ -78,6 +78,7 @@ class BeamGeneration:
         self._steps.add(step)
         (choice,) = await collect(step, 1)
         self._steps.discard(step)
+        self.usage.continued += step.usage.continued
         return next_token_logprobs(choice), choice.end.usage.cached_tokens
 
     def _beam_parts(self, request: Admitted, beam: Beam, index: int, cached_tokens: int) -> list[AnswerPart]:

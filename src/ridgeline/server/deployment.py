@@ -19,7 +19,7 @@ from typing import Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
-from ridgeline.core.commands import Output
+from ridgeline.core.commands import Knob, Output, SetKnob
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.canary import canary_request, judge
@@ -53,6 +53,8 @@ class Deployment:
     ) -> None:
         self.startup = Startup()
         self.engine_config = engine_config
+        self.knobs: dict[Knob, int] = {}
+        """Settings of the engine that were changed while it ran."""
         self._config = config
         self._on_events = on_events
         self._on_progress = on_progress
@@ -84,6 +86,7 @@ class Deployment:
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
         self._model = model
         self._checked_start = client.starts
+        client.is_checked = True
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         return model
@@ -114,15 +117,23 @@ class Deployment:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         return True
 
+    def set_knob(self, name: Knob, value: int) -> None:
+        """Changes a setting of the engine, and of those that follow it."""
+        self.knobs[name] = value
+        if self._client is not None:
+            self._client.send(SetKnob(name, value))
+
     async def _check_restarts(self, client: EngineClient, model: Model, *, has_answers: bool) -> None:
-        """Lets each engine that follows the first one take requests when its answer to the canary is the first one's, and ends it where it
-        is worse: an engine that answers nonsense has failed like one that ends early."""
+        """Lets each engine that follows the first one go on with open requests, and take new ones, when its answer to the canary is the
+        first one's, and ends it where it is worse: an engine that answers nonsense has failed like one that ends early."""
         known = {finding.cause for finding in model.findings}
         while True:
             try:
                 await client.ready(self._checked_start)
             except ConfigError:
                 return  # `wait_failed` tells of it
+            for name, value in self.knobs.items():
+                client.send(SetKnob(name, value))
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
@@ -135,11 +146,17 @@ class Deployment:
                 continue
             if not cause:
                 self._checked_start = starts
+                client.go_on()
                 continue
             _log.error("engine answers wrongly behind its restart, and is ended", extra={"fields": {"reason": cause, "starts": starts}})
             if client.pid is not None:
                 os.kill(client.pid, signal.SIGKILL)
             await asyncio.sleep(START_POLL_SECONDS)
+
+    @property
+    def is_draining(self) -> bool:
+        """True once it takes no new request for good."""
+        return self._draining
 
     @property
     def has_started(self) -> bool:
@@ -252,7 +269,7 @@ async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, .
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
     request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
     if request is not None:
-        async for item in engine.submit(request):
+        async for item in engine.submit(request, goes_on=False):
             if isinstance(item, Output):
                 scores += item.prompt_logprobs or ()
             else:

@@ -19,7 +19,7 @@ from ridgeline.server.errors import Dialect
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
-Access = Literal["public", "client"]
+Access = Literal["public", "client", "admin"]
 
 ANTHROPIC_VERSION: Final = b"anthropic-version"
 """Header that clients of Anthropic's API send with every request."""
@@ -36,7 +36,7 @@ PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 """Parameters of Anthropic's lists."""
 TOKENIZE: Final = "Token ids of a text or a conversation"
-NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
+NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
     """One operation.
 
     path            as the router matches it
-    access          public: open when a key is set, and then matched by literal pairs of method and path
+    access          public: open when a key is set, and then matched by literal pairs of method and path; admin: over the Unix socket alone
     summary         of the document; "" keeps the route out of it, and out of the texts of errors
     response        type of the 200's JSON body, or a media type of text
     errors          statuses beside those of every route
@@ -192,11 +192,11 @@ def note_limits(scope: Scope, row: Row) -> None:
     scope[BODY_LIMIT_KEY] = row.max_body_bytes
 
 
-def check(routes: Iterable[BaseRoute]) -> None:
-    """Raises LookupError for a route without a row, and for a row without a route."""
+def check(routes: Iterable[BaseRoute], table: Collection[Row] = ROWS) -> None:
+    """Raises LookupError for a route without a row of the table, and for a row without a route."""
     built = {(method, str(getattr(route, "path", route))) for route in routes for method in getattr(route, "methods", None) or ("any",)}
     built -= {("HEAD", path) for method, path in built if method == "GET"}  # it comes with every GET
-    rows = {(row.method, row.path) for row in ROWS}
+    rows = {(row.method, row.path) for row in table}
     _complain("routes without a row in server/routes.py", built - rows)
     _complain("rows of server/routes.py without a route", rows - built)
 

@@ -21,6 +21,8 @@ from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.throughput import log_throughput
+from ridgeline.server.admin import Admin
+from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.connection import HttpConnection
@@ -46,7 +48,8 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     certificate = Certificate(settings)
     with (
         _listening_socket(settings.host, settings.port) as listener,
-        announced(state_directory(), url=_url(listener, certificate), model=service.name),
+        admin_socket(settings.admin_socket) as admin,
+        announced(state_directory(), url=_url(listener, certificate), model=service.name, admin=admin.getsockname() if admin else None),
     ):
         limit = connection_limit(settings.max_connections)
         log.debug("listening", extra=with_fields(url=_url(listener, certificate), max_connections=limit))
@@ -58,7 +61,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
         config.ssl = certificate.context
         server = _Server(config, Connections(limit, settings.max_connections_per_client))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            if runner.run(_serve(service, server, listener, certificate, on_ready)):
+            if runner.run(_serve(service, server, listener, admin, certificate, on_ready)):
                 raise KeyboardInterrupt
 
 
@@ -80,13 +83,18 @@ class _Server(uvicorn.Server):
         self.servers = cast(list[AsyncioServer], listeners)
         self.started = True
 
+    def open_connections(self) -> list[HttpConnection]:
+        """Connections of clients."""
+        return [cast(HttpConnection, each) for each in self.server_state.connections]
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 async def _serve(
-    service: Service, server: uvicorn.Server, listener: socket.socket, certificate: Certificate, on_ready: Callable[[Model, str], None]
+    service: Service, server: _Server, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
+    on_ready: Callable[[Model, str], None],
 ) -> bool:
     """True if it was interrupted before it was ready."""
     is_ready = False
@@ -104,6 +112,9 @@ async def _serve(
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections)
+    if admin is not None:
+        admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,6 +123,8 @@ async def _serve(
         await serving
     finally:
         server.should_exit = True
+        if admin is not None:
+            admin.close()
         loading.cancel()
         shutdown.cancel()
         await service.stop()

@@ -24,19 +24,20 @@ _URL = re.compile(r"https?://(?:[0-9.]{1,15}|\[[0-9a-f:.%a-z]{1,60}\]):\d{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server. `started` is in seconds since 1970."""
+    """A server. `started` is in seconds since 1970; `admin`: the path of its admin socket."""
 
     pid: int
     url: str
     model: str
     started: float
+    admin: str | None = None
 
 
 @contextmanager
-def announced(folder: Path, *, url: str, model: str) -> Iterator[None]:
+def announced(folder: Path, *, url: str, model: str, admin: str | None = None) -> Iterator[None]:
     """Announces this process's server within the context. A folder that cannot be written is no error: the server runs, unlisted."""
     path, pid = folder / f"server-{os.getpid()}.json", os.getpid()
-    values = {"pid": pid, "process_started": _process_started(pid), "url": url, "model": model, "started": time.time()}
+    values = {"pid": pid, "process_started": _process_started(pid), "url": url, "model": model, "started": time.time(), "admin": admin}
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = folder / f".server-{pid}"
@@ -77,7 +78,10 @@ def _read(path: Path, pid: int) -> RunningServer | None:
         return None
     if not isinstance(url, str) or not _URL.fullmatch(url) or not isinstance(model, str) or not isinstance(started, (int, float)):
         return None
-    return RunningServer(pid, url, "".join(character for character in model if character.isprintable())[:300], float(started))
+    admin = values.get("admin")
+    if not isinstance(admin, str) or not admin.isprintable() or not os.path.isabs(admin):
+        admin = None
+    return RunningServer(pid, url, "".join(character for character in model if character.isprintable())[:300], float(started), admin)
 
 
 def _process_started(pid: int) -> str | None:

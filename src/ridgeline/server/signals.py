@@ -21,8 +21,8 @@ MIN_SHUTDOWN_SECONDS: Final = 2
 
 
 class Shutdown:
-    """The end on a signal: the first lets accepted requests end, while new ones are rejected and `/readyz` answers 503; the second does not
-    wait."""
+    """The end on a signal, or by an admin: the first lets accepted requests end, while new ones are rejected and `/readyz` answers 503; the
+    second does not wait."""
 
     def __init__(self, service: Service, server: uvicorn.Server) -> None:
         self._service = service
@@ -30,18 +30,18 @@ class Shutdown:
         self._tasks: set[asyncio.Task[None]] = set()
         self._began_at = 0.0
         self.reason = ""
-        """Name of the first signal."""
+        """Name of the first signal, or "admin"."""
         self._aborted = 0
 
     def listen(self, *numbers: signal.Signals) -> None:
         """Begins on these signals, but for those that are ignored, as under nohup."""
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._begin, number.name)
+                asyncio.get_running_loop().add_signal_handler(number, self.begin, number.name)
 
     @property
     def has_begun(self) -> bool:
-        """True once a signal has come."""
+        """True once a signal or an admin's request has come."""
         return bool(self._tasks)
 
     def cancel(self) -> None:
@@ -55,13 +55,16 @@ class Shutdown:
         level = logging.WARNING if self._aborted else logging.INFO
         log.log(level, "shutdown ended", extra=with_fields(reason=self.reason, aborted_requests=self._aborted, seconds=seconds))
 
-    def _begin(self, reason: str) -> None:
-        patience = 0.0 if self.has_begun else self._service.config.shutdown_timeout
-        fields = with_fields(reason=reason, open_requests=self._service.deployment.open_requests, timeout_seconds=patience)
-        log.info("shutdown no longer waits" if self.has_begun else "shutdown began", extra=fields)
+    def begin(self, reason: str, seconds: float | None = None) -> float:
+        """Begins the end. `seconds` that open requests have; None: the setting's, and none the second time. Returns them."""
+        if seconds is None:
+            seconds = 0.0 if self.has_begun else self._service.config.shutdown_timeout
+        fields = with_fields(reason=reason, open_requests=self._service.deployment.open_requests, timeout_seconds=seconds)
+        log.info("shutdown no longer waits" if self.has_begun and not seconds else "shutdown began", extra=fields)
         if not self.has_begun:
             self._began_at, self.reason = time.monotonic(), reason
-        self._tasks.add(asyncio.create_task(self._end(patience)))
+        self._tasks.add(asyncio.create_task(self._end(seconds)))
+        return seconds
 
     async def _end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -1,5 +1,6 @@
 """Routes for operators and load balancers: liveness, start, readiness, version, metrics."""
 
+import os
 from math import ceil
 from typing import Final
 
@@ -52,7 +53,10 @@ def routes(service: Service) -> list[BaseRoute]:
         """Of tenants, a key of scope admin reads all, another its own."""
         model, caller, found = service.model, current_caller(), service.current_metrics()
         labels = found.tenants.by_label if caller.is_admin else (found.tenants.label(caller.tenant),) if caller.owner else ()
-        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat)
+        client, pids = service.deployment.client, {"": os.getpid()}
+        if client is not None and client.pid is not None:
+            pids["ridgeline_engine"] = client.pid
+        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [

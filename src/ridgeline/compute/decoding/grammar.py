@@ -40,8 +40,8 @@ SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 """CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
 
 
-LOST, UNMASKED, MASKED = -1, 0, 1
-"""What a step says of a row: its grammar cannot go on, and its mask has all ids; it needed no mask; it has one."""
+LOST, MASKED = -1, 1
+"""What a step says of a row: its grammar cannot go on, and its mask has all ids; it has a mask, where others needed none."""
 _NONE: Final = Grammar(b"", "")
 """Asks the thread for nothing but a look at the memory."""
 
@@ -107,7 +107,7 @@ class RowGrammar:
         return self._matcher.address, ids[0] if ids else -1
 
     def moved(self, state: int, seconds: float) -> None:
-        """A step has moved it in so much CPU time. state: UNMASKED, MASKED or LOST. Raises GrammarError."""
+        """A step has moved it in so much CPU time. state: LOST, MASKED, or neither. Raises GrammarError."""
         if state == LOST:
             self._raise()
         if state == MASKED:

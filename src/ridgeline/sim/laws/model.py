@@ -114,13 +114,16 @@ class FakeModel:
 
 @dataclass(frozen=True, slots=True)
 class HungModel(FakeModel):
-    """A model that never answers at `HANG_POSITION`: it waits for a lock that nobody frees ("lock"), or computes for ever ("spin")."""
+    """A model that never answers at `HANG_POSITION`: it waits for a lock that nobody frees ("lock"), computes for ever ("spin"), or fails
+    ("raise")."""
 
     hang: str = "lock"
 
     def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
         """The id at `position`, before the one at which it hangs."""
         while position >= HANG_POSITION:
+            if self.hang == "raise":
+                raise RuntimeError(f"no answer at position {position}")
             if self.hang != "spin":
                 Event().wait()
         return FakeModel.sample(self, stamp, params, position, past)

@@ -31,6 +31,9 @@ def find_family(
     for family in FAMILIES:
         if _calls(family, answer) == [(name, _ARGUMENTS)]:
             return family
+    for family in FAMILIES:
+        if family.seen and family.seen.replace("‹name›", name) in answer:
+            return family
     if name in answer and f"[tool call: {name}]" not in answer:
         return None  # a form that the table does not have; folded calls (`chat_roles`) are none of the template's
     marked = [each for each in FAMILIES if each.begin]

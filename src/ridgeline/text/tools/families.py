@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ridgeline.text.tools.channels import CONTROL
-from ridgeline.text.tools.forms import Addressed, Form, Head, Literal, Objects, Tagged
+from ridgeline.text.tools.elements import Elements
+from ridgeline.text.tools.forms import Addressed, Form, Head, Literal, Objects, Pythonic, Recipients, Tagged
 from ridgeline.text.tools.scan import Marks
 from ridgeline.text.tools.written import Written, invocations, marks_in, objects
 
@@ -25,6 +26,7 @@ class Family:
     drop   marks around calls that say nothing
     inner  marks within calls that `written` does not show
     written  how calls are written, so that `form` reads them
+    seen     how templates begin a call, where they write its values in a way of which `form` reads none; with a place for the name
     """
 
     name: str
@@ -33,6 +35,12 @@ class Family:
     drop: tuple[str, ...]
     inner: tuple[str, ...]
     written: Written
+    seen: str = ""
+
+    @property
+    def opener(self) -> str:
+        """The letter with which calls begin that have no mark before them."""
+        return (self.written.open or self.written.calls[0])[0]
 
     @property
     def all_marks(self) -> tuple[str, ...]:
@@ -71,6 +79,7 @@ def _invoke(prefix: str, over: str, attributes: str = "") -> Tagged:
     )  # fmt: skip
 
 
+_NS: Final = "]<]minimax[>["
 _TEXT: Final = ' string="(?P<string>true|false)"'
 FAMILIES: Final = (
     Family("hermes", "<tool_call>", Objects(), ("</tool_call>",), (), objects(
@@ -133,6 +142,19 @@ FAMILIES: Final = (
         "minimax", "<minimax:tool_call>", _invoke("", "</minimax:tool_call>"), (), (),
         invocations("", "minimax:tool_call")
     ),
+    Family("minimax-m3", f"{_NS}<tool_call>", Elements(_NS), (), (_NS,), Written(
+        (f'{_NS}<invoke name="‹name›">‹elements›{_NS}</invoke>',), f"{_NS}<tool_call>‹s›", "‹s›", f"‹s›{_NS}</tool_call>",
+        f"{_NS}<‹key›>‹value›{_NS}</‹key›>",
+    )),
+    Family("olmo", "<function_calls>", Literal("</function_calls>"), (), (), Written(
+        ("‹name›(‹members›)",), "<function_calls>‹s›", "‹s›", "‹s›</function_calls>", literal="keywords"
+    )),
+    Family("cohere", "<|START_ACTION|>", Objects(name="tool_name"), (
+        "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
+    ), (), Written(
+        ('{"tool_call_id":‹ ›"‹number›",‹ ›"tool_name":‹ ›"‹name›",‹ ›"parameters":‹ ›‹json›}',),
+        "<|START_ACTION|>[‹s›‹s›", ",‹s›‹s›", "‹s›]<|END_ACTION|>",
+    )),
     Family("nemotron", "<TOOLCALL>", Objects(), ("</TOOLCALL>",), (), objects("<TOOLCALL>[", "]</TOOLCALL>")),
     Family("apriel", "<tool_calls>", Objects(), ("</tool_calls>",), (), objects("<tool_calls>[", "]</tool_calls>")),
     Family("apertus", "<|tools_prefix|>", Objects(keyed=True), ("<|tools_suffix|>",), (), Written(
@@ -153,12 +175,16 @@ FAMILIES: Final = (
     Family("harmony", "<|channel|>", Addressed(), (), CONTROL, Written(
         (
             "<|channel|>commentary to=functions.‹name›‹ ›<|constrain|>json<|message|>‹json›",
-            "<|channel|>commentary to=functions.‹name›‹ ›json<|message|>‹json›",
-            " to=functions.‹name›<|channel|>commentary‹ ›json<|message|>‹json›",
+            "<|channel|>commentary to=functions.‹name› json<|message|>‹json›",
+            " to=functions.‹name›<|channel|>commentary json<|message|>‹json›",
             " to=functions.‹name›<|channel|>commentary‹ ›<|constrain|>json<|message|>‹json›",
         ), several=False,
     )),
     Family("llama", "", Objects(), ("<|python_tag|>",), (), replace(objects("", "", arguments="parameters"), several=False)),
+    Family("pythonic", "", Pythonic(), ("<|python_tag|>", "<|python_start|>", "<|python_end|>"), (), Written(
+        ("‹name›(‹members›)",), "[", ",‹ ›", "]", literal="keywords"
+    ), "[‹name›("),
+    Family("functionary-3.2", "", Recipients(), (), (), Written(("‹name›\n‹json›",), between=">>>")),
 )  # fmt: skip
 
 REASONING: Final = (
@@ -166,6 +192,7 @@ REASONING: Final = (
     Reasoning("<mm:think>", "</mm:think>"),
     Reasoning("<seed:think>", "</seed:think>"),
     Reasoning("[THINK]", "[/THINK]"),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
     Reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     Reasoning("<|channel>thought\n", "<channel|>"),
     Reasoning("<|channel|>analysis<|message|>", "<|end|>", in_channels=True),

@@ -1,7 +1,8 @@
 """The forms in which models write calls, each a generator that reads one call, or a list of them, behind the mark that begins it.
 
     Objects     {"name": …, "arguments": {…}}, alone or in a list     Head        a head with the name, then the arguments as JSON
-    Parameters  a head, then each argument between tags of its own    Literal     arguments like Python's, known as JSON at their end
+    Tagged      a head, then each argument between tags of its own    Literal     arguments like Python's, known as JSON at their end
+    Pythonic    a list of calls like Python's, without marks          Recipients  messages, each to all or to a tool
 
 A form returns False where what it has read is no call: the caller gives that out as text. JSON is passed on byte by byte.
 """
@@ -14,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from ridgeline.text.tools.channels import read_channels
 from ridgeline.text.tools.scan import Marks, Scanner
-from ridgeline.text.tools.values import from_literal, from_text, quoted, types_of
+from ridgeline.text.tools.values import from_literal, from_text, paired, quoted, types_of
 
 Parameters = Mapping[str, Mapping[str, Any]]
 """Name of a tool → the schemas of its arguments by name, where a form must know their types."""
@@ -50,9 +51,11 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects of JSON, with anything of `[ , ;` between them. `keyed`: the name is the only key, the arguments its value."""
+    """Objects of JSON, with anything of `[ , ;` between them. `keyed`: the name is the only key, the arguments its value; else the name is
+    the value of the key `name`."""
 
     keyed: bool = False
+    name: str = "name"
 
     def read(self, scanner: Scanner, calls: Calls, parameters: Parameters) -> Reading:
         count = 0
@@ -80,7 +83,7 @@ class Objects:
                         calls.add("{}")
                     calls.end()
                 return bool(name)
-            if (self.keyed and not name) or key[2] == "name":
+            if (self.keyed and not name) or key[2] == self.name:
                 value = key[2] if self.keyed else (yield from _string(scanner))
                 if not value:
                     return False
@@ -119,7 +122,7 @@ def _string(scanner: Scanner) -> Generator[None, None, str | None]:
     if found is None:
         return None
     try:
-        return str(json.loads(found[0], strict=False))
+        return paired(str(json.loads(found[0], strict=False)))
     except ValueError:
         return None
 
@@ -284,3 +287,89 @@ def _literal_calls(text: str) -> list[tuple[str, str]]:
         found.append((head[1], arguments))
         at = end
     return found if not text[at:].strip(" \n\t]") else []
+
+
+_CALLED: Final = re.compile(rf"[\s\[,]*(?:(?P<name>{_NAME})\s*\(|\])")
+_STRUCTURE: Final = {"": re.compile(r"""['"\[({\])}]"""), "'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
+"""What counts outside a text, and within one, by its quote."""
+
+
+@dataclass(frozen=True)
+class Pythonic:
+    """A list of `name(key=value)`; each call is known at its end."""
+
+    def read(self, scanner: Scanner, calls: Calls, parameters: Parameters) -> Reading:
+        count = 0
+        while (head := (yield from scanner.take(_CALLED))) is not None and head["name"] is not None:
+            members = yield from _within(scanner)
+            arguments = None if members is None else from_literal("{" + members + "}")
+            if arguments is None:
+                break
+            count += 1
+            calls.begin(head["name"])
+            calls.add(arguments)
+            calls.end()
+        return count > 0
+
+
+def _within(scanner: Scanner) -> Generator[None, None, str | None]:
+    """The text up to the bracket that closes the one before it; None where there is none."""
+    held, depth, quote = list[str](), 1, ""
+    while True:
+        found = _STRUCTURE[quote].search(scanner.text, scanner.at)
+        end = len(scanner.text) if found is None else found.end()
+        if found is not None and found[0] == "\\":
+            end = found.start() if end == len(scanner.text) else end + 1
+        piece, scanner.at = scanner.text[scanner.at : end], end
+        held.append(piece)
+        if found is None or end == found.start():
+            if scanner.is_closed:
+                return None
+            yield
+        elif found[0] in "'\"":
+            quote = "" if quote else found[0]
+        elif found[0] != "\\":
+            depth += 1 if found[0] in "[({" else -1
+            if not depth:
+                return "".join(held)[:-1]
+
+
+_MARK: Final = Marks([">>>"])
+_RECIPIENT: Final = re.compile(rf"({_NAME})\n")
+_BEGUN: Final = re.compile(r"[\w.:/-]{0,128}")
+_OBJECT: Final = re.compile(r"\s*(?=\{)")
+
+
+@dataclass(frozen=True)
+class Recipients:
+    """A whole answer of messages with `>>>` between them, each with a line that names its recipient: `all`, or a tool, which is called with
+    JSON. calls: False: what is said to tools is text."""
+
+    calls: bool = True
+
+    def read(self, scanner: Scanner, calls: Calls, parameters: Parameters) -> Reading:
+        mark: str | None = ""
+        while mark is not None:
+            to = yield from _recipient(scanner)
+            if to is None:
+                calls.say(mark)
+            elif self.calls and to[1] != "all" and (yield from scanner.take(_OBJECT)) is not None:
+                calls.begin(to[1])
+                if (yield from scanner.value(calls.add)):
+                    calls.end()
+            elif to[1] != "all":
+                calls.say(mark + to[0])
+            mark = yield from scanner.through(_MARK, calls.say)
+        return True
+
+
+def _recipient(scanner: Scanner) -> Generator[None, None, re.Match[str] | None]:
+    """The line that begins here and names a recipient; None: there is none."""
+    while True:
+        found = _RECIPIENT.match(scanner.text, scanner.at)
+        if found is not None:
+            scanner.at = found.end()
+        elif not scanner.is_closed and _BEGUN.fullmatch(scanner.text, scanner.at):
+            yield
+            continue
+        return found

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported
+from ridgeline.text.tools.elements import elements
 from ridgeline.text.tools.families import FAMILIES, Family
-from ridgeline.text.tools.forms import Addressed
+from ridgeline.text.tools.forms import Addressed, Recipients
 from ridgeline.text.tools.lark import Lark, quoted
 from ridgeline.text.tools.members import members
 from ridgeline.text.tools.tags import tags
@@ -99,20 +100,45 @@ class _Answer:
     def optional_calls(self) -> str:
         """Text, in which calls begin where their mark does."""
         lark, free = self._lark, self._free
+        if isinstance(self._family.form, Recipients):
+            first, more = self._named(lark.first, ""), self._named(lark.until, self._family.written.between)
+            return f"{first}? ({free} {more})* {free}" if self._several else f"{first} | {free} {more}?"
         if not self._family.begin:
             tag = "".join(f"{lark.text(mark)}? " for mark in self._family.drop if lark.has(mark))
-            return f"{tag}{self._list(lark.first(self._begin))} | {free}"
+            return f"{tag}{self._first_list()} | {free}"
         calls = self._list(lark.until(self._begin), lark.until(self._begin))
         return f"({free} {calls})* {free}" if self._several else f"{free} ({calls})?"
 
+    def _first_list(self) -> str:
+        """Calls at the beginning of an answer, without a mark: what their form begins with, or, of a list, that and the name of a tool."""
+        written = self._family.written
+        if not written.open:
+            return self._list(self._lark.first(self._begin))
+        return f"{self._named(self._lark.first, written.open)} {self._more()} {self._filled(written.close)}"
+
+    def _named(self, lead: Callable[[str], str], before: str) -> str:
+        """A call that begins with the name of its tool, which `lead` finds."""
+        (text,) = self._family.written.calls
+        mark = PLACE.split(text.removeprefix("‹name›"))[0]
+        rest = text.removeprefix(f"‹name›{mark}")
+        each = [f"{lead(before + tool['name'] + mark)} {self._call(tool, rest)}" for tool in self._form.tools]
+        return self._lark.rule(" | ".join(each))
+
+    def _each(self) -> str:
+        """A call of any tool."""
+        return self._lark.rule(" | ".join(f"{self._call(tool, text)}" for tool in self._form.tools for text in self._texts()))
+
+    def _more(self) -> str:
+        """The calls of a list behind its first."""
+        between = self._filled(self._family.written.between)
+        return f"({between} {self._each()}){{0,{MAX_CALLS - 1}}}" if self._several else ""
+
     def _list(self, begin: str, again: str = "") -> str:
         """Calls behind what begins them. again: unless they are a list, each is found in text."""
-        written, lark = self._family.written, self._lark
-        call = lark.rule(" | ".join(f"{self._call(tool, text)}" for tool in self._form.tools for text in self._texts()))
-        between, most = self._filled(written.between), MAX_CALLS - 1
+        written = self._family.written
+        call, between, most = self._each(), self._filled(written.between), MAX_CALLS - 1
         if written.open:
-            more = f"({between} {call}){{0,{most}}}" if self._several else ""
-            return f"{begin} {self._filled(written.open[len(self._begin) :])} {call} {more} {self._filled(written.close)}"
+            return f"{begin} {self._filled(written.open[len(self._begin) :])} {call} {self._more()} {self._filled(written.close)}"
         if again or not self._several:
             return f"{begin} {call}"
         return f"{begin} {call} ({between} {begin} {call}){{0,{most}}}"
@@ -148,6 +174,8 @@ class _Answer:
                 return lark.rule("/[A-Za-z0-9_-]{9,32}/")
             if place == "json":
                 return lark.json({"type": "object"} if is_loose else schema)
+            if place == "elements":
+                return elements(lark, {} if is_loose else schema, family.written.parameter, is_strict and not is_loose)
             if place == "tags":
                 return tags(lark, {} if is_loose else schema, family.written.parameter, is_strict)
             return members(lark, {} if is_loose else schema, family.written.literal)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ridgeline.text.json_schema import Unsupported
 from ridgeline.text.tools.lark import Lark, quoted
-from ridgeline.text.tools.tags import NOTES
+from ridgeline.text.tools.tags import NOTES, led
 from ridgeline.text.tools.values import types_of
 
 _KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
@@ -153,9 +153,7 @@ class _Literal:
 
     def _reference(self, reference: str) -> str:
         """A value of the schema to which a reference into the tool's own leads."""
-        found: Any = self._root
-        for part in reference.removeprefix("#/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
+        found = led(self._root, reference)
         if not reference.startswith("#/") or found is None:
             raise Unsupported(f"the reference {reference!r:.60} leads nowhere")
 

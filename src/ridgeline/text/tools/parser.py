@@ -9,7 +9,7 @@ from typing import Final
 
 from ridgeline.text.tools.channels import read_channels
 from ridgeline.text.tools.families import Family, Reasoning
-from ridgeline.text.tools.forms import Addressed, Parameters
+from ridgeline.text.tools.forms import Addressed, Parameters, Recipients
 from ridgeline.text.tools.scan import Marks, Scanner
 
 
@@ -151,8 +151,12 @@ class AnswerParser:
             yield from scanner.through(_NOTHING, self.say)
             self._flush()
             return
+        if isinstance(family.form, Recipients):
+            yield from family.form.read(scanner, self, self._parameters)
+            self._flush()
+            return
         marks = Marks(family.marks)
-        if not family.begin and (yield from self._starts_object()):
+        if not family.begin and (yield from self._starts_call(family)):
             yield from self._call("")
         while (mark := (yield from scanner.through(marks, self.say))) is not None:
             if mark == family.begin:
@@ -166,10 +170,19 @@ class AnswerParser:
         self.say(self._scanner.taken())
         self._scanner.forget()
 
-    def _starts_object(self) -> Generator[None, None, bool]:
-        """True if the answer begins with an object of JSON, perhaps behind white space or the mark of a call."""
+    def _starts_call(self, family: Family) -> Generator[None, None, bool]:
+        """True if the answer begins as calls without a mark do, perhaps behind white space, or behind a mark that says nothing."""
         yield from self._blanks()
-        return self._scanner.text.startswith(("{", "<|python_tag|>{"), self._scanner.at)
+        scanner, starts = self._scanner, {f"{mark}{family.opener}": len(mark) for mark in ("", *family.drop)}
+        while True:
+            text = scanner.text[scanner.at : scanner.at + max(map(len, starts))]
+            start = next((each for each in starts if text.startswith(each)), None)
+            if start is not None:
+                scanner.at += starts[start]
+                return True
+            if scanner.is_closed or not any(each.startswith(text) for each in starts):
+                return False
+            yield
 
     def _blanks(self) -> Generator[None, None, None]:
         """Takes white space, which belongs to the text that follows it."""
@@ -190,13 +203,14 @@ class AnswerParser:
         scanner, mark = self._scanner, self._reasoning.begin
         if not self._thinks:
             yield from self._blanks()
-            while len(begun := scanner.text[scanner.at : scanner.at + len(mark)]) < len(mark) and mark.startswith(begun):
-                if scanner.is_closed:
+            marks = (mark, self._reasoning.end)  # the second alone: the model has nothing to think about
+            while not scanner.text.startswith(marks, scanner.at):
+                begun = scanner.text[scanner.at : scanner.at + max(map(len, marks))]
+                if scanner.is_closed or not any(each.startswith(begun) for each in marks):
                     return
                 yield
-            if begun != mark:
-                return
-            scanner.at += len(mark)
+            if scanner.text.startswith(mark, scanner.at):
+                scanner.at += len(mark)
         yield from scanner.through(Marks([self._reasoning.end]), self.think)
         self._spaces = []
         text = ""

@@ -21,7 +21,7 @@ _TYPES: Final = '("number" | "boolean" | "object" | "array" | "null")'
 """Names of types of values that are no texts, which parsers do not read."""
 MAX_ARGUMENTS: Final = 64
 """Arguments of a call whose names are free."""
-_MARKUP: Final = frozenset("<>\"\n")
+MARKUP: Final = frozenset("<>\"\n")
 
 
 def tags(lark: Lark, schema: Mapping[str, Any], parameter: str, strict: bool) -> str:
@@ -39,7 +39,7 @@ def tags(lark: Lark, schema: Mapping[str, Any], parameter: str, strict: bool) ->
     shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     made = []
     for name, inner in properties.items():
-        if not name or _MARKUP & {*name}:
+        if not name or MARKUP & {*name}:
             raise Unsupported(f"the name {name!r:.40} of an argument cannot be written between tags")
         body = lark.rule(_argument(tag, {**inner, **shared} if isinstance(inner, Mapping) else inner, lark.text(name), strict))
         made.append(body if isinstance(required, list) and name in required else f"{body}?")
@@ -93,15 +93,20 @@ def _argument(tag: _Tag, schema: Any, key: str, strict: bool) -> str:
 def _referred(schema: Any) -> Any:
     """The schema to which a reference into the tool's own leads; None for anything else."""
     name = schema.get("$ref") if isinstance(schema, Mapping) else None
-    found = schema
-    for part in name.removeprefix("#/").split("/") if isinstance(name, str) else ():
+    return led(schema, name) if isinstance(name, str) else None
+
+
+def led(root: Any, reference: str) -> Any:
+    """What a reference into a schema leads to; None: nothing."""
+    found = root
+    for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None
-    return found if isinstance(name, str) else None
+    return found
 
 
 def _is_plain(choice: object, types: frozenset[str]) -> bool:
     """True if a choice is a text that is read as one."""
-    if not isinstance(choice, str) or choice != choice.strip() or not choice or _MARKUP & {*choice}:
+    if not isinstance(choice, str) or choice != choice.strip() or not choice or MARKUP & {*choice}:
         return False
     try:
         json.loads(choice)

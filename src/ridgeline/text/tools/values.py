@@ -21,7 +21,9 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPE: Final = re.compile(
+    r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|(.))", re.DOTALL
+)
 
 
 def quoted(text: str) -> str:
@@ -73,7 +75,7 @@ def from_literal(text: str) -> str | None:
         if kind == "quoted":
             made.append(quoted(token[5:-5]))
         elif kind == "string":
-            made.append(quoted(_ESCAPE.sub(_unescaped, token[1:-1])))
+            made.append(quoted(paired(_ESCAPE.sub(_unescaped, token[1:-1]))))
         elif kind == "key":
             made.append(f"{quoted(token)}: ")
         elif kind == "word":
@@ -91,7 +93,12 @@ def from_literal(text: str) -> str | None:
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    return chr(int(found[1], 16)) if found[1] else _ESCAPES.get(found[2], found[2])
+    return _ESCAPES.get(found[4], found[4]) if found[4] else chr(int(found[found.lastindex or 0], 16))
+
+
+def paired(text: str) -> str:
+    """The text with the letters that pairs of surrogates stand for; one without its other can be sent to nobody."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _refuse(name: str) -> Any:

@@ -5,6 +5,7 @@ Places are in ‹›:
     s, and a space     white space, one space; or none        members   arguments as members of a literal
     tags               arguments between tags, each written as `parameter`, with the places key, value, kind (string or not: true, false;
                        else the type)
+    elements           arguments as elements, nested, each written as `parameter`
 """
 
 import re

@@ -1,0 +1,77 @@
+"""`ridgeline admin`: look at a running server of one's own and change it, over its Unix socket."""
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from ridgeline.cli.admin_client import KeyOption, ServerOption, ask_admin
+from ridgeline.cli.main import group
+from ridgeline.cli.output import print_json, print_status, print_table
+from ridgeline.errors import ConfigError
+
+VERBS: Final[dict[str, str]] = {
+    "status": "Say what a server does now: state, start, engine, requests.",
+    "knobs": "List the settings that can change now, or change one.",
+    "drain": "Take no new request, and end when the open ones have ended.",
+}
+
+admin = group(VERBS, dict.fromkeys(VERBS, "admin"))
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+@admin.callback()
+def _admin() -> None:
+    """Look at a running server and change it."""
+
+
+def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False) -> None:
+    """Say what a server does now: state, start, engine, requests."""
+    found = ask_admin(server, key_file, "GET", "/status")
+    if as_json:
+        print_json(found)
+        return
+    startup = found.pop("startup")
+    found["start"] = f"{startup['stage']} {startup['progress']:.0%} after {startup['elapsed_seconds']:.1f} s"
+    if startup["eta_seconds"]:
+        found["start"] += f", {startup['eta_seconds']:.0f} s left"
+    found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
+    print_table("", ("", ""), [(name.replace("_", " "), "–" if value is None else str(value)) for name, value in found.items()])
+
+
+def knobs(
+    change: Annotated[str | None, typer.Argument(help="name=value; without one the knobs are listed.")] = None,
+    watch: Annotated[float, typer.Option(min=0, max=600, help="Seconds; a loss of goodput takes the change back.")] = 30.0,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """List the settings that can change now, or change one."""
+    if change is None:
+        found: dict[str, Any] = ask_admin(server, key_file, "GET", "/knobs")
+        if as_json:
+            print_json(found)
+        else:
+            print_table("", ("knob", "value"), [(name, str(value)) for name, value in found.items()])
+        return
+    name, equals, value = change.partition("=")
+    if not equals:
+        raise ConfigError(f"{change[:60]!r} is not understood; write name=value, as step_ms=30")
+    found = ask_admin(server, key_file, "POST", "/knobs", {"name": name, "value": value, "watch_seconds": watch})
+    if as_json:
+        print_json(found)
+    else:
+        print_status(f"{found['name']}: {found['old']} → {found['new']}")
+
+
+def drain(
+    timeout: Annotated[float | None, typer.Option(min=0, max=86_400, help="Seconds that open requests have [--shutdown-timeout].")] = None,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Take no new request, and end when the open ones have ended."""
+    found = ask_admin(server, key_file, "POST", "/drain", {"timeout_seconds": timeout})
+    if as_json:
+        print_json(found)
+    else:
+        print_status(f"The server ends: {found['open_requests']} open requests have {found['timeout_seconds']:g} s.")

@@ -1,0 +1,200 @@
+"""The admin's requests, over the Unix socket alone: status, drain, knobs. Each change is a line of the log: who, what, old and new.
+
+Owns their table of routes, the second gate (a key with scope=admin, where the file of keys has one) and the audit.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ridgeline import __version__
+from ridgeline.errors import ConfigError
+from ridgeline.observe.logs import with_fields
+from ridgeline.server import admin_shapes as shapes
+from ridgeline.server import routes
+from ridgeline.server.admin_listener import PEER_KEY, AdminListener
+from ridgeline.server.body import parse
+from ridgeline.server.chaos import Chaos, Dropped
+from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
+from ridgeline.server.knobs import Value, knob_values, set_knob
+from ridgeline.server.routes import Row
+from ridgeline.server.service import Service
+from ridgeline.server.transport import Disconnected, json_response, read_body
+
+audit_log = logging.getLogger("ridgeline.audit")
+MAX_DRAIN_SECONDS: Final = 86_400.0
+
+ADMIN_ROWS: Final = (
+    Row("GET", "/status", "What the server does now", shapes.Status, access="admin"),
+    Row("POST", "/drain", "Ends the server behind its open requests", shapes.Draining, (), shapes.DrainRequest, access="admin"),
+    Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
+    Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
+    Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
+)
+
+Drain = Callable[[str, float | None], float]
+"""Begins the end of the server: a reason, seconds for open requests (None: the setting's). Returns the seconds."""
+
+
+def audit(request: Request, action: str, **fields: object) -> None:
+    """Writes the line of a change."""
+    audit_log.info("admin", extra=with_fields(action=action, by=request.scope.get(PEER_KEY, "?"), **fields))
+
+
+class Admin:
+    """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
+
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]]) -> None:
+        self._watches = Watches(service)
+        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, Chaos(service, connections)))
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._listener.start()
+        self._looking = asyncio.create_task(self._watches.look())
+
+    def close(self) -> None:
+        """Hears nothing more; watches end, and what they watch stays."""
+        self._listener.close()
+        self._watches.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> ASGIApp:
+    """The application behind the socket. Raises LookupError for a route that the table does not have."""
+    built = _routes(service, drain, watches, chaos)
+    routes.check(built, ADMIN_ROWS)
+    return AdminGate(Router(built, redirect_slashes=False), service)
+
+
+def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> list[BaseRoute]:
+    async def status(request: Request) -> Response:
+        return json_response(describe(service))
+
+    async def start_drain(request: Request) -> Response:
+        asked = parse(shapes.DrainRequest, await read_body(request) or b"{}")
+        seconds = asked.timeout_seconds
+        if seconds is not None and not 0 <= seconds <= MAX_DRAIN_SECONDS:
+            message = f"timeout_seconds is {seconds}, outside 0 … {MAX_DRAIN_SECONDS:g}"
+            raise ApiError("invalid_value", message, param="timeout_seconds")
+        open_requests = service.deployment.open_requests
+        audit(request, "drain", open_requests=open_requests, timeout_seconds=seconds)
+        return json_response(shapes.Draining(open_requests, drain("admin", seconds)))
+
+    async def get_knobs(request: Request) -> Response:
+        return json_response(knob_values(service))
+
+    async def change_knob(request: Request) -> Response:
+        asked = parse(shapes.KnobRequest, await read_body(request))
+        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
+        if not 0 <= seconds <= KEPT_SECONDS:
+            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+        old, new = set_knob(service, name, asked.value)
+        audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
+        if seconds:
+            watches.begin(partial(audit, request), name, old, new, seconds)
+        return json_response(shapes.KnobChange(name, old, new))
+
+    async def inject(request: Request) -> Response:
+        asked = parse(shapes.ChaosRequest, await read_body(request))
+        audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds)
+        audit(request, "chaos ended", **msgspec.to_builtins(report))
+        return json_response(report)
+
+    return [
+        Route("/chaos", inject, methods=["POST"]),
+        Route("/status", status, methods=["GET"]),
+        Route("/drain", start_drain, methods=["POST"]),
+        Route("/knobs", get_knobs, methods=["GET"]),
+        Route("/knobs", change_knob, methods=["POST"]),
+    ]
+
+
+def describe(service: Service) -> shapes.Status:
+    """What the server does now."""
+    deployment, client, metrics = service.deployment, service.deployment.client, service.current_metrics()
+    return shapes.Status(
+        version=__version__,
+        pid=os.getpid(),
+        model=service.name,
+        not_ready=None if deployment.is_ready else deployment.not_ready_reason(),
+        startup=deployment.startup.snapshot(),
+        engine_pid=None if client is None else client.pid,
+        engine_starts=0 if client is None else client.starts,
+        engine_failures=0 if client is None else client.failures,
+        last_failure=None if client is None else client.last_failure,
+        open_requests=deployment.open_requests,
+        running=metrics.running,
+        waiting=metrics.waiting,
+        knobs=knob_values(service),
+        draining=deployment.is_draining,
+    )
+
+
+class AdminGate:
+    """Asks for an admin's key where the file of keys has one, applies the bounds of the row, and turns exceptions into answers."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        began, status = time.monotonic(), 0
+
+        async def noting(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            self._check_key(scope)
+            row = next((row for row in ADMIN_ROWS if (row.method, row.path) == (scope["method"], scope["path"])), None)
+            if row is not None:
+                routes.note_limits(scope, row)
+            await self._app(scope, receive, noting)
+        except Disconnected:
+            pass
+        except Exception as error:
+            answer = _answer(error, scope)
+            if not status:
+                await answer.response()(scope, receive, noting)
+        seconds, path = time.monotonic() - began, scope["path"][:100]
+        fields = with_fields(by=scope.get(PEER_KEY), method=scope["method"], path=path, status=status, seconds=seconds)
+        audit_log.log(logging.DEBUG if status == 200 else logging.INFO, "admin request", extra=fields)
+
+    def _check_key(self, scope: Scope) -> None:
+        """Raises ApiError where the request needs the key of an admin and has none."""
+        if not self._service.keys.has_admins:
+            return
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        caller = self._service.keys.find(key.strip()) if scheme.lower() == "bearer" else None
+        if caller is None or not caller.is_admin:
+            raise ApiError("invalid_api_key", "a key with scope=admin is needed here; give its file with --key-file")
+
+
+def _answer(error: Exception, scope: Scope) -> ApiError:
+    if isinstance(error, ConfigError):
+        return ApiError("invalid_value", str(error))
+    if isinstance(error, HTTPException):
+        table = ", ".join(f"{row.method} {row.path}" for row in ADMIN_ROWS)
+        code = "method_not_allowed" if error.status_code == 405 else "not_found"
+        return ApiError(code, f"{scope['method']} {scope['path'][:100]!r} is nothing here. This socket has: {table}")
+    return as_api_error(error)

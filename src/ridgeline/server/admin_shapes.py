@@ -1,0 +1,72 @@
+"""Bodies of the admin's requests and answers."""
+
+from msgspec import Struct
+
+from ridgeline.server import replies
+from ridgeline.server.knobs import Value
+
+
+class Status(Struct, frozen=True):
+    """What a server does now. `not_ready` is a reason, or null where requests are taken."""
+
+    version: str
+    pid: int
+    model: str
+    not_ready: str | None
+    startup: replies.Startup
+    engine_pid: int | None
+    engine_starts: int
+    engine_failures: int
+    last_failure: str | None
+    open_requests: int
+    running: int
+    waiting: int
+    knobs: dict[str, Value]
+    draining: bool
+
+
+class DrainRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`timeout_seconds`: null is that of --shutdown-timeout."""
+
+    timeout_seconds: float | None = None
+
+
+class Draining(Struct, frozen=True):
+    """The server ends, with status 0, when the open requests have ended, or at the deadline."""
+
+    open_requests: int
+    timeout_seconds: float
+
+
+class KnobRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`watch_seconds`: for how long before and behind the change goodput is compared; with a loss it is taken back. 0: it stays."""
+
+    name: str
+    value: Value
+    watch_seconds: float = 30.0
+
+
+class KnobChange(Struct, frozen=True):
+    name: str
+    old: Value
+    new: Value
+
+
+class ChaosRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    fault: str
+    seconds: float = 10.0
+
+
+class ChaosReport(Struct, frozen=True):
+    """What was done, and what came of it: of `open_requests` so many went on in another engine, failed, or were left by their clients;
+    `seconds` until requests were taken again, or until that was no longer waited for."""
+
+    fault: str
+    what: str
+    open_requests: int
+    continued: int
+    failed: int
+    aborted: int
+    engine_restarted: bool
+    recovered: bool
+    seconds: float
