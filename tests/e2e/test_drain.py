@@ -62,7 +62,7 @@ async def storm(server: Any, end: signal.Signals | Callable[[Any], None]) -> tup
                 await asyncio.sleep(0.01 if signalled.is_set() else 0)
 
     async def watch() -> None:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
             assert (await client.get("/readyz")).status_code == 200
             if isinstance(end, signal.Signals):
@@ -83,7 +83,7 @@ async def storm(server: Any, end: signal.Signals | Callable[[Any], None]) -> tup
     return ends, ready
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [*[signal.SIGTERM] * 4, signal.SIGINT])
 def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
     end_under_load(serving, number)
 

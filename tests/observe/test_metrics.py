@@ -85,6 +85,14 @@ def test_goodput(objective: str, result: Result) -> None:
     assert (m.useful_tokens, m.good_tokens) == (2, 2 if result is Result.GOOD else 0)
 
 
+def test_a_requests_own_targets_count_before_the_servers() -> None:
+    for ttft, itl, result in ((1250, 500, Result.GOOD), (1249, 0, Result.LATE_FIRST_TOKEN), (0, 499, Result.SLOW_TOKENS)):
+        own = replace(TWO_TOKENS[0], ttft_ms=ttft, itl_ms=itl)
+        assert ended(own, *TWO_TOKENS[1:], objective=Objective(9.0, 9.0)).results[result] == 1
+    slower = replace(TWO_TOKENS[0], ttft_ms=2000, itl_ms=2000)
+    assert ended(slower, *TWO_TOKENS[1:], objective=Objective(0.1, 0.1)).results[Result.GOOD] == 1
+
+
 def test_the_worst_choice_is_the_requests_result() -> None:
     started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(2)]
     one = (events.Admitted("a", 0.0, 5, 2, 0.0, "t"), *started, computed(0, 1.0, {1: 1, 2: 1}))
@@ -128,6 +136,8 @@ VLLM_DASHBOARD = (
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
     "vllm:iteration_tokens_total_bucket", "vllm:request_time_per_output_token_seconds_bucket",
     "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_cached_total", "vllm:admission_rejections_total",
+    "vllm:prompt_tokens_by_source_total", "vllm:request_prefill_kv_computed_tokens_sum", "vllm:request_num_preemptions_bucket",
+    "vllm:cache_config_info",
 )  # fmt: skip
 """What the dashboards of vLLM's repository, and its autoscaling examples, ask for."""
 
@@ -154,6 +164,7 @@ def test_gauges_follow_rows() -> None:
     for choice in range(3):
         m.apply(closed("a", 2.0, Finish.STOP, choice))
     assert (m.running, m.waiting, m.finished[Finish.STOP]) == (0, 0, 3)
+    assert m.request_preemptions.counts[:2] == [2, 1] and (m.cached_tokens, m.request_computed.sum) == (16, 42)
     assert m.prompt_tokens == 5
 
 
@@ -167,6 +178,17 @@ def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
     body = exposition(m, "m", KV).decode()
     assert 'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 5.0' in body
     assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0' in body
+
+
+def test_gaps_of_one_step_may_differ() -> None:
+    """Rows that wait for different times are counted each with its own."""
+    started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(4)]
+    m = story(
+        events.Admitted("a", 0.0, 5, 4, 0.0), *started, computed(0, 1.0, {1: 1, 3: 1}), computed(1, 2.0, {2: 1, 4: 1}),
+        computed(2, 4.0, {1: 1, 2: 1, 4: 1, 3: 1}),
+    )  # fmt: skip
+    assert (m.inter_token.sum, m.inter_token.count) == (10.0, 4)
+    assert [m.inter_token.counts[m.inter_token.bounds.index(gap)] for gap in (2.0, 3.0)] == [2, 2]
 
 
 def test_abort_before_a_row() -> None:

@@ -9,6 +9,7 @@ from ridgeline.core import events
 from ridgeline.core.events import Event
 from ridgeline.observe import throughput
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.requests import Result
 from ridgeline.observe.throughput import Totals, log_throughput, queue
 
 
@@ -30,7 +31,9 @@ def step(number: int, counts: tuple[int, ...], sampled: tuple[int, ...], drafted
 def test_prefill_and_decode_per_second() -> None:
     """100 prompt tokens in two chunks, of which the second samples; then decoding, of two drafts one is right."""
     metrics = after(*step(1, (60,), (0,)), *step(2, (40,), (1,)), *step(3, (3,), (2,), 2, 1))
+    metrics.results[Result.GOOD] += 5
     found = throughput.throughput(Totals.read(Metrics(), 0.0), Totals.read(metrics, 10.0))
+    assert found.pop("good_requests_per_second") == 0.5
     assert found == {"prefill_tokens_per_second": 9.9, "decode_tokens_per_second": 0.3, "prefix_hit_rate": None}
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 from ridgeline.cli.admin_client import ask_admin
 from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
-from ridgeline.server import admin_listener
-from ridgeline.server.admin import build_admin
-from ridgeline.server.admin_listener import AdminListener, admin_socket
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.requests import Result
+from ridgeline.server import admin_listener, knob_watch
+from ridgeline.server.admin import Admin
+from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.running import announced, running_servers
 
@@ -27,12 +30,12 @@ class Opened:
 
     def __init__(self, site: Any, listening: socket.socket) -> None:
         self.site, self.path, self.drained = site, listening.getsockname(), list[tuple[str, float | None]]()
-        self.listener: Any = None
+        self.admin: Any = None
         site.loop.call_soon_threadsafe(self._start, listening)
 
     def _start(self, listening: socket.socket) -> None:
-        self.listener = AdminListener(listening, build_admin(self.site.service, self.drain))
-        self.listener.start()
+        self.admin = Admin(listening, self.site.service, self.drain, list)
+        self.admin.start()
 
     def drain(self, reason: str, seconds: float | None) -> float:
         self.drained.append((reason, seconds))
@@ -50,7 +53,7 @@ def opened(new_site: Any, tmp_path: Path) -> Iterator[Opened]:
         found = Opened(site, listening)
         yield found
         site.wait(asyncio.sleep(0))
-        site.loop.call_soon_threadsafe(found.listener.close)
+        site.loop.call_soon_threadsafe(found.admin.close)
         site.wait(asyncio.sleep(0.01))
 
 
@@ -67,7 +70,8 @@ def test_status_knobs_and_drain_each_with_its_line(opened: Opened, caplog: pytes
     assert opened.ask("POST", "/knobs", {"name": "num-speculative-tokens", "value": 0})["old"] == 3
     assert opened.ask("POST", "/knobs", {"name": "max_num_queued_reqs", "value": 0})["old"] == 256
     assert opened.site.service.waiting_room.max_waiting == 0 and opened.site.service.deployment.knobs["step_ms"] == 30
-    assert lines(caplog)[0] == {"action": "set", "by": by, "knob": "step_ms", "old": 60, "new": 30} and len(lines(caplog)) == 3
+    assert lines(caplog)[0] == {"action": "set", "by": by, "knob": "step_ms", "old": 60, "new": 30, "watch_seconds": 30.0}
+    assert len(lines(caplog)) == 3
     assert opened.site.complete(prompt="a", max_tokens=3).status_code == 200
     answer = opened.ask("POST", "/drain", {"timeout_seconds": 5})
     assert answer == {"open_requests": 0, "timeout_seconds": 5.0} and opened.drained == [("admin", 5.0)]
@@ -190,3 +194,41 @@ def test_no_server_and_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             ask_admin("m", None, "GET", "/status")
         with pytest.raises(ConfigError, match="did you mean"):
             ask_admin("http://127.0.0.1:2", None, "GET", "/status")
+
+
+def test_a_change_that_costs_goodput_is_taken_back(
+    opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real looks at the metrics, real knobs; of the yields one is planted, as a loss needs minutes of load."""
+    monkeypatch.setattr(knob_watch, "loss", lambda before, behind: "52% of requests were good, 97% before")
+    opened.ask("POST", "/knobs", {"name": "step_ms", "value": 30, "watch_seconds": 0.05})
+    end = time.monotonic() + 5
+    while len(lines(caplog)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert opened.ask("GET", "/knobs")["step_ms"] == 60 == opened.site.service.deployment.knobs["step_ms"]
+    said = lines(caplog)[1]
+    assert (said["action"], said["knob"], said["old"], said["new"]) == ("rolled back", "step_ms", 30, 60) and "52%" in said["reason"]
+    assert said["by"] == lines(caplog)[0]["by"]
+    with pytest.raises(ConfigError, match="outside 0 … 600"):
+        opened.ask("POST", "/knobs", {"name": "step_ms", "value": 30, "watch_seconds": 601})
+
+
+def test_what_counts_as_a_loss() -> None:
+    metrics, looks = Metrics(), knob_watch.Looks()
+
+    def second(at: int, good: int, late: int, tokens: int) -> None:
+        metrics.results[Result.GOOD] += good
+        metrics.results[Result.LATE_FIRST_TOKEN] += late
+        metrics.generation_tokens += tokens
+        looks.take(metrics, float(at))
+
+    for at in range(11):
+        second(at, 9, 1, 100)
+    for at in range(11, 21):
+        second(at, 7, 3, 60)
+    before, behind = looks.between(0, 10), looks.between(10, 20)
+    assert before == knob_watch.Yield(0.9, None) and behind == knob_watch.Yield(0.7, None), "nothing waited: fewer tokens say nothing"
+    assert knob_watch.loss(before, behind) == "70% of requests were good, 90% before" and knob_watch.loss(behind, before) is None
+    assert looks.between(0, 1).share is None, "ten requests are too few"
+    assert knob_watch.loss(knob_watch.Yield(None, 100.0), knob_watch.Yield(0.1, 85.0)) == "85 tokens/s with requests waiting, 100 before"
+    assert knob_watch.loss(knob_watch.Yield(0.9, 100.0), knob_watch.Yield(None, None)) is None

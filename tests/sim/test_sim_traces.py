@@ -150,9 +150,9 @@ def shallow(self: Engine) -> None:
 def last_first(admit: Callable[..., None]) -> Callable[..., None]:
     """A planted bug of the core: every request is as urgent as can be, the latest most."""
 
-    def planted(self: Lifecycle, request: object, now: float) -> None:
+    def planted(self: Lifecycle, *given: object) -> None:
         self.policy = replace(self.policy, rank=lambda sequence: (-sequence.number,))
-        admit(self, request, now)
+        admit(self, *given)
 
     return planted
 

@@ -34,6 +34,9 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("download demo", "`ridgeline pull`", "pull demo"),
     ("chat {fake} hi", "`ridgeline run`", "run {fake} hi"),
     ("rmm demo", "'rmm'", None),  # nobody is led to a removal
+    ("admin drian", "drian", None),  # nor to the end of a server
+    ("chaos --jsn", "--jsn", "chaos --json"),
+    ("admin knobs step_ms", "name=value", None),
     ("--versoin", "--versoin", "--version"),
     # flags that do not exist
     ("serve {fake} --port 0 --max-num-sqs 4", "--max-num-sqs", "serve {fake} --port 0 --max-num-seqs 4"),
@@ -187,9 +190,10 @@ def test_there_are_sixty_over_all_verbs() -> None:
 
 
 def test_every_verb_has_a_check() -> None:
+    from ridgeline.cli.admin import VERBS as ADMIN
     from ridgeline.cli.bench import VERBS as BENCHES
 
-    paths = {*VERBS, *(f"bench {verb}" for verb in BENCHES)} - {"bench"}
+    paths = {*VERBS, *(f"bench {verb}" for verb in BENCHES), *(f"admin {verb}" for verb in ADMIN)} - {"bench", "admin"}
     assert {path for path in paths if path not in CHECKS} == set()
     with pytest.raises(Unchecked):
         find_check("no such verb")({})

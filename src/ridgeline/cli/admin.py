@@ -40,6 +40,7 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
 
 def knobs(
     change: Annotated[str | None, typer.Argument(help="name=value; without one the knobs are listed.")] = None,
+    watch: Annotated[float, typer.Option(min=0, max=600, help="Seconds; a loss of goodput takes the change back.")] = 30.0,
     server: ServerOption = None,
     key_file: KeyOption = None,
     as_json: Json = False,
@@ -55,7 +56,7 @@ def knobs(
     name, equals, value = change.partition("=")
     if not equals:
         raise ConfigError(f"{change[:60]!r} is not understood; write name=value, as step_ms=30")
-    found = ask_admin(server, key_file, "POST", "/knobs", {"name": name, "value": value})
+    found = ask_admin(server, key_file, "POST", "/knobs", {"name": name, "value": value, "watch_seconds": watch})
     if as_json:
         print_json(found)
     else:

@@ -1,17 +1,17 @@
 """`ridgeline doctor`: checks of this machine, with a fix for each problem. Reads only; changes nothing.
 
-Of a GPU: driver, packages, persistence mode, clocks, power, memory.
+Of a GPU: driver, packages, persistence mode, clocks, power, memory. What is set around a server is `cli.doctor_system`'s.
 """
 
 import importlib
 import importlib.util
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ridgeline import __version__
-from ridgeline.config.env import cache_directory
+from ridgeline.cli.doctor_system import GIB, Finding, check_disk, check_port, check_system
+from ridgeline.config.env import cache_directory, model_stores
 from ridgeline.config.resolve import MEMORY_SHARE
 from ridgeline.facts.hardware.gpu import (
     MIN_CAPABILITY,
@@ -23,28 +23,20 @@ from ridgeline.facts.hardware.gpu import (
     query_driver,
     torch_cuda,
 )
+from ridgeline.facts.hardware.limits import system_limits
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.facts.hub.packaged import PACKAGED
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one check. fix: None where nothing is wrong."""
-
-    name: str
-    text: str
-    fix: str | None = None
-
-
-GIB: Final = 1 << 30
 MIN_MEMORY_BYTES: Final = 2 * GIB
 """Memory of the demo's weights, a small KV cache and Python."""
 
 
 def doctor() -> None:
     """Check this machine and say how to fix what is missing."""
-    findings = [check() for check in CHECKS] + gpu_findings()
+    stores = model_stores()
+    folders = [stores.cache] if stores.hub is None else [stores.hub, stores.cache]
+    findings = [check() for check in CHECKS] + check_disk(folders) + [check_port()] + check_system(system_limits()) + gpu_findings()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{'ok  ' if finding.fix is None else 'LOST'}  {finding.name:<{width}}  {finding.text}")

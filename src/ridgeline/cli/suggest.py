@@ -19,7 +19,7 @@ from ridgeline.cli.main import PROGRAM, VERBS, UsageError, make_app
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError, RidgelineError, nearest
 
 MAX_REPAIRS: Final = 8
-DESTRUCTIVE: Final = ("rm",)
+DESTRUCTIVE: Final = ("rm", "drain", "swap", "chaos")
 """Verbs that nobody is led to by a typing mistake."""
 OTHER_NAMES: Final = {
     "chat": "run", "talk": "run", "start": "serve", "server": "serve", "up": "serve", "api_server": "serve", "launch": "serve",

@@ -231,7 +231,6 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("/metrics has the statistics", "--disable-log-stats", switch=True),
     _nothing("usage tells cached tokens anyhow", "--enable-prompt-tokens-details", switch=True),
     _nothing("/openapi.json describes the API", "--disable-fastapi-docs", switch=True),
-    _refused("/metrics and X-Request-Id are what is traced", "--otlp-traces-endpoint", harmless=("none",)),
     _nothing("a start takes as long as it needs", "--load-timeout"),
 )
 """Ordered by subject. What is not here is an unknown flag, which is an error too."""

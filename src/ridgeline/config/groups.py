@@ -91,9 +91,9 @@ class EngineConfig:
         "vllm:prefix_cache_hits stays 0 although prompts share beginnings: off",
     )  # fmt: skip
     scheduling_policy: str = _set(
-        "fcfs", "fcfs, priority, static or one.",
-        "fcfs is fair; priority follows the requests' priority; static and one are for comparison",
-        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "static", "one"),
+        "fcfs", "fcfs, priority, slo, static or one.",
+        "fcfs is fair; priority follows the requests' priority, slo their targets; static and one are for comparison",
+        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "slo", "static", "one"),
     )  # fmt: skip
     depth: int = _set(
         2, "Steps in flight: two overlap scheduling with computing.", "with two the host plans while the device computes",
@@ -268,6 +268,11 @@ class ServerConfig:
         1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
         "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
     )  # fmt: skip
+    brown_out: float | None = _set(
+        None, "Seconds of expected wait beyond which the server saves, step by step, and says so [never].",
+        "drafts, then prefill beside decoding, then the length of answers and the requests of keys that agreed to it",
+        "ridgeline_brown_out_level > 0 for hours: too few machines", unit="seconds", bounds=(0.1, 3_600),
+    )  # fmt: skip
     goodput: str = _set(
         "ttft=1s,itl=50ms", "What a request keeps to count as good: times to first token, and per further token.",
         "throughput alone hides answers that came too late", "ridgeline_requests_total{result=\"good\"} far below the others: too strict",
@@ -280,6 +285,14 @@ class ServerConfig:
         "auto", "Unix socket of `ridgeline admin`, for this server's user alone: auto (in the user's state folder), none, or its path.",
         "changes at run time need no port: the system says who asks, and each change is a line of the log",
         "`ridgeline admin` finds no server: none, or the rights of its folder", unit="FILE",
+    )  # fmt: skip
+    otlp_traces_endpoint: str | None = _set(
+        None, "URL of an OpenTelemetry collector that spans of requests are sent to, as http://HOST:4318/v1/traces [none are].",
+        "spans have times and sizes, never a text; it needs ridgeline[otel]", "log lines of opentelemetry: nobody listens there",
+    )  # fmt: skip
+    allow_chaos: bool = _set(
+        False, "Let `ridgeline chaos` inject faults.", "a server that people rely on should not be told to fail",
+        "engine restarts, or answers end with errors, while a fault is injected: on",
     )  # fmt: skip
     log_level: str = _set(
         "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",

@@ -32,7 +32,7 @@ class Finish(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A request enters the queue, or goes on with its open `choices` in a new engine. `arrived`: when it reached the front end, on the
-    engine's clock, at most `time`; `max_tokens`: 0 where nobody said."""
+    engine's clock, at most `time`; `ttft_ms`, `itl_ms`: its own targets, 0 where it names none."""
 
     request_id: str
     time: float
@@ -41,6 +41,8 @@ class Admitted:
     arrived: float
     tenant: str = ""
     max_tokens: int = 0
+    ttft_ms: int = 0
+    itl_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,9 +61,13 @@ class FairShares:
         account.charged = max(self._now, account.charged) + charge
         return tag, charge
 
-    def on_start(self, sequence: Sequence) -> None:
-        """Advances virtual time to the tag of a sequence that gets a row."""
-        self._now = max(self._now, sequence.tag)
+    def lead(self, tag: int) -> int | None:
+        """Prefill tokens by which a tag is ahead of virtual time; None where only one tenant is known, who has no share to keep."""
+        return (tag - self._now) // UNIT if len(self._accounts) > 1 else None
+
+    def on_start(self, tag: int) -> None:
+        """Advances virtual time to the tag of a sequence that gets a row; to the lowest that waited, where others may start before it."""
+        self._now = max(self._now, tag)
 
     def settle(self, sequence: Sequence, usage: Usage) -> None:
         """Charges what a closed sequence has cost in place of the estimate: nothing, if it never ran."""

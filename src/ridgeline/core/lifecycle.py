@@ -7,6 +7,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import takewhile
 from operator import attrgetter
 
 from ridgeline.core.admission import rejection_reason
@@ -15,10 +16,12 @@ from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
 from ridgeline.core.fairness import FairShares
 from ridgeline.core.kv_blocks import KVBlocks
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.reservation import OutputLengths
 from ridgeline.core.sequence import Sequence, State
+from ridgeline.core.slack import LATE_SECONDS, Slack
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
@@ -32,11 +35,14 @@ class Lifecycle:
     pinned            running sequences that were preempted as often as is allowed
     open              request id → choice → its sequence, until it is closed
     unstarted         ids of requests of which no choice has run yet: the queue that `max_waiting` bounds
+    itl_rows          running sequences with an `itl_ms` of their own
     lengths           of outputs of closed sequences, from which blocks are reserved
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
 
-    def __init__(self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None], pace: Pace | None = None
+    ) -> None:
         self.limits = limits
         self.policy = policy
         self.cache = cache
@@ -47,10 +53,12 @@ class Lifecycle:
         self.unstarted: set[str] = set()
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
+        self.itl_rows = 0
         self.lengths = OutputLengths()
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
         self._shares = FairShares(limits.rows, cache.shape.blocks * cache.shape.block_tokens // len(cache.shape.groups))
+        self._slack = Slack(pace) if policy.has_targets else None
         self._emit = emit
 
     def admit(self, request: Admitted, now: float, delivered: Items[Delivered] = ()) -> None:
@@ -62,7 +70,8 @@ class Lifecycle:
         arrived = now if request.arrived is None else min(now, request.arrived)
         begun = delivered or [Delivered(choice) for choice in range(request.choices)]
         self._emit(AdmittedEvent(
-            request.request_id, now, len(request.prompt), len(begun), arrived, request.tenant, request.max_tokens
+            request.request_id, now, len(request.prompt), len(begun), arrived, request.tenant, request.max_tokens, request.ttft_ms,
+            request.itl_ms,
         ))  # fmt: skip
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)
@@ -71,11 +80,25 @@ class Lifecycle:
             sequence.continue_behind(part)
             self._numbers += 1
             sequence.tag, sequence.charge = self._shares.tag(request, part.choice)
+            if self._slack is not None:
+                sequence.latest_start, sequence.can_be_late = self._slack.latest_start(request, self._shares.lead(sequence.tag))
             sequence.rank = self.policy.rank(sequence)
             self.open[request.request_id][part.choice] = sequence
             insort(self.waiting, sequence, key=by_rank)
             if request.sampling.grammar is not None:
                 self.add_wait(sequence, Wait.GRAMMAR, None)
+        if self._slack is not None:
+            self._demote_late(self._slack.now)
+
+    def _demote_late(self, now: int) -> None:
+        """Ranks later, once, whoever has not started and has missed his latest start."""
+        overdue = takewhile(lambda sequence: sequence.latest_start < now, self.waiting)
+        for sequence in [each for each in overdue if each.can_be_late and each.request.request_id in self.unstarted]:
+            self.waiting.remove(sequence)
+            sequence.can_be_late = False
+            sequence.latest_start += LATE_SECONDS * 1_000_000
+            sequence.rank = self.policy.rank(sequence)
+            insort(self.waiting, sequence, key=by_rank)
 
     def on_grammar(self, digest: bytes, error: str | None, now: float) -> None:
         """Ends the wait of sequences for a grammar; if it cannot be compiled, the sequences too."""
@@ -134,7 +157,8 @@ class Lifecycle:
         if sequence.request.request_id in self.unstarted:
             self.unstarted.remove(sequence.request.request_id)
             self._starts.append(now)
-        self._shares.on_start(sequence)
+        self.itl_rows += sequence.request.itl_ms > 0
+        self._shares.on_start(sequence.tag if self._slack is None else min([each.tag for each in (sequence, *self.waiting)]))
         sequence.row = self.rows.pop()
         sequence.state = State.RUNNING
         sequence.overtaken = 0
@@ -143,6 +167,7 @@ class Lifecycle:
     def preempt(self, victim: Sequence, by: Sequence, why: str) -> None:
         """Puts a running sequence back to the queue with nothing computed. Ids that steps in flight sample for it still count."""
         self.running.remove(victim)
+        self.itl_rows -= victim.request.itl_ms > 0
         self.cache.free(victim)
         victim.state = State.WAITING
         victim.preemptions += 1
@@ -190,6 +215,7 @@ class Lifecycle:
         """Takes the sequence out of waiting or running. Its blocks and row are freed, or held until its steps in flight are committed."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            self.itl_rows -= sequence.request.itl_ms > 0
             if sequence in self.pinned:
                 self.pinned.remove(sequence)
         elif sequence.state is State.WAITING:

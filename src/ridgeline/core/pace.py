@@ -3,14 +3,16 @@
 Pure arithmetic on seconds of results, which a recording holds, so that a replay decides alike.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ridgeline.core.commit import InFlightStep
 from ridgeline.core.events import Event, StepLate
 from ridgeline.core.params import Limits
-from ridgeline.core.step_time import StepSeconds
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
+
+if TYPE_CHECKING:
+    from ridgeline.core.commit import InFlightStep
 
 PRIOR_STEPS: Final = ((1, 0), (16, 0), (1, 64))
 """Steps (decoding rows, prefill tokens) at which the start's measurement counts as …"""
@@ -64,6 +66,15 @@ class Pace:
         """Returns `limits` with the prefill budget of this pace."""
         return replace(limits, mixed_tokens=self.seconds.mixed_tokens(self.target), row_tokens=self.seconds.row_tokens)
 
+    def tokens_within(self, itl_ms: Iterable[int]) -> int | None:
+        """Returns the prefill tokens that fit a step without decoding rows that takes as long as the least of these inter-token latencies,
+        where 0 is the target; each decoding row counts as `row_tokens`. None where all are."""
+        named = set(itl_ms)
+        if not any(named) or not self.seconds.token:
+            return None
+        seconds = min(each / 1e3 or self.target for each in named)
+        return min(UNBOUNDED, max(0, int((seconds - self.seconds.fixed) / self.seconds.token)))
+
     def measure(self, rows: int, tokens: int, seconds: float) -> bool:
         """Notes the time of a step of `rows` decoding rows and `tokens` prefill tokens. Returns True if the estimate has changed."""
         self._measured.append((rows, tokens, seconds))
@@ -74,7 +85,7 @@ class Pace:
         self._update()
         return True
 
-    def on_commit(self, step: InFlightStep, seconds: float, now: float, limits: Limits, emit: Callable[[Event], None]) -> Limits:
+    def on_commit(self, step: "InFlightStep", seconds: float, now: float, limits: Limits, emit: Callable[[Event], None]) -> Limits:
         """Notes the time of a committed step, and tells of it if it is late. Returns the limits of the next plans."""
         plan = step.plan
         computed, rows = len(plan.tokens), len(plan.row)

@@ -208,6 +208,8 @@ class Admitted:
     tenant, weight  who shares the engine with others, and its share against them (1 to 1,000)
     priority      smaller runs first, under the priority policy
     arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
+    ttft_ms       milliseconds from arrival in which its first token should come, under the slo policy; 0: none is named
+    itl_ms        milliseconds that a step with it decoding may take; 0: as the engine's `step_ms`
     """
 
     request_id: str
@@ -225,6 +227,8 @@ class Admitted:
     weight: int = 1
     priority: int = 0
     arrived: float | None = None
+    ttft_ms: int = 0
+    itl_ms: int = 0
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""
@@ -277,10 +281,11 @@ class Limits:
         """Rows of logits of a step: its positions that sample, at most."""
         return max(self.rows, self.samples)
 
-    def prefill_budget(self, decode_rows: int) -> int:
+    def prefill_budget(self, decode_rows: int, mixed_tokens: int | None = None) -> int:
         """Returns the tokens that prefilling rows may have together in a step with `decode_rows` decoding rows, whose inter-token latency
-        is the duration of the step: at least 1. Without decoding rows it is the whole token budget."""
+        is the duration of the step: at least 1. Without decoding rows it is the whole token budget. `mixed_tokens`: of this step."""
         if not decode_rows:
             return self.token_budget
-        tokens = max(int(self.mixed_tokens * MIN_PREFILL_SHARE), int(self.mixed_tokens - decode_rows * self.row_tokens))
+        mixed = self.mixed_tokens if mixed_tokens is None else mixed_tokens
+        tokens = max(int(self.mixed_tokens * MIN_PREFILL_SHARE), int(mixed - decode_rows * self.row_tokens))
         return max(1, min(tokens, self.token_budget - decode_rows))

@@ -18,6 +18,11 @@ def priority(sequence: Sequence) -> Rank:
     return (sequence.request.priority, sequence.tag, sequence.number)
 
 
+def slo(sequence: Sequence) -> Rank:
+    """Least slack first (`core.slack`), then as `fcfs`."""
+    return (sequence.latest_start, sequence.tag, sequence.number)
+
+
 def always(running: int) -> bool:
     """Continuous batching: waiting sequences start in any step."""
     return True
@@ -32,10 +37,11 @@ def when_empty(running: int) -> bool:
 class Policy:
     """One scheduling policy.
 
-    rank         orders sequences, smaller first; constant per sequence
+    rank         orders sequences, smaller first; constant per sequence, but where `has_targets`
     classes      numbers at the beginning of a rank that make its class
     joins        (number of running sequences) → True if waiting ones may start in the step
     max_running  limit of running sequences, if it is below the rows
+    has_targets  it needs latest starts, and ranks later who has missed his
     """
 
     name: str
@@ -43,6 +49,7 @@ class Policy:
     classes: int = 0
     joins: Callable[[int], bool] = always
     max_running: int | None = None
+    has_targets: bool = False
 
     def same_class(self, one: Sequence, other: Sequence) -> bool:
         """True if neither sequence may preempt the other in order to start."""
@@ -54,6 +61,7 @@ POLICIES = {
     for policy in (
         Policy("fcfs", fcfs),
         Policy("priority", priority, classes=1),
+        Policy("slo", slo, has_targets=True),
         Policy("static", fcfs, joins=when_empty),
         Policy("one", fcfs, joins=when_empty, max_running=1),
     )

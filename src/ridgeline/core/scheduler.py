@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from heapq import merge
-from itertools import chain
+from itertools import chain, compress
 
 from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
@@ -46,7 +46,7 @@ class Scheduler:
         self._events: list[Event] = []
         self._emit = self._events.append
         self.cache = KVBlocks(kv, limits.prefix_caching, self._emit)
-        self.lifecycle = Lifecycle(limits, policy, self.cache, self._emit)
+        self.lifecycle = Lifecycle(limits, policy, self.cache, self._emit, pace)
         self.preemptor = Preemptor(policy, self.cache, self.lifecycle)
         self._block_tokens = kv.block_tokens
         self._max_samples = limits.max_samples
@@ -195,12 +195,14 @@ class Scheduler:
     def _prefill_left(self, builder: PlanBuilder) -> int:
         """Returns the tokens that prefilling rows may still have in the step, which depends on the number of its decoding rows."""
         if builder.prefill_left is None:
-            running = self.lifecycle.running
+            running, itl_tokens = self.lifecycle.running, None
             decode_rows = len(running)
-            if builder.chunks or len(builder.sequences) < decode_rows:
+            if builder.chunks or len(builder.sequences) < decode_rows or self.lifecycle.itl_rows:
                 decodes = [s.target - s.scheduled == 1 and (s.target < s.limit or s.last_step == builder.step) for s in running]
                 decode_rows = sum(decodes)
-            builder.prefill_left = self.limits.prefill_budget(decode_rows)
+                if self.lifecycle.itl_rows and self.pace is not None:
+                    itl_tokens = self.pace.tokens_within([s.request.itl_ms for s in compress(running, decodes)])
+            builder.prefill_left = self.limits.prefill_budget(decode_rows, itl_tokens)
         return builder.prefill_left
 
     def _is_at_block_boundary(self, sequence: Sequence) -> bool:

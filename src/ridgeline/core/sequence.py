@@ -32,6 +32,8 @@ class Sequence:
     new_blocks (group, first block, block ids) appended to tables since the row was last planned
     limit      the most ids that it may ever know
     rank       its place in the policy's order, smaller runs first
+    latest_start  microsecond at which it must begin for its first token to come in time (`core.slack`), under the slo policy
+    can_be_late  it ranks later, once, if it misses that
     tag        its place among those of all tenants (`core.fairness`); `charge` is what the tenant was charged with for it
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
     published  leading blocks published in the prefix cache, or found there; the next one is full at position `publish_at`
@@ -46,6 +48,7 @@ class Sequence:
         "__weakref__",
         "blocked_at",
         "cached_tokens",
+        "can_be_late",
         "capacity",
         "charge",
         "choice",
@@ -58,6 +61,7 @@ class Sequence:
         "keys",
         "known",
         "last_step",
+        "latest_start",
         "limit",
         "message",
         "new_blocks",
@@ -91,6 +95,8 @@ class Sequence:
         self.limit = self.prompt_tokens + request.max_tokens
         self.stop_ids = request.stop_ids
         self.rank: tuple[int, ...] = ()
+        self.latest_start = 0
+        self.can_be_late = False
         self.tag = 0
         self.charge = 0
         self.computed = 0

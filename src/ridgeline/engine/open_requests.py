@@ -7,6 +7,7 @@ so that an engine which ends names the request that ends it. One asyncio loop; k
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -32,10 +33,14 @@ class OpenRequests:
     on_events    called with the ends that no engine tells
     """
 
-    def __init__(self, on_events: Callable[[Sequence[Event]], None] = lambda events: None) -> None:
+    def __init__(
+        self, on_events: Callable[[Sequence[Event]], None] = lambda events: None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`now` is the engines' clock."""
         self.choices: dict[str, int] = {}
         self.fingerprint: bytes | None = None
         self._on_events = on_events
+        self._now = now
         self._streams: dict[str, RequestStream] = {}
         self._suspect: RequestStream | None = None
         """The suspect that the engine has and that has brought no output yet."""
@@ -57,6 +62,12 @@ class OpenRequests:
         stream.goes_on = goes_on
         self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
         return stream
+
+    def waiting_before(self, tenant: str, now: float, latest: float) -> int:
+        """Choices of a tenant whose first token should come by `latest` and still can: they go first where targets order requests. Those
+        without a target are not counted."""
+        waiting = [each.request for each in self._streams.values() if not each.is_started and each.request.tenant == tenant]
+        return sum([each.choices for each in waiting if each.ttft_ms and now <= (each.arrived or now) + each.ttft_ms / 1e3 <= latest])
 
     def on_ready(self, fingerprint: bytes) -> None:
         """An engine takes requests. If it has other weights than the one before, what is open fails."""
@@ -94,7 +105,7 @@ class OpenRequests:
         choice.close = command
         if stream.has_engine and not choice.is_left:
             return False
-        self._close_here(stream, stream.closed(command.choice, command.reason, command.keep))
+        self._close_here(stream, stream.closed(command.choice, command.reason, command.keep, self._now()))
         return True
 
     def abort(self, command: Abort) -> bool:
@@ -129,9 +140,9 @@ class OpenRequests:
         """Carries out what an engine that has ended did not confirm."""
         for number, choice in list(stream.choices.items()):
             if choice.close is not None:
-                self._close_here(stream, stream.closed(number, choice.close.reason, choice.close.keep))
+                self._close_here(stream, stream.closed(number, choice.close.reason, choice.close.keep, self._now()))
             elif stream.is_aborted:
-                self._close_here(stream, stream.closed(number, Finish.ABORT, len(choice.ids)))
+                self._close_here(stream, stream.closed(number, Finish.ABORT, len(choice.ids), self._now()))
 
     def _close_here(self, stream: RequestStream, closed: Closed) -> None:
         self._end_choice(stream, closed)
@@ -188,7 +199,8 @@ class OpenRequests:
         self._subtract(stream.request.tenant, len(stream.choices))
         stream.fail(error)
         if tell:
-            self._on_events([stream.closed(number, Finish.ERROR, len(each.ids)) for number, each in stream.choices.items()])
+            now = self._now()
+            self._on_events([stream.closed(number, Finish.ERROR, len(each.ids), now) for number, each in stream.choices.items()])
 
     def _subtract(self, tenant: str, choices: int) -> None:
         self.choices[tenant] -= choices

@@ -5,7 +5,6 @@ Owns what has arrived and is not read yet, and its bound. One asyncio loop; know
 
 import asyncio
 import math
-import time
 from array import array
 from collections import deque
 from typing import Final
@@ -197,8 +196,8 @@ class RequestStream:
             choice.is_left = choice.has_ended
             choice.is_settled = choice.cached_tokens is not None
 
-    def closed(self, number: int, reason: Finish, keep: int) -> Closed:
+    def closed(self, number: int, reason: Finish, keep: int, now: float) -> Closed:
         """The end of a choice that no engine has, with its first `keep` outputs."""
         choice = self.choices[number]
         usage = Usage(len(self.request.prompt), min(keep, len(choice.ids)), choice.cached_tokens or 0)
-        return Closed(self.request.request_id, number, reason, usage, time.monotonic())
+        return Closed(self.request.request_id, number, reason, usage, now)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ridgeline.core.events import Closed, Finish
+from ridgeline.core.events import Admitted, Closed, Finish
 from ridgeline.errors import ConfigError
 from ridgeline.observe.histogram import FEW_SECONDS, Histogram
 from ridgeline.planning.objectives import Objective
@@ -79,6 +79,7 @@ class Choice:
     first_token_at: float | None = None
     last_token_at: float | None = None
     tokens: int = 0
+    preemptions: int = 0
 
     def end(self, event: Closed) -> "ChoiceTimes":
         """The times of the choice at its end. The last token, and the first where there is one alone, may have come with the step whose
@@ -111,22 +112,30 @@ OnChoice = Callable[[Closed, ChoiceTimes], None]
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that the engine has not ended."""
+    """A request that the engine has not ended. `objective`: its own targets where it names some, else the server's."""
 
     arrived: float
     prompt_tokens: int
     open_choices: int
     tenant: Tenant
+    objective: Objective
     choices: dict[int, Choice] = field(default_factory=dict)
     result: Result = Result.GOOD
     tokens: int = 0
 
-    def close(self, event: Closed, times: ChoiceTimes, objective: Objective) -> None:
+    def close(self, event: Closed, times: ChoiceTimes) -> None:
         """Counts the end of a choice."""
         self.open_choices -= 1
         self.tokens += event.usage.completion_tokens
         self.tenant.open_choices -= 1
-        self.result = max(self.result, _result(event, times, objective), key=ORDER.index)
+        self.result = max(self.result, _result(event, times, self.objective), key=ORDER.index)
+
+
+def objective_of(event: Admitted, default: Objective) -> Objective:
+    """What a request has to keep."""
+    if not event.ttft_ms and not event.itl_ms:
+        return default
+    return Objective(event.ttft_ms / 1e3 if event.ttft_ms else default.ttft, event.itl_ms / 1e3 if event.itl_ms else default.itl)
 
 
 def parse_goodput(text: str) -> Objective:

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.requests import Result
 
 log = logging.getLogger("ridgeline.engine")
 
@@ -26,6 +27,7 @@ class Totals:
     rejected_drafts: int
     queries: int
     hits: int
+    good: int
 
     @classmethod
     def read(cls, metrics: Metrics, now: float) -> "Totals":
@@ -33,6 +35,7 @@ class Totals:
         return cls(
             now, metrics.steps, int(metrics.step_tokens.sum), metrics.generation_tokens,
             metrics.draft_tokens - metrics.accepted_tokens, metrics.prefix_queries, metrics.prefix_hits,
+            metrics.results[Result.GOOD],
         )  # fmt: skip
 
 
@@ -57,6 +60,7 @@ def throughput(before: Totals, now: Totals) -> dict[str, float | None]:
     return {
         "prefill_tokens_per_second": max(0, prefill) / seconds,
         "decode_tokens_per_second": sampled / seconds,
+        "good_requests_per_second": (now.good - before.good) / seconds,
         "prefix_hit_rate": (now.hits - before.hits) / queries if queries else None,
     }
 

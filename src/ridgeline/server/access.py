@@ -32,6 +32,8 @@ CLIENT_DISCONNECTED: Final = "client_disconnected"
 DISCONNECTED_STATUS: Final = 499
 """Status, as nginx writes it, where a client went before its answer began."""
 ACCESS_KEY: Final = "ridgeline.access"
+TRACE_KEY: Final = "ridgeline.trace"
+"""Id of the request's trace, where it has one."""
 _ids: Final = random.Random(secrets.randbits(128))
 """Ids are no secrets, and a system call less per request."""
 
@@ -126,7 +128,7 @@ def _write(scope: Scope, request_id: str, access: Access) -> None:
     client = scope["client"][0] if scope.get("client") else None
     log.log(level, "request", extra=with_fields(
         id=request_id, client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
-        **_generation(access), total_seconds=time.monotonic() - access.began,
+        **_generation(access), total_seconds=time.monotonic() - access.began, trace_id=scope.get(TRACE_KEY),
     ))  # fmt: skip
 
 

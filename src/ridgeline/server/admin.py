@@ -3,12 +3,16 @@
 Owns their table of routes, the second gate (a key with scope=admin, where the file of keys has one) and the audit.
 """
 
+import asyncio
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,9 +24,11 @@ from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
-from ridgeline.server.admin_listener import PEER_KEY
+from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
+from ridgeline.server.chaos import Chaos, Dropped
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
@@ -36,6 +42,7 @@ ADMIN_ROWS: Final = (
     Row("POST", "/drain", "Ends the server behind its open requests", shapes.Draining, (), shapes.DrainRequest, access="admin"),
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
+    Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
 Drain = Callable[[str, float | None], float]
@@ -47,14 +54,35 @@ def audit(request: Request, action: str, **fields: object) -> None:
     audit_log.info("admin", extra=with_fields(action=action, by=request.scope.get(PEER_KEY, "?"), **fields))
 
 
-def build_admin(service: Service, drain: Drain) -> ASGIApp:
+class Admin:
+    """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
+
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]]) -> None:
+        self._watches = Watches(service)
+        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, Chaos(service, connections)))
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._listener.start()
+        self._looking = asyncio.create_task(self._watches.look())
+
+    def close(self) -> None:
+        """Hears nothing more; watches end, and what they watch stays."""
+        self._listener.close()
+        self._watches.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> ASGIApp:
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain)
+    built = _routes(service, drain, watches, chaos)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> list[BaseRoute]:
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
@@ -73,11 +101,24 @@ def _routes(service: Service, drain: Drain) -> list[BaseRoute]:
 
     async def change_knob(request: Request) -> Response:
         asked = parse(shapes.KnobRequest, await read_body(request))
-        old, new = set_knob(service, asked.name.replace("-", "_"), asked.value)
-        audit(request, "set", knob=asked.name, old=old, new=new)
-        return json_response(shapes.KnobChange(asked.name, old, new))
+        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
+        if not 0 <= seconds <= KEPT_SECONDS:
+            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+        old, new = set_knob(service, name, asked.value)
+        audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
+        if seconds:
+            watches.begin(partial(audit, request), name, old, new, seconds)
+        return json_response(shapes.KnobChange(name, old, new))
+
+    async def inject(request: Request) -> Response:
+        asked = parse(shapes.ChaosRequest, await read_body(request))
+        audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds)
+        audit(request, "chaos ended", **msgspec.to_builtins(report))
+        return json_response(report)
 
     return [
+        Route("/chaos", inject, methods=["POST"]),
         Route("/status", status, methods=["GET"]),
         Route("/drain", start_drain, methods=["POST"]),
         Route("/knobs", get_knobs, methods=["GET"]),

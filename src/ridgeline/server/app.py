@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
+from ridgeline.server.brown_out import HEADER
 from ridgeline.server.callers import current_caller
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
 from ridgeline.server.service import Service
+from ridgeline.server.traces import TraceLayer
 from ridgeline.server.transport import Disconnected
 
 MAX_PATH: Final = 100
@@ -40,7 +42,8 @@ def build_app(service: Service) -> ASGIApp:
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
-    return AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
+    logged = AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
+    return logged if service.tracer is None else TraceLayer(logged, service.tracer)
 
 
 class QueueGate:
@@ -62,6 +65,9 @@ class QueueGate:
                 if quota is not None:
                     quota.take_request(time.monotonic())
                     send = _telling(quota, send)
+                brown_out = self._service.brown_out
+                if brown_out is not None and brown_out.level:
+                    send = _with_header(send, HEADER, brown_out.measures(current_caller()).encode())
         await self._app(scope, receive, send)
 
 
@@ -75,6 +81,17 @@ def _telling(quota: Quota, send: Send) -> Send:
         await send(message)
 
     return send_with_headers
+
+
+def _with_header(send: Send, name: bytes, value: bytes) -> Send:
+    """`send`, with one more header of the answer."""
+
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (name, value)]
+        await send(message)
+
+    return send_with_header
 
 
 class ErrorHandler:

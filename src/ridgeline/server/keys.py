@@ -15,6 +15,7 @@ from typing import Final
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
+from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
 FLAG: Final = "--api-key-file"
 SECRET_FLAG: Final = "--cache-secret-file"
@@ -26,6 +27,7 @@ MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
+OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Key:
     tenant  whose prefixes and places in the queue it shares; "": the one of all keys that name none
     weight  of the tenant: its share of the engine against others; 0: other lines say it
     rates   limits by the names of `quotas.RATES`
+    is_sheddable      in a brown-out its requests are the first that are not taken
+    brown_out_tokens  in a brown-out its answers have at most so many tokens; None: as many as ever
+    targets of its requests that name none
     """
 
     digest: bytes
@@ -42,18 +47,24 @@ class Key:
     weight: int = 1
     is_admin: bool = False
     rates: tuple[tuple[str, int], ...] = ()
+    is_sheddable: bool = False
+    brown_out_tokens: int | None = None
+    targets: Targets = NO_TARGETS
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
-    always the same and no secret, and is empty where no key is needed."""
+    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's."""
 
     tenant: str = ""
     weight: int = 1
     is_admin: bool = False
     quota: Quota | None = None
     owner: bytes = b""
+    is_sheddable: bool = False
+    brown_out_tokens: int | None = None
+    targets: Targets = NO_TARGETS
 
 
 class ApiKeys:
@@ -95,7 +106,8 @@ class ApiKeys:
     def _caller(self, key: Key) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
-        return Caller(key.tenant, key.weight, key.is_admin, quota, hashlib.sha256(b"owner" + key.digest).digest())
+        owner = hashlib.sha256(b"owner" + key.digest).digest()
+        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets)
 
 
 def read_keys(path: str) -> list[Key]:
@@ -143,9 +155,8 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     options: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name in options or name not in ("tenant", "weight", "scope", *RATES):
-            known = ", ".join(("tenant", "weight", "scope", *RATES))
-            raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {known}")
+        if not equals or name in options or name not in OPTIONS:
+            raise ConfigError(f"{where} write KEY, or NAME KEY and options as NAME=VALUE, each once: {', '.join(OPTIONS)}")
         options[name] = value
     tenant, scope = options.pop("tenant", ""), options.pop("scope", "client")
     if tenant and NAME.fullmatch(tenant) is None:
@@ -153,8 +164,14 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     if scope not in SCOPES:
         raise ConfigError(f"{where} scope is one of {', '.join(SCOPES)}")
     weight = _number("weight", options.pop("weight"), MAX_WEIGHT, where) if "weight" in options else 0
+    sheddable = options.pop("sheddable", "no")
+    if sheddable not in ("yes", "no"):
+        raise ConfigError(f"{where} sheddable is yes or no")
+    tokens = options.pop("brown_out_tokens", None)
+    limit = None if tokens is None else _number("brown_out_tokens", tokens, MAX_RATE, where)
+    targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates)
+    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:

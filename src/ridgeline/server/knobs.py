@@ -14,7 +14,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import set_level
 from ridgeline.server.service import Service
 
-Value = str | int | float
+Value = str | int | float | None
 _FIELDS: Final = public_fields(EngineConfig, ServerConfig)
 
 
@@ -29,6 +29,10 @@ def _step(service: Service, value: Any) -> None:
 
 def _drafts(service: Service, value: Any) -> None:
     service.deployment.set_knob("num_speculative_tokens", value)
+
+
+def _brown_out(service: Service, value: Any) -> None:
+    service.set_brown_out(value)
 
 
 def _level(service: Service, value: Any) -> None:
@@ -47,6 +51,7 @@ KNOBS: Final[Mapping[str, Callable[[Service, Any], None]]] = {
     "shutdown_timeout": _nobody,
     "sse_keep_alive_interval": _nobody,
     "reasoning_budget": _nobody,
+    "brown_out": _brown_out,
 }
 """Public name → who hears of a new value."""
 
@@ -73,7 +78,7 @@ def set_knob(service: Service, name: str, value: object) -> tuple[Value, Value]:
     each, drafts = _FIELDS[name], service.deployment.engine_config.num_speculative_tokens
     is_off = name == "num_speculative_tokens" and value in (0, "0")
     new: Value = 0 if is_off else read_value(each, value, name)
-    if name == "num_speculative_tokens" and int(new) > drafts:
+    if name == "num_speculative_tokens" and isinstance(new, int) and new > drafts:
         raise ConfigError(f"{name} is {new}, and this server was started with {drafts}: the engine has room for no more")
     if hasattr(service.config, each.name):
         changed: dict[str, Any] = {each.name: new}

@@ -21,8 +21,8 @@ from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.throughput import log_throughput
-from ridgeline.server.admin import build_admin
-from ridgeline.server.admin_listener import AdminListener, admin_socket
+from ridgeline.server.admin import Admin
+from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.connection import HttpConnection
@@ -83,13 +83,17 @@ class _Server(uvicorn.Server):
         self.servers = cast(list[AsyncioServer], listeners)
         self.started = True
 
+    def open_connections(self) -> list[HttpConnection]:
+        """Connections of clients."""
+        return [cast(HttpConnection, each) for each in self.server_state.connections]
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 async def _serve(
-    service: Service, server: uvicorn.Server, listener: socket.socket, admin: socket.socket | None, certificate: Certificate,
+    service: Service, server: _Server, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
     on_ready: Callable[[Model, str], None],
 ) -> bool:
     """True if it was interrupted before it was ready."""
@@ -108,9 +112,9 @@ async def _serve(
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
-    admin_listener = None if admin is None else AdminListener(admin, build_admin(service, shutdown.begin))
-    if admin_listener is not None:
-        admin_listener.start()
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections)
+    if admin is not None:
+        admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,8 +123,8 @@ async def _serve(
         await serving
     finally:
         server.should_exit = True
-        if admin_listener is not None:
-            admin_listener.close()
+        if admin is not None:
+            admin.close()
         loading.cancel()
         shutdown.cancel()
         await service.stop()

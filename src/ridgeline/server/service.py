@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.admit import admit, make_seed_source, tenant_domain
@@ -22,14 +24,16 @@ from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import parse_goodput
+from ridgeline.observe.tracing import Tracer
+from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
-from ridgeline.server.structured import Asked
+from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
-from ridgeline.text.structured import QUEUE_SECONDS, StructuredOutputCompiler
+from ridgeline.text.structured import QUEUE_SECONDS, Asked, StructuredOutputCompiler
 from ridgeline.text.tools.marks import begins_reasoning
 
 _LOG = logging.getLogger("ridgeline.server")
@@ -52,11 +56,15 @@ class Service:
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
-        self.metrics = Metrics(parse_goodput(config.goodput))
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
+        self.metrics = Metrics(parse_goodput(config.goodput), None if self.tracer is None else self.tracer.choice_ended)
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
+        self.brown_out: BrownOut | None = None
+        self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = read_cache_secret(config.cache_secret_file)
@@ -76,6 +84,8 @@ class Service:
         """Ends the engine and all open requests."""
         await self.deployment.stop()
         await asyncio.to_thread(self._grammars.close)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
         self._detect_restart()
@@ -90,6 +100,31 @@ class Service:
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
+        self._update_brown_out()
+
+    def set_brown_out(self, seconds: float | None) -> None:
+        """The wait from which on less is done for each request; None: never."""
+        if self.brown_out is not None:
+            self.brown_out.end()
+        self.brown_out = None if seconds is None else BrownOut(seconds, self._knobs, lambda knob: self.engine.send(knob))
+        self.metrics.brown_out = 0
+
+    def _update_brown_out(self) -> None:
+        """Called with every frame and every request, so that the level is that of now whenever it matters."""
+        client = self.deployment.client
+        if self.brown_out is not None and client is not None and client.is_ready:
+            now, rows = time.monotonic(), self.model.engine.info.rows
+            wait = self.waiting_room.wait_seconds(sum(client.open_choices.values()), rows, now)
+            self.brown_out.update(wait, now, client.starts)
+            self.metrics.brown_out = self.brown_out.level
+
+    def _knobs(self) -> dict[Knob, int]:
+        """Settings that a brown-out changes, as they are without it."""
+        config, knobs = self.deployment.engine_config, self.deployment.knobs
+        found: dict[Knob, int] = {"step_ms": knobs.get("step_ms", config.step_ms)}
+        if config.speculative != "off":
+            found["num_speculative_tokens"] = knobs.get("num_speculative_tokens", config.num_speculative_tokens)
+        return found
 
     def _detect_restart(self) -> None:
         """Tells the metrics of an engine that has ended."""
@@ -128,9 +163,15 @@ class Service:
         """True if a request's priority counts."""
         return self.deployment.engine_config.scheduling_policy == "priority"
 
+    @property
+    def has_targets(self) -> bool:
+        """True if requests are ordered by their targets."""
+        return self.deployment.engine_config.scheduling_policy == "slo"
+
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
+        self._update_brown_out()
         return self.metrics
 
     def admitter(
@@ -139,6 +180,7 @@ class Service:
         *,
         priority: int,
         salt: str,
+        targets: Targets,
         stop_ids: frozenset[int] = frozenset(),
         bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
@@ -149,7 +191,7 @@ class Service:
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
-        model = self.model
+        model, targets = self.model, self._with_objective(targets)
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
@@ -157,11 +199,15 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
-            return admit(
+            request = admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
+            request = replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
+            if self.tracer is not None:
+                self.tracer.admitted(request)
+            return request
 
         return admit_prompt
 
@@ -185,9 +231,21 @@ class Service:
                 return None
             raise
 
-    def check_capacity(self, choices: int) -> EngineClient:
-        """The engine's client, if the caller may submit that many more choices. Raises OverloadedError where too many wait already,
-        RequestError where so many never may, EngineDeadError while no engine takes requests."""
-        engine, rows = self.engine, self.model.engine.info.rows
-        self.waiting_room.check(current_caller(), choices, rows, engine.open_choices, time.monotonic())
+    def _with_objective(self, targets: Targets) -> Targets:
+        """The targets, with the server's objective (--goodput) for the first token where none is named."""
+        objective = self.metrics.objective.ttft
+        return targets if targets.ttft_ms or not objective else replace(targets, ttft_ms=max(1, round(1e3 * objective)))
+
+    def check_capacity(self, choices: int, targets: Targets | None = None) -> EngineClient:
+        """The engine's client, if the caller may submit that many more choices. `targets`: of the request; None: of its headers and key.
+
+        Raises OverloadedError where too many wait already, or for too long, RequestError where so many never may, EngineDeadError while no
+        engine takes requests.
+        """
+        engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
+        self._update_brown_out()
+        asked = self._with_objective(caller.targets if targets is None else targets)
+        if asked.ttft_ms and self.has_targets:
+            ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)
+        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, asked.patience(has_order=self.has_targets), ahead)
         return engine

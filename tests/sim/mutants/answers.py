@@ -57,6 +57,11 @@ BUGS = (
         [("reusable", "most if self.scored >= self.to_score else min(self.scored, most)", "most")],
     ),
     (
+        "an answer that goes on in another engine begins anew",
+        "none: engines elsewhere fail what was open",
+        [("continue_behind", "self.known += delivered.ids", "pass")],
+    ),
+    (
         "sibling choices draw the same noise",
         "T15: vLLM#11898, T13: vLLM#50440",
         [("row_params", "choice=choice,", "choice=0,")],

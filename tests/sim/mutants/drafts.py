@@ -95,7 +95,7 @@ BUGS = (
     (
         "a draft is verified behind the last allowed token",
         "drafts: d is at most limit - known - 1",
-        [("_add_drafts", "below_limit = sequence.limit - sequence.target", "below_limit = sequence.limit - sequence.target + 1")],
+        [("_add_drafts", "min(sequence.limit - sequence.target, self", "min(sequence.limit - sequence.target + 1, self")],
     ),
     (
         "drafts are not charged to what prompts may cost",

@@ -32,6 +32,26 @@ BUGS = (
         [("will_fit", "not lengths.is_known or sum([most_blocks_to_come(shape, each) for each in sequences]) <= available", "False")],
     ),
     (
+        "who is late goes first, and makes others late",
+        "earliest deadline first in overload: Buttazzo, Spuri, Sensini 1995",
+        [("_demote_late", "sequence.can_be_late = False", "continue")],
+    ),
+    (
+        "a long prompt is taken to need no time",
+        "least slack: the deadline less what is still to be done",
+        [("latest_start", "- round(1e6 * token * len(request.prompt))", "")],
+    ),
+    (
+        "a tenant that floods takes the slack of others",
+        "row 11: fairness under every policy",
+        [("lead", "(tag - self._now) // UNIT", "0")],
+    ),
+    (
+        "a stream's own bound between two tokens counts for nothing",
+        "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
+        [("_prefill_left", "self.pace.tokens_within([s.request.itl_ms for s in compress(running, decodes)])", "None")],
+    ),
+    (
         "the token budget is exceeded by one",
         "T8: vLLM#51094",
         [("budget_left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
@@ -39,7 +59,7 @@ BUGS = (
     (
         "a long prompt delays everyone's next token",
         "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
-        [("_prefill_left", "self.limits.prefill_budget(decode_rows)", "self.limits.prefill_budget(0)")],
+        [("_prefill_left", "self.limits.prefill_budget(decode_rows, itl_tokens)", "self.limits.prefill_budget(0)")],
     ),
     (
         "each of two prompts has what both may have together",
@@ -69,7 +89,7 @@ BUGS = (
     (
         "virtual time stands still",
         "Goyal, Vin, Cheng 1997",
-        [("on_start", "self._now = max(self._now, sequence.tag)", "pass")],
+        [("on_start", "self._now = max(self._now, tag)", "pass")],
     ),
     (
         "a request that needs many blocks is overtaken by small ones",

@@ -21,7 +21,7 @@ class MachineFacts:
 
 def machine_facts(root: Path = Path("/")) -> MachineFacts:
     """Reads /proc and the cgroup files under `root`; falls back to sysconf where they are absent."""
-    memory = _read_meminfo(root)
+    memory = read_meminfo(root)
     total, available = memory.get("MemTotal", _physical_bytes()), memory.get("MemAvailable", _physical_bytes())
     for limit, used in _memory_limits(root):
         total, available = min(total, limit), min(available, limit - used)
@@ -39,18 +39,19 @@ def _physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _read_meminfo(root: Path) -> dict[str, int]:
-    lines = _read_lines(root / "proc/meminfo")
+def read_meminfo(root: Path) -> dict[str, int]:
+    """Name → bytes."""
+    lines = read_lines(root / "proc/meminfo")
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """Directories of this process's cgroups, from its own up to the root; the limits of all of them apply.
 
     `controller` is empty for version 2. In a container the path in /proc may lie outside what is mounted; the mounted root is then its own.
     """
     mounted = root / "sys/fs/cgroup" / controller
-    for line in _read_lines(root / "proc/self/cgroup"):
+    for line in read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             inner = Path(path.lstrip("/"))
@@ -64,34 +65,35 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        for group in _cgroups(root, controller):
+        for group in cgroup_folders(root, controller):
             limit = _read_number(group / limit_name)
             if limit is not None and limit < _UNLIMITED:
-                fields = dict(line.split(" ", 1) for line in _read_lines(group / "memory.stat"))
+                fields = dict(line.split(" ", 1) for line in read_lines(group / "memory.stat"))
                 yield limit, max(0, (_read_number(group / used_name) or 0) - int(fields.get(cached_name, 0)))
 
 
 def _count_cpu_cores(root: Path) -> int:
     """CPU cores in the affinity mask, at most the quota of any cgroup, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [(_first_line(group / "cpu.max").split()) for group in _cgroups(root, "")]
-    quotas += [[_first_line(group / "cpu.cfs_quota_us"), _first_line(group / "cpu.cfs_period_us")] for group in _cgroups(root, "cpu")]
+    quotas = [(first_line(group / "cpu.max").split()) for group in cgroup_folders(root, "")]
+    quotas += [[first_line(group / "cpu.cfs_quota_us"), first_line(group / "cpu.cfs_period_us")] for group in cgroup_folders(root, "cpu")]
     for quota in quotas:
         if len(quota) == 2 and all(word.isdigit() and int(word) > 0 for word in quota):
             count = min(count, ceil(int(quota[0]) / int(quota[1])))
     return count
 
 
-def _first_line(path: Path) -> str:
-    return next(iter(_read_lines(path)), "")
+def first_line(path: Path) -> str:
+    """Its first line; "" where there is none."""
+    return next(iter(read_lines(path)), "")
 
 
 def _read_number(path: Path) -> int | None:
-    text = _first_line(path)
+    text = first_line(path)
     return int(text) if text.isdigit() else None
 
 
-def _read_lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Lines of the file; [] where it is absent, since not every system has all of them."""
     try:
         return path.read_text().splitlines()

@@ -58,6 +58,7 @@ SITUATIONS = (
     "NaN in a chunk that does not sample",
     "NaN beside healthy rows",
     "NaN of a choice that had ended",
+    "ranks later since it was late",
     "starts before older ones of other tenants",
     "rejected as unservable",
     "rejected as the queue is full",
@@ -85,14 +86,23 @@ SITUATIONS = (
     "NaN at a rejected position",
     "NaN behind right drafts",
     "close that falls inside a step's ids",
+    "engine ended under requests",
+    "went on behind its outputs",
+    "went on before its first output",
+    "went on while its prompt was being scored",
+    "went on beside a choice that had ended",
+    "close without an engine",
+    "abort without an engine",
+    "suspect waited for another",
 )
 
 
 class Coverage:
     """Counts of one run, from commands before each turn, plans and results within it, and events after it."""
 
-    def __init__(self, world: World, front_end: FrontEnd, scheduler: Scheduler) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, world: World, front_end: FrontEnd, scheduler: Scheduler, counts: Counter[str]) -> None:
+        """`counts` goes on: an engine before may have begun it."""
+        self.counts = counts
         self._world = world
         self._front_end = front_end
         self._scheduler = scheduler

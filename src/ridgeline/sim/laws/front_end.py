@@ -68,6 +68,8 @@ class FrontEnd:
         self._world = world
         self._rng = Random(world.seed + 1)
         self._requests: dict[str, Admitted] = {}
+        self._continued: set[str] = set()
+        """Requests that another engine goes on with."""
         self._source = source
         self._not_finite = not_finite
         self._send = send
@@ -107,6 +109,8 @@ class FrontEnd:
         for command in commands:
             match command:
                 case Admit(request):
+                    if request.request_id in self._requests:
+                        self._continued.add(request.request_id)
                     self._requests[request.request_id] = request
                 case Abort(request_id):
                     self.aborted.add(request_id)
@@ -178,6 +182,8 @@ class FrontEnd:
         pattern = self._pattern(request)
         for index in range(request.choices):
             if (event.request_id, index) in self.choices:
+                if event.request_id in self._continued:
+                    continue
                 raise LawViolation(1, f"{event.request_id} is accepted twice")
             self.choices[event.request_id, index] = Choice(Oracle(request, index, self._source(request, index)), pattern)
 

@@ -5,16 +5,17 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ridgeline.core import events
-from ridgeline.core.commands import Admit, Command
+from ridgeline.core.commands import Admit, Command, Delivered
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.fairness import DECODE_TOKENS, FIRST_GUESS, MEAN_OVER, UNIT
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.slack import DEFAULT_TTFT_MS, LATE_SECONDS
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.workload import World
 
@@ -30,10 +31,10 @@ class TagReckoner:
         kv = world.info.kv
         self._row_share = max(1, kv.blocks * kv.block_tokens // len(kv.groups) // world.limits.rows)
         self._charged: Counter[str] = Counter()
-        self._latest: Counter[str] = Counter()
+        self.latest: Counter[str] = Counter()
         self._mean: dict[str, int] = {}
         self._charge: dict[Key, int] = {}
-        self._started: set[Key] = set()
+        self.started: set[Key] = set()
         self.tag: dict[Key, int] = {}
         self._time = 0
 
@@ -44,22 +45,26 @@ class TagReckoner:
     def on_admitted(self, key: Key, request: Admitted) -> int:
         """Returns the tag of a choice."""
         tenant, prompt = request.tenant, len(request.prompt)
-        tag = max(self._time, self._charged[tenant], self._latest[tenant])
+        tag = max(self._time, self._charged[tenant], self.latest[tenant])
         guess = min(request.max_tokens, self._mean.setdefault(tenant, FIRST_GUESS * UNIT) // UNIT)
         self._charge[key] = self._cost(0 if key[1] else prompt, prompt, guess) // request.weight
         self._charged[tenant] = max(self._time, self._charged[tenant]) + self._charge[key]
-        self._latest[tenant] = self.tag[key] = tag
+        self.latest[tenant] = self.tag[key] = tag
         return tag
 
-    def on_started(self, key: Key) -> None:
-        """Advances virtual time."""
-        self._started.add(key)
-        self._time = max(self._time, self.tag[key])
+    def lead(self, key: Key) -> int | None:
+        """Prefill tokens by which the tag of a choice is ahead of virtual time; None where there is one tenant."""
+        return (self.tag[key] - self._time) // UNIT if len(self._mean) > 1 else None
+
+    def on_started(self, key: Key, passed_over: Iterable[Key]) -> None:
+        """Advances virtual time, to the lowest tag where others were passed over."""
+        self.started.add(key)
+        self._time = max(self._time, min(self.tag[each] for each in (key, *passed_over)))
 
     def on_closed(self, key: Key, request: Admitted, usage: events.Usage) -> None:
         """Charges the true cost."""
         tenant, true = request.tenant, 0
-        if key in self._started:
+        if key in self.started:
             true = self._cost(usage.prompt_tokens - usage.cached_tokens, usage.prompt_tokens, usage.completion_tokens)
             self._mean[tenant] += (usage.completion_tokens * UNIT - self._mean[tenant]) // MEAN_OVER
         self._charged[tenant] += true // request.weight - self._charge.pop(key)
@@ -68,13 +73,26 @@ class TagReckoner:
 
 
 class OrderChecker:
-    """Ready sequences start in order of rank (class, start tag, arrival). The last in order is preempted first, the first never."""
+    """Ready sequences start in order of rank (class or latest start, start tag, arrival). The last in order is preempted first, the first
+    never.
+
+    token_seconds  of the scheduler's pace in front of the turn
+    late           choices that rank later since they should have begun
+    """
 
     def __init__(self, world: World) -> None:
+        self.token_seconds = 0.0
         self._max_preemptions = world.limits.max_preemptions
-        self._has_classes = world.policy == "priority"
+        self._policy = world.policy
         self._tags = TagReckoner(world)
+        self._newest = 0
+        """Microsecond of the newest arrival."""
+        self._begun: set[str] = set()
+        self._keeps_place: set[Key] = set()
+        """Choices of tenants within their shares."""
+        self.late: set[Key] = set()
         self._requests: dict[str, Admitted] = {}
+        self._delivered: dict[str, Sequence[Delivered]] = {}
         self._rank: dict[Key, Rank] = {}
         self._waiting: list[tuple[Rank, Key]] = []
         self._running: list[tuple[Rank, Key]] = []
@@ -95,26 +113,52 @@ class OrderChecker:
         for command in commands:
             if isinstance(command, Admit):
                 self._requests.setdefault(command.request.request_id, command.request)
+                self._delivered.setdefault(command.request.request_id, command.delivered)
         for event in turn_events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
 
     def _on_admitted(self, event: events.Admitted) -> None:
-        for choice in range(event.choices):
-            key = (event.request_id, choice)
-            request = self._requests[event.request_id]
-            rank = (request.priority if self._has_classes else 0, self._tags.on_admitted(key, request), len(self._rank))
-            self._rank[key] = rank
+        request = self._requests[event.request_id]
+        for part in self._delivered[event.request_id] or [Delivered(choice) for choice in range(request.choices)]:
+            key = (event.request_id, part.choice)
+            if part.cached_tokens is not None:  # it ran in an engine that has ended
+                self._preemptions[key] = 1
+                self._tags.started.add(key)
+            tag = self._tags.on_admitted(key, request)
+            first = request.priority if self._policy == "priority" else self._latest_start(key, request) if self._policy == "slo" else 0
+            self._rank[key] = rank = first, tag, len(self._rank)
             self._reasons[key] = set()
             insort(self._waiting, (rank, key))
+        if self._policy == "slo":
+            self._move_late()
+
+    def _latest_start(self, key: Key, request: Admitted) -> int:
+        arrived = self._newest if request.arrived is None else round(request.arrived * 1e6)
+        self._newest = max(self._newest, arrived)
+        target, lead = 1_000 * (request.ttft_ms or DEFAULT_TTFT_MS), self._tags.lead(key)
+        shift = round(1e6 * self.token_seconds * (lead or 0))
+        if lead is not None and shift < target:
+            self._keeps_place.add(key)
+        return arrived + target + shift - round(1e6 * self.token_seconds * len(request.prompt))
+
+    def _move_late(self) -> None:
+        """Ranks those later, once, that should have begun before the newest arrival and have not."""
+        for rank, key in tuple(self._waiting):
+            if rank[0] < self._newest and key not in self.late | self._keeps_place and key[0] not in self._begun:
+                self.late.add(key)
+                self._waiting.remove((rank, key))
+                self._rank[key] = rank[0] + LATE_SECONDS * 1_000_000, *rank[1:]
+                insort(self._waiting, (self._rank[key], key))
 
     def _on_started(self, event: events.Started) -> None:
         key = (event.request_id, event.choice)
         first = next((other for _, other in self._waiting if other == key or not self._reasons[other]), None)
         if first != key:
             raise LawViolation(6, f"{key} starts before {first}, which is older and ready")
-        self._tags.on_started(key)
+        self._begun.add(event.request_id)
+        self._tags.on_started(key, [other for _, other in self._waiting] if self._policy == "slo" else ())
         self._waiting.remove((self._rank[key], key))
         insort(self._running, (self._rank[key], key))
 
@@ -164,13 +208,15 @@ class PrefillBudgetChecker:
     def schedule(self, now: float) -> Plan | None:
         """The scheduler's plan, checked. Raises LawViolation."""
         running = self._scheduler.lifecycle.running
-        decode_rows = {s.number for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
+        decode_rows = {s.number: s for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
+        pace = self._scheduler.pace
         plan = self._schedule(now)
         if plan is not None:
-            planned_decodes = decode_rows.intersection(self._scheduler.steps_in_flight[-1].numbers)
+            planned_decodes = decode_rows.keys() & self._scheduler.steps_in_flight[-1].numbers
             rows = zip(plan.count, plan.sample, strict=True)
             prefill_counts = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
-            budget = self._scheduler.limits.prefill_budget(len(planned_decodes))
+            named = [decode_rows[number].request.itl_ms for number in planned_decodes]
+            budget = self._scheduler.limits.prefill_budget(len(planned_decodes), pace.tokens_within(named) if pace else None)
             if planned_decodes and sum(prefill_counts) > budget:
                 counts = f"{sum(prefill_counts)} prefill tokens beside {len(planned_decodes)} decode rows"
                 raise LawViolation(5, f"step {plan.step}: {counts}, {budget} are allowed")

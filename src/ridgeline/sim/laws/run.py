@@ -7,6 +7,7 @@ import heapq
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -26,6 +27,7 @@ from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.coverage import Coverage
+from ridgeline.sim.laws.ends import MAX_ENDS, EngineEnds
 from ridgeline.sim.laws.executor import SimExecutor
 from ridgeline.sim.laws.front_end import FrontEnd
 from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter
@@ -109,6 +111,7 @@ class Simulation:
     executor    any executor whose steps advance `clock`
     source      right answer of a choice
     not_finite  positions that the executor has reported as NaN, by (seed, choice)
+    restart     makes the executor of the next engine; None: no engine ends
     """
 
     def __init__(
@@ -119,22 +122,17 @@ class Simulation:
         source: Callable[[Admitted, int], AnswerSource],
         not_finite: Mapping[tuple[int, int], int],
         trace: Listener | None = None,
+        restart: Callable[[], Executor] | None = None,
     ) -> None:
         self.world = world
         self.clock = clock
         self.front_end = FrontEnd(world, source, not_finite, self._send)
-        drafter = OracleDrafter(world.seed, world.drafts, world.model, source, self._on_drafts_proposed) if world.drafts else None
-        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
-        self._drafted_step = -1
-        self._check_preemptions()
-        self._check_starts()
-        PrefillBudgetChecker(self.scheduler)
-        self.coverage = Coverage(world, self.front_end, self.scheduler)
-        self._order = OrderChecker(world)
-        self._skip_checker = SkippableStepsChecker()
-        self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, trace)
-        self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
+        counts: Counter[str] = Counter()
+        self._source = source
         self._trace = trace
+        self._ends = EngineEnds(world, clock, counts)
+        self._restart = restart
+        self._build(executor, counts)
         self._counter = count()
         self._inbound = [(time, next(self._counter), command) for time, command in world.inbound]
         tokens = sum(
@@ -142,8 +140,23 @@ class Simulation:
             for _, command in world.inbound
             if isinstance(command, Admit)
         )
-        self._max_steps = tokens * (world.limits.max_preemptions + 1) + 100
-        """Steps within which everything must end: each computes at least one token, again after each preemption."""
+        self._max_steps = (MAX_ENDS + 1) * tokens * (world.limits.max_preemptions + 1) + 100
+        """Steps within which everything must end: each computes at least one token, again after each preemption, and in another engine."""
+
+    def _build(self, executor: Executor, counts: Counter[str]) -> None:
+        """Makes an engine with all that checks it."""
+        world = self.world
+        drafter = OracleDrafter(world.seed, world.drafts, world.model, self._source, self._on_drafts_proposed) if world.drafts else None
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
+        self._drafted_step = -1
+        self._check_preemptions()
+        self._check_starts()
+        PrefillBudgetChecker(self.scheduler)
+        self.coverage = Coverage(world, self.front_end, self.scheduler, counts)
+        self._order = OrderChecker(world)
+        self._skip_checker = SkippableStepsChecker()
+        self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, self._trace)
+        self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
 
     def run(self, max_steps: int) -> None:
         """Runs to the end, or for `max_steps`; raises `LawViolation`, or whatever the engine raises."""
@@ -157,24 +170,43 @@ class Simulation:
         laws.check_full(self.scheduler)
         self.front_end.finish()
 
-    def _turn(self) -> bool:
-        commands = self._due()
+    def _turn(self, more: Items[Command] = ()) -> bool:
+        """One turn of the engine, to which `more` comes before the commands that are due."""
+        due = self._due()
+        commands = [*more, *self._ends.pass_on(due)]
         for command in commands:
             self.coverage.on_command(command)
+        if self.scheduler.pace is not None:
+            self._order.token_seconds = self.scheduler.pace.seconds.token
         turn = self.engine.turn(commands)
         if self.witness.steps % FULL_CHECK_INTERVAL:
             laws.check(self.scheduler)
         else:
             laws.check_full(self.scheduler)
-        self.front_end.on_turn(commands, turn)
+        self.front_end.on_turn([*commands, *(each for each in due if not isinstance(each, Admit))], self._ends.told(turn))
         self._order.on_turn(commands, turn.events)
+        self.coverage.counts["ranks later since it was late"] = len(self._order.late)
         if self.world.seed % SKIP_CHECK_INTERVAL == 0:
             self._skip_checker.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
         for event in turn.events:
             self.coverage.on_event(event)
         if self._trace is not None:
             self._trace(turn)
+        if self._restart is not None and self._ends.is_due(self.witness.steps):
+            self._end_engine(self._restart())
         return turn.progressed
+
+    def _end_engine(self, executor: Executor) -> None:
+        """Ends the engine with all that it has in flight; after a while another one goes on."""
+        self.clock.advance_to(self.clock.now() + self._ends.end())
+        done, left, turn = self._ends.without_engine(self._due())
+        self.front_end.on_turn(done, turn)
+        for command in left:
+            self._send(0.0, command)
+        steps, rows = self.witness.steps, self.witness.rows
+        self._build(executor, self.coverage.counts)
+        self.witness.steps, self.witness.rows = steps, rows
+        self._turn(self._ends.go_on())
 
     def _on_drafts_proposed(self) -> None:
         """Records that drafts are proposed for the next step."""
@@ -240,7 +272,12 @@ def simulate(world: World, trace: Listener | None = None) -> Simulation:
     def source(request: Admitted, choice: int) -> AnswerSource:
         return ComputedAnswer(request, choice, world.model)
 
-    return Simulation(world, clock, executor, source, executor.not_finite, trace)
+    def restart() -> Executor:
+        following = SimExecutor(world.info, world.model, clock, world.latency, world.eager)
+        following.not_finite = executor.not_finite
+        return following
+
+    return Simulation(world, clock, executor, source, executor.not_finite, trace, restart)
 
 
 def run_seed(seed: int, max_steps: int, trace: Listener | None = None) -> SeedOutcome:

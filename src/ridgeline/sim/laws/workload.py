@@ -27,7 +27,7 @@ ALPHABET_FROM = 4
 VOCAB = 64
 MAX_REQUESTS = 1024
 WINDOWS = ((0,), (0, 4), (0, 4), (3, 0), (0, 7), (0, 12), (5,), (0, 2, 9), (6, 0, 3), (0, 16))
-POLICIES = ("fcfs",) * 11 + ("priority",) * 9 + ("static", "one")
+POLICIES = ("fcfs",) * 8 + ("slo",) * 3 + ("priority",) * 9 + ("static", "one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel)),
+        inbound=_with_targets(Random(seed + 7), _with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel))),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
@@ -145,6 +145,18 @@ def _with_tenants(rng: Random, inbound: tuple[tuple[float, Command], ...]) -> tu
         if isinstance(command, Admit):
             tenant = max(0, rng.randrange(2 * len(weights)) - len(weights))
             command = Admit(replace(command.request, tenant=f"t{tenant}", weight=weights[tenant]))
+        found.append((time, command))
+    return tuple(found)
+
+
+def _with_targets(rng: Random, inbound: tuple[tuple[float, Command], ...]) -> tuple[tuple[float, Command], ...]:
+    """The same requests, most with times of arrival and some with targets for their latencies."""
+    ttft, itl, arrived = rng.choice((1, 20, 500)), rng.choice((0, 0, 3, 5, 8)), rng.choice((0.5, 1.0))
+    found: list[tuple[float, Command]] = []
+    for time, command in inbound:
+        if isinstance(command, Admit):
+            first, gap, came = rng.choice((0, ttft, 4 * ttft)), rng.choice((0, itl)), time if rng.random() < arrived else None
+            command = Admit(replace(command.request, arrived=came, ttft_ms=first, itl_ms=gap))
         found.append((time, command))
     return tuple(found)
 

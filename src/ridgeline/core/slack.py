@@ -1,0 +1,38 @@
+"""Slack of requests: the latest moment at which each may begin for its first token to come in time.
+
+The order of latest starts is that of slack, which falls for all at the same rate, so it is static. There is no clock: time is the newest
+arrival. Whole microseconds, from arrivals and the pace of results, both of which a recording holds.
+"""
+
+from typing import Final
+
+from ridgeline.core.pace import Pace
+from ridgeline.core.params import Admitted
+
+DEFAULT_TTFT_MS: Final = 10_000
+"""Target of requests that name none."""
+LATE_SECONDS: Final = 30
+"""Later by so much ranks who has missed the latest start and has not begun: he would delay others who can still be in time. More than that
+he does not wait for them."""
+
+
+class Slack:
+    """Latest starts, in microseconds."""
+
+    def __init__(self, pace: Pace | None) -> None:
+        self._pace = pace
+        self.now = 0
+        """Newest arrival."""
+
+    def latest_start(self, request: Admitted, lead: int | None) -> tuple[int, bool]:
+        """Returns the latest start of a request that arrives, and whether it ranks later once that is missed.
+
+        lead  prefill tokens by which its tenant is ahead of its share: it counts as having come so much later. Who is ahead by less than
+              the target keeps his place: others have made him late. None: there is one tenant
+        """
+        if request.arrived is not None:
+            self.now = max(self.now, round(request.arrived * 1e6))
+        arrived = self.now if request.arrived is None else round(request.arrived * 1e6)
+        token = 0.0 if self._pace is None else self._pace.seconds.token
+        target, shift = 1_000 * (request.ttft_ms or DEFAULT_TTFT_MS), round(1e6 * token * (lead or 0))
+        return arrived + target + shift - round(1e6 * token * len(request.prompt)), lead is None or shift >= target

@@ -1,0 +1,55 @@
+"""The layer that makes a span of each POST request, outermost and only where traces are sent (`observe.tracing`)."""
+
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.observe.tracing import Tracer, tracing
+from ridgeline.server import routes
+from ridgeline.server.access import ACCESS_KEY, DISCONNECTED_STATUS, TRACE_KEY, Access
+
+UNKNOWN_PATH: Final = "/"
+"""What spans say of a path that is not in the table: the client's text is not told."""
+
+
+class TraceLayer:
+    """Begins a span before the request, and ends it behind the answer, which has the span as `traceparent` where the request had one."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        row = routes.find_row(scope)
+        path = UNKNOWN_PATH if row is None else row.written_path
+        span = self._tracer.begin(scope["headers"], path, row is not None and row.is_queued)
+        scope[TRACE_KEY] = span.trace_id
+
+        async def send_with_context(message: Message) -> None:
+            if message["type"] == "http.response.start" and span.traceparent is not None:
+                message["headers"] = [*message["headers"], (b"traceparent", span.traceparent)]
+            await send(message)
+
+        try:
+            with tracing(span):
+                await self._app(scope, receive, send_with_context)
+        finally:
+            access: Access = scope[ACCESS_KEY]
+            self._tracer.end(span, access.status or DISCONNECTED_STATUS, access.error, _attributes(access))
+
+
+def _attributes(access: Access) -> dict[str, int | float | tuple[str, ...]]:
+    """What a request that generates came to."""
+    usage = access.usage
+    if usage is None:
+        return {}
+    found: dict[str, int | float | tuple[str, ...]] = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens, "gen_ai.response.finish_reasons": tuple(usage.finish_reasons),
+    }  # fmt: skip
+    if usage.first_token_at is not None:
+        found["gen_ai.response.time_to_first_chunk"] = usage.first_token_at - access.began
+    return found
