@@ -61,7 +61,7 @@ def test_token_ids_and_their_names(chat_site: Any) -> None:
 
 
 def with_model(site: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    monkeypatch.setattr(site.service, "_model", replace(site.service.model, **changes))
+    monkeypatch.setattr(site.service.deployment, "_model", replace(site.service.model, **changes))
 
 
 def test_defaults_of_the_model_fill_what_a_client_leaves_out(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.responses_input import Called, as_messages
 from ridgeline.server.responses_output import Output
-from ridgeline.server.spoken import Reading
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import ByteTokenizer
 from ridgeline.text.tools.families import FAMILIES, Reasoning
+from ridgeline.text.tools.hearing import Reading
 
 HERMES = next(family for family in FAMILIES if family.begin == "<tool_call>")
 CALLED = {"weather": Called("function", "weather"), "files__list": Called("function", "list", "files"), "patch": Called("custom", "patch")}

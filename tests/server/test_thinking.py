@@ -142,6 +142,26 @@ def test_json_comes_behind_the_reasoning(site: Any, question: str, body: Any, th
         assert 0 <= json.loads(message["content"])["legs"] <= 99
 
 
+@pytest.mark.parametrize("form", [
+    {"structured_outputs": {"choice": [JSON, "none"]}}, {"guided_regex": r"\{\"legs\": [0-9]{1,2}\}"},
+    {"guided_json": FORM["json_schema"]["schema"]},
+    {"structured_outputs": {"grammar": 'start: "{" WORD ": " /[0-9]{1,2}/ "}"\nWORD: "\\"legs\\""'}},
+    {"grammar": 'root ::= "{\\"legs\\": " [0-9]+ "}"'}, {"structured_outputs": {"json_object": True}},
+])  # fmt: skip
+def test_every_form_comes_behind_reasoning_that_the_prompt_has_begun(site: Any, form: Any) -> None:
+    choice = site.chat("as JSON", max_tokens=200, **form, **BEGUN).json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == THOUGHT and choice["message"]["content"] == JSON and choice["finish_reason"] == "stop"
+    free = site.chat("as JSON", max_tokens=200, **form, enable_thinking=False).json()["choices"][0]
+    assert free["message"]["reasoning_content"] is None and free["message"]["content"] == JSON
+    wrong = site.chat("anything", max_tokens=100, thinking_token_budget=9, **form, **BEGUN).json()["choices"][0]["message"]
+    assert wrong["content"].startswith(("{", "none")) or not wrong["content"]
+
+
+def test_a_form_that_cannot_be_followed_is_refused_behind_reasoning_too(site: Any) -> None:
+    for form in ({"guided_regex": "("}, {"structured_outputs": {"grammar": "start: nothing"}}, {"guided_json": {"not": {}}}):
+        assert site.chat("as JSON", **form, **BEGUN).status_code == 400
+
+
 def test_a_budget_in_a_completion(site: Any) -> None:
     """Of a prompt that has begun the reasoning, and of one that has not; each of several by itself."""
     choices = site.complete(prompt=["go</><assistant>", "<think>"], max_tokens=200, thinking_token_budget=4).json()["choices"]

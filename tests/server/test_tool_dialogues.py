@@ -114,7 +114,7 @@ def test_dialogues_with_tools(new_site: Any, names: Sequence[str], dialogues: in
         site = new_site(EngineConfig(f"fake:{json.dumps({'script': entries, 'vocab': 258, 'max_model_len': 32768})}"), ServerConfig())
         for name, each in scripts.items():
             tokenizer = site.service.model.tokenizer
-            site.service._model = replace(site.service.model, chat=real.load(name, tokenizer))
+            site.service.deployment._model = replace(site.service.model, chat=real.load(name, tokenizer))
             for question, calls, said in each:
                 check(site, name, question, calls, said)
 
@@ -165,7 +165,8 @@ def test_a_call_that_begins_is_held_to_its_schema(new_site: Any) -> None:
     ]  # fmt: skip
     site = new_site(EngineConfig(f"fake:{json.dumps({'script': script, 'vocab': 258, 'max_model_len': 8192})}"), ServerConfig())
     with corpus(["Qwen-Qwen2.5-7B-Instruct"]) as real:
-        site.service._model = replace(site.service.model, chat=real.load("Qwen-Qwen2.5-7B-Instruct", site.service.model.tokenizer))
+        template = real.load("Qwen-Qwen2.5-7B-Instruct", site.service.model.tokenizer)
+        site.service.deployment._model = replace(site.service.model, chat=template)
         for question, parallel in (("one?", True), ("two?", True), ("two?", False), ("free?", True)):
             body = {"messages": [{"role": "user", "content": question}], "tools": tools, "parallel_tool_calls": parallel, "max_tokens": 900}
             message = site.request("POST", "/v1/chat/completions", json=body).json()["choices"][0]["message"]

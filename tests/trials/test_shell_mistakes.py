@@ -35,6 +35,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("chat {fake} hi", "`ridgeline run`", "run {fake} hi"),
     ("rmm demo", "'rmm'", None),  # nobody is led to a removal
     ("admin drian", "drian", None),  # nor to the end of a server
+    ("chaos --jsn", "--jsn", "chaos --json"),
     ("admin knobs step_ms", "name=value", None),
     ("--versoin", "--versoin", "--version"),
     # flags that do not exist

@@ -272,6 +272,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "list": _nothing,
     "rm": _check_rm,
     "ps": _nothing,
+    "chaos": _nothing,
     "admin status": _nothing,
     "admin knobs": _nothing,
     "admin drain": _nothing,

@@ -290,6 +290,10 @@ class ServerConfig:
         None, "URL of an OpenTelemetry collector that spans of requests are sent to, as http://HOST:4318/v1/traces [none are].",
         "spans have times and sizes, never a text; it needs ridgeline[otel]", "log lines of opentelemetry: nobody listens there",
     )  # fmt: skip
+    allow_chaos: bool = _set(
+        False, "Let `ridgeline chaos` inject faults.", "a server that people rely on should not be told to fail",
+        "engine restarts, or answers end with errors, while a fault is injected: on",
+    )  # fmt: skip
     log_level: str = _set(
         "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
         "the log fills up: warning", choices=("debug", "info", "warning", "error"),

@@ -15,7 +15,7 @@ from typing import Any
 from ridgeline.config.arguments import read_arguments
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
-from ridgeline.core.params import SamplingParams, with_known_arguments
+from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
@@ -24,16 +24,17 @@ from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
-from ridgeline.errors import ConfigError, Finding, RequestError
+from ridgeline.errors import ConfigError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
-from ridgeline.text.structured import StructuredOutputCompiler
+from ridgeline.text.structured import Asked, StructuredOutputCompiler
 from ridgeline.text.tokenizer import bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
+from ridgeline.text.tools.calling import Form, Offer, form_of, read_offer, read_tools
 from ridgeline.text.tools.marks import begins_reasoning
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -139,7 +140,9 @@ class LLM:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
@@ -147,6 +150,9 @@ class LLM:
 
         add_generation_prompt   None: unless the final message is continued
         continue_final_message  the model goes on with the last message instead of answering it
+        tools                   functions as in OpenAI's API; calls of them, and reasoning, are read from the answers
+        tool_choice             "auto", "none", "required", or a function, as a server takes it; None: "auto" where this model's form of
+                                calls is known, else "none"
         chat_template_kwargs    further variables that the template reads (`enable_thinking` …)
         Raises as `generate`; RequestError also where there is no template, or where it rejects the conversation.
         """
@@ -154,7 +160,9 @@ class LLM:
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
         header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
-        return self._complete([self.prepare(*pair) for pair in zip(conversations, params, strict=True)], use_tqdm)
+        is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
+        offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
+        return self._complete([self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
 
     @with_known_arguments
     def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -177,18 +185,32 @@ class LLM:
         """
         return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
 
-    def prepare(self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0) -> LLMRequest:
-        """Admits a request for `run`, which is not submitted yet. Raises RequestError."""
+    def prepare(
+        self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0, offer: Offer | None = None
+    ) -> LLMRequest:
+        """Admits a request for `run`, which is not submitted yet. offer: a chat's tools, whose answer is read; None: it is text.
+
+        Raises RequestError.
+        """
         self._engine.check_open()
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
         if isinstance(params.logit_bias, Mapping):
             params = replace(params, logit_bias=tuple(params.logit_bias.items()))
         limits = self.limits
+        asked = None if params.structured_outputs is None else Asked(params.structured_outputs, "structured_outputs")
+        form = Form(asked, None)
         if isinstance(prompt, Conversation):
             template = self._template()
             ids: Sequence[int] = template.encode(prompt, self.tokenizer)
             limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
+            if offer is not None:
+                can_follow = not params.ignore_eos and params.allowed_token_ids is None
+                special = {"skip_special": params.skip_special_tokens, "can_follow": can_follow}
+                form = form_of(offer, asked, template, self.tokenizer, ids, **special)
+                kept = form.reading is not None and form.reading.kept
+                outputs = None if form.asked is None else form.asked.params
+                params = replace(params, structured_outputs=outputs, skip_special_tokens=params.skip_special_tokens and not kept)
         else:
             prompt = _plain(prompt)
             ids = self.tokenizer.encode(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
@@ -198,10 +220,10 @@ class LLM:
             draw_seed=self._draw_seed,
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
-            grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
+            grammar=None if form.asked is None else self._grammar(form.asked),
             thinking=self._thinking(ids, params.thinking_token_budget),
         )  # fmt: skip
-        return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
+        return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
 
     def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
         """Yields each request when it and all before it are answered."""
@@ -232,6 +254,15 @@ class LLM:
         if tokens is None or self.chat_template is None or (ids := self.chat_template.reasoning_ids) is None:
             return None
         return ids.thinking(begins_reasoning(prompt, ids.texts, self.tokenizer), tokens)
+
+    def _grammar(self, asked: Asked) -> Grammar | None:
+        """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
+        try:
+            return replace(self._grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
+        except (RequestError, OverloadedError):
+            if asked.is_optional:
+                return None
+            raise
 
     def _template(self) -> ChatTemplate:
         if self.chat_template is None:

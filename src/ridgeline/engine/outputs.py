@@ -1,6 +1,8 @@
 """Outputs of `LLM`, with vLLM's names where the meaning coincides, and their construction from an answer's parts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed
@@ -8,7 +10,10 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import AnswerBuilder, CollectedChoice, best_indices
 from ridgeline.errors import RequestError
+from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tools.hearing import Listener, Reading
+from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text, Thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +30,22 @@ PromptLogprobs = tuple[dict[int, Logprob] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. arguments: a text of JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice, or in a stream its new part. `logprobs` and `cumulative_logprob` are None unless asked for.
 
+    text                all of it, without control tokens unless they are asked for
+    content             the text without reasoning and calls, where a chat's are read; else None
+    reasoning           what stood between the marks of reasoning
+    tool_calls          the calls that are complete
     cumulative_logprob  of all tokens so far
     finish_reason       "stop", "length", "abort", or "error" where the model's numbers were not finite; None while it is not complete
     stop_reason         the client's stop string or id
@@ -40,6 +58,9 @@ class CompletionOutput:
     logprobs: tuple[dict[int, Logprob], ...] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +81,54 @@ class RequestOutput:
     num_cached_tokens: int | None
 
 
+class _Said(NamedTuple):
+    """What was said, by kind."""
+
+    content: str | None
+    reasoning: str | None
+    calls: tuple[ToolCall, ...]
+
+
+_NOTHING: Final = _Said(None, None, ())
+
+
+class _Heard:
+    """One choice of a chat, as far as it has been heard."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._listener = Listener(reading)
+        self._begun = CallBegin("", None)
+        self._arguments: list[str] = []
+
+    def take(self, deltas: Iterable[TextDelta], is_last: bool) -> _Said:
+        """What these tokens say."""
+        content, thought, calls = "", "", list[ToolCall]()
+        events = [event for delta in deltas for event in self._listener.hear(delta, False)]
+        for event in (*events, *(self._listener.hear(None, True) if is_last else ())):
+            match event:
+                case Text():
+                    content += event.text
+                case Thought():
+                    thought += event.text
+                case CallBegin():
+                    self._begun, self._arguments = event, []
+                case CallArguments():
+                    self._arguments.append(event.text)
+                case CallEnd():
+                    calls.append(ToolCall(self._begun.id or "", self._begun.name, "".join(self._arguments)))
+        return _Said(content, thought or None, tuple(calls))
+
+
 class LLMRequest:
     """One request of an `LLM` while it is answered: collects its choices until they are read. Never runs the engine."""
 
-    def __init__(self, request: Admitted, prompt: str | None, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: Admitted, prompt: str | None, params: SamplingParams, tokenizer: Tokenizer, reading: Reading | None = None
+    ) -> None:
+        """reading: how answers of a chat are read; None: they are content as they are."""
         self.request = request
+        self._reading = reading
+        self._heard: dict[int, _Heard] = {}
         self._prompt = prompt
         self._params = params
         self._tokenizer = tokenizer
@@ -123,6 +187,13 @@ class LLMRequest:
         choice = self._choices[index]
         with_logprobs = self._params.logprobs is not None
         ids, logprobs, text = tuple(choice.ids), choice.logprobs, choice.text
+        said = _NOTHING
+        if self._reading is not None:
+            heard = self._heard.setdefault(index, _Heard(self._reading))
+            said = heard.take(choice.deltas, choice.has_ended)
+            if self._reading.kept:  # the text has all control tokens, for their marks
+                texts = [text for delta in choice.deltas for text in delta.texts]
+                text = "".join(text for token, text in zip(ids, texts, strict=True) if not self._tokenizer.is_control(token))
         choice.deltas.clear()
         return CompletionOutput(
             index=place,
@@ -132,6 +203,9 @@ class LLMRequest:
             logprobs=tuple(self._by_id(token, each) for token, each in zip(ids, logprobs, strict=True)) if with_logprobs else None,
             finish_reason=choice.end.reason.value if choice.has_ended else None,
             stop_reason=choice.end.stop_reason if choice.has_ended else None,
+            content=said.content,
+            reasoning=said.reasoning,
+            tool_calls=said.calls,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:

@@ -8,10 +8,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,7 @@ from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
 from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
+from ridgeline.server.chaos import Chaos, Dropped
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
@@ -40,6 +42,7 @@ ADMIN_ROWS: Final = (
     Row("POST", "/drain", "Ends the server behind its open requests", shapes.Draining, (), shapes.DrainRequest, access="admin"),
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
+    Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
 Drain = Callable[[str, float | None], float]
@@ -52,11 +55,11 @@ def audit(request: Request, action: str, **fields: object) -> None:
 
 
 class Admin:
-    """The admin's side of a server, from `start` to `close`."""
+    """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
 
-    def __init__(self, listening: socket.socket, service: Service, drain: Drain) -> None:
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]]) -> None:
         self._watches = Watches(service)
-        self._listener = AdminListener(listening, build_admin(service, drain, self._watches))
+        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, Chaos(service, connections)))
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,14 +75,14 @@ class Admin:
             self._looking.cancel()
 
 
-def build_admin(service: Service, drain: Drain, watches: Watches) -> ASGIApp:
+def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> ASGIApp:
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain, watches)
+    built = _routes(service, drain, watches, chaos)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain, watches: Watches) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> list[BaseRoute]:
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
@@ -107,7 +110,15 @@ def _routes(service: Service, drain: Drain, watches: Watches) -> list[BaseRoute]
             watches.begin(partial(audit, request), name, old, new, seconds)
         return json_response(shapes.KnobChange(name, old, new))
 
+    async def inject(request: Request) -> Response:
+        asked = parse(shapes.ChaosRequest, await read_body(request))
+        audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds)
+        audit(request, "chaos ended", **msgspec.to_builtins(report))
+        return json_response(report)
+
     return [
+        Route("/chaos", inject, methods=["POST"]),
         Route("/status", status, methods=["GET"]),
         Route("/drain", start_drain, methods=["POST"]),
         Route("/knobs", get_knobs, methods=["GET"]),

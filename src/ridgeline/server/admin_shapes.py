@@ -50,3 +50,23 @@ class KnobChange(Struct, frozen=True):
     name: str
     old: Value
     new: Value
+
+
+class ChaosRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    fault: str
+    seconds: float = 10.0
+
+
+class ChaosReport(Struct, frozen=True):
+    """What was done, and what came of it: of `open_requests` so many went on in another engine, failed, or were left by their clients;
+    `seconds` until requests were taken again, or until that was no longer waited for."""
+
+    fault: str
+    what: str
+    open_requests: int
+    continued: int
+    failed: int
+    aborted: int
+    engine_restarted: bool
+    recovered: bool
+    seconds: float

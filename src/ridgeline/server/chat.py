@@ -28,12 +28,14 @@ from ridgeline.server.loading import Model
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
-from ridgeline.server.spoken import Reading, Speaker
-from ridgeline.server.structured import Asked, structured_outputs
+from ridgeline.server.spoken import Speaker
+from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, read_body
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.stream import TextDelta
+from ridgeline.text.tools.calling import Form, form_of
+from ridgeline.text.tools.hearing import Reading
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -80,11 +82,11 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     asked_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
     room = max(1, model.limits.max_model_len - len(prompt))
     is_cut = clips and asked_tokens is not None and asked_tokens > room
-    asked, how = _form(payload, model, prompt)
+    form = _form(payload, model, prompt)
+    asked, how = form.asked, form.reading
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
-    form = asked and asked.params
     params = body.sampling_params(
-        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=form,
+        payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=asked and asked.params,
         thinking_token_budget=_budget(service, payload, how, notes), **special,
     )  # fmt: skip
     grammar = await service.compile_grammar(asked, notes.client)
@@ -102,25 +104,14 @@ def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading 
     return reasoning.budget(reasoning.wish(payload), template, service.config.reasoning_budget, notes, can_reason=can_reason)
 
 
-def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> tuple[Asked | None, Reading | None]:
-    """The form that the answer must have, and how it is read. A call that must be made comes before any form of an answer."""
+def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> Form:
+    """The form that the answer must have, and how it is read."""
     assert model.chat is not None, "tokenise_chat has refused the request"
-    asked = structured_outputs(payload)
-    offer = tools.offered(payload)
-    choice = tools.choose(offer, model.chat)
-    is_json = asked is not None and asked.params is not None and tools.reasons_first(payload, model.chat)
-    has_form = payload.response_format is not None and payload.response_format.get("type") != "text" and not is_json
-    skip_special = payload.skip_special_tokens is not False
-    is_told = reasoning.wish(payload).is_told
-    how = tools.reading(
-        offer, choice, model.chat, model.tokenizer, prompt, has_form=has_form, skip_special=skip_special, is_told=is_told
-    )
-    is_free = asked is None and not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None)
-    if how is not None and choice.family is not None and (choice.forced or is_free):
-        asked = tools.call_grammar(choice, how)
-    elif asked is not None and is_json:
-        asked = tools.reasoned(asked, how, model.chat)
-    return asked, how
+    return form_of(
+        tools.offered(payload), structured_outputs(payload), model.chat, model.tokenizer, prompt,
+        can_follow=not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None),
+        skip_special=payload.skip_special_tokens is not False, is_told=reasoning.wish(payload).is_told,
+    )  # fmt: skip
 
 
 def _default_max_tokens(payload: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:

@@ -15,9 +15,10 @@ from ridgeline.server.logprobs import TokenNames, chat_logprobs
 from ridgeline.server.replies import ChatLogprob
 from ridgeline.server.responses_input import Called, item_id
 from ridgeline.server.responses_shapes import Event, ItemStatus, OutputItem
-from ridgeline.server.spoken import Reading, Speaker
+from ridgeline.server.spoken import Speaker
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools import parser
+from ridgeline.text.tools.hearing import Reading
 from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text, Thought
 
 _NO_TOOL: Final = Called("function", "")

@@ -83,13 +83,17 @@ class _Server(uvicorn.Server):
         self.servers = cast(list[AsyncioServer], listeners)
         self.started = True
 
+    def open_connections(self) -> list[HttpConnection]:
+        """Connections of clients."""
+        return [cast(HttpConnection, each) for each in self.server_state.connections]
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 async def _serve(
-    service: Service, server: uvicorn.Server, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
+    service: Service, server: _Server, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
     on_ready: Callable[[Model, str], None],
 ) -> bool:
     """True if it was interrupted before it was ready."""
@@ -108,7 +112,7 @@ async def _serve(
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
-    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin)
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections)
     if admin is not None:
         admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())

@@ -1,91 +1,27 @@
 """What an assistant said in a chat: its text split into content, reasoning and tool calls, as a stream's deltas or a whole message.
 
-Owns the shapes and the ids of calls. How a model writes them is `text.tools`'s.
+Owns the shapes. What is heard of an answer is `text.tools.hearing`'s.
 """
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 
-from ridgeline.core.thinking import ReasoningMarks, Thinking, ThinkingState
 from ridgeline.server import replies
 from ridgeline.text.stream import TextDelta
-from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.tools.families import Family, Reasoning
-from ridgeline.text.tools.forms import Parameters
-from ridgeline.text.tools.parser import AnswerParser, CallArguments, CallBegin, CallEnd, Event, Text, Thought
-
-SHORT_ID: Final = 9
-"""Letters of an id where templates refuse any other number, as Mistral's do."""
+from ridgeline.text.tools.hearing import Listener, Reading
+from ridgeline.text.tools.parser import CallArguments, CallBegin, Event, Text, Thought
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the answers to a request are read.
-
-    thinks      the prompt has begun the reasoning
-    parallel    more than one call is given
-    has_thought  the prompt has ended the reasoning
-    kept        control tokens that are marks; None: the client asked for all of them
-    marks       the reasoning's, in the model's vocabulary
-    is_told     the reasoning is given; it is counted even where it is not
-    """
-
-    family: Family | None
-    reasoning: Reasoning | None
-    parameters: Parameters
-    tokenizer: Tokenizer
-    thinks: bool
-    parallel: bool
-    kept: frozenset[int] | None
-    has_thought: bool = False
-    marks: ReasoningMarks | None = None
-    is_told: bool = True
-
-
-class Speaker:
-    """One choice: its tokens in, deltas out. `reasoning_tokens`, those between the marks, and `has_called` are known so far."""
+class Speaker(Listener):
+    """One choice: its tokens in, deltas out."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._parser = AnswerParser(reading.family, reading.reasoning, reading.parameters, thinks=reading.thinks)
-        self._calls = 0
+        super().__init__(reading)
         self._told = -1
         """Index of the call that was told last."""
-        self._is_whole = True
-        self._thought = None if reading.marks is None else ThinkingState(Thinking(reading.marks, reading.thinks))
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Ids of the reasoning, without its marks."""
-        return 0 if self._thought is None else self._thought.tokens
-
-    @property
-    def can_reason(self) -> bool:
-        """True if reasoning is split off."""
-        return self._reading.reasoning is not None
-
-    @property
-    def has_called(self) -> bool:
-        """True if there are calls, all of them whole."""
-        return self._calls > 0 and self._is_whole
 
     def take(self, new: TextDelta | None, is_last: bool) -> replies.Delta | None:
         """What has become final with these tokens; None for nothing."""
         return self._delta(self.hear(new, is_last))
-
-    def hear(self, new: TextDelta | None, is_last: bool) -> list[Event]:
-        """What has become final with these tokens, in the order in which it was said. Every call has an id; those beyond the first are left
-        out where only one is given."""
-        events: list[Event] = []
-        for token, text in zip(new.ids, new.texts, strict=True) if new is not None else ():
-            events += self._parser.push("" if self._is_hidden(token) else text)
-            if self._thought is not None:
-                self._thought.push(token)
-        if is_last:
-            events += self._parser.finish()
-        return [given for each in events if (given := self._given(each)) is not None]
 
     def whole(self, deltas: Sequence[TextDelta]) -> replies.AssistantMessage:
         """The message of all deltas."""
@@ -106,23 +42,6 @@ class Speaker:
         return replies.AssistantMessage(
             "assistant", content if content or not calls else None, reasoning=thought, reasoning_content=thought, tool_calls=calls or None
         )
-
-    def _is_hidden(self, token: int) -> bool:
-        kept = self._reading.kept
-        return kept is not None and token not in kept and self._reading.tokenizer.is_control(token)
-
-    def _given(self, event: Event) -> Event | None:
-        """The event as it is told; None for one that is not."""
-        if isinstance(event, Text):
-            return event
-        if isinstance(event, Thought):
-            return event if self._reading.is_told else None
-        if isinstance(event, CallBegin):
-            self._calls, self._is_whole = self._calls + 1, False
-            event = CallBegin(event.name, event.id or self._new_id())
-        elif isinstance(event, CallEnd):
-            self._is_whole = True
-        return event if self._calls == 1 or self._reading.parallel else None
 
     def _delta(self, events: Sequence[Event]) -> replies.Delta | None:
         content, thought = "", ""
@@ -145,9 +64,3 @@ class Speaker:
             content=content or None, reasoning=thought or None, reasoning_content=thought or None,
             tool_calls=list(calls.values()) or None,
         )  # fmt: skip
-
-    def _new_id(self) -> str:
-        family = self._reading.family
-        if family is not None and family.begin == "[TOOL_CALLS]":
-            return secrets.token_hex(SHORT_ID)[:SHORT_ID]
-        return f"call_{secrets.token_hex(12)}"

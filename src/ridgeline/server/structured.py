@@ -5,31 +5,14 @@ Owns the spellings. What each form means is `text.structured`'s.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from ridgeline.core.params import StructuredOutputs
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
-from ridgeline.text.structured import Form
-
-
-class Asked(NamedTuple):
-    """A structured output, a form of calls, or JSON behind reasoning, and the field that asks for it.
-
-    is_optional  where it cannot be followed, the answer is free
-    """
-
-    outputs: Form
-    field: str
-    is_optional: bool = False
-
-    @property
-    def params(self) -> StructuredOutputs | None:
-        """What sampling parameters say of it."""
-        return self.outputs if isinstance(self.outputs, StructuredOutputs) else None
-
+from ridgeline.text.structured import Asked
 
 FORMS: Final[Mapping[str, str]] = {
     "guided_json": "json",

@@ -18,7 +18,7 @@ from typing import Any, Final
 from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
 from ridgeline.text.tools.grammar import CallForm, to_lark
-from ridgeline.text.tools.thought import ReasonedJson, json_to_lark
+from ridgeline.text.tools.thought import INNER, JSON, Reasoned, reasoned_to_lark
 
 WHITESPACE: Final = r" ?|\n {0,16}"
 """Between tokens of JSON. The library's default takes any amount: models that fall into it never come to an end."""
@@ -136,8 +136,8 @@ def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     try:
         if request["kind"] == "calls":
             text, reason = _calls(CallForm(**request["value"]), tokenizer)
-        elif request["kind"] == "reasoned_json":
-            text, reason = _reasoned(ReasonedJson(**request["value"]), tokenizer)
+        elif request["kind"] == "reasoned":
+            text, reason = _reasoned(Reasoned(**request["value"]), tokenizer)
         else:
             text = to_grammar(request["kind"], request["value"], request["whitespace"])
             reason = _fault(text, tokenizer)
@@ -201,11 +201,20 @@ def _calls(form: CallForm, tokenizer: Any) -> tuple[str, str | None]:
     return text, _explained(message) if message else None
 
 
-def _reasoned(form: ReasonedJson, tokenizer: Any) -> tuple[str, str | None]:
-    """The grammar of JSON behind reasoning, and why it cannot be followed: as `_calls`, and first of all the JSON alone."""
-    reason = _fault(to_grammar("json", form.schema, None), tokenizer)
-    text = json_to_lark(form, WHITESPACE)
-    message = _warning(text, TRUSTED) or _followed(json_to_lark(replace(form, control={}, free=()), WHITESPACE), tokenizer)
+def _reasoned(form: Reasoned, tokenizer: Any) -> tuple[str, str | None]:
+    """The grammar of a structured output behind reasoning, and why it cannot be followed: as `_calls`, and first of all that alone."""
+    inner = to_grammar(form.kind, form.value, form.whitespace)
+    reason = _fault(inner, tokenizer)
+
+    def whole(form: Reasoned) -> str:
+        outer = reasoned_to_lark(form, WHITESPACE)
+        if form.kind in JSON:
+            return outer
+        found = json.loads(inner)["grammars"][0] if inner.startswith('{"grammars"') else {"lark_grammar": inner}
+        return json.dumps({"grammars": [{"lark_grammar": outer}, {**found, "name": INNER}]})
+
+    text = whole(form)
+    message = _warning(text, TRUSTED) or _followed(whole(replace(form, control={}, free=())), tokenizer)
     return text, reason or (_explained(message) if message else None)
 
 

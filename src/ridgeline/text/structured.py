@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ridgeline.core.params import Grammar, StructuredOutputs
 from ridgeline.errors import ConfigError, OverloadedError, RequestError
 from ridgeline.text.sandbox_frames import FrameError, frame
 from ridgeline.text.sandbox_process import SandboxProcess
 from ridgeline.text.tools.grammar import CallForm
-from ridgeline.text.tools.thought import ReasonedJson
+from ridgeline.text.tools.thought import Reasoned
 
 COMPILE_SECONDS: Final = 1.0
 """CPU time for one grammar; a schema of 10 kB takes some 10 ms."""
@@ -32,8 +32,24 @@ MAX_KEPT: Final = 512
 MAX_REASON: Final = 400
 
 
-Form = StructuredOutputs | CallForm | ReasonedJson
+Form = StructuredOutputs | CallForm | Reasoned
 KINDS: Final = tuple(each.name for each in fields(StructuredOutputs))[:6]
+
+
+class Asked(NamedTuple):
+    """A structured output, a form of calls, or an output behind reasoning, and the field that asks for it.
+
+    is_optional  where it cannot be followed, the answer is free
+    """
+
+    outputs: Form
+    field: str
+    is_optional: bool = False
+
+    @property
+    def params(self) -> StructuredOutputs | None:
+        """What sampling parameters say of it."""
+        return self.outputs if isinstance(self.outputs, StructuredOutputs) else None
 
 
 class StructuredOutputCompiler:
@@ -117,8 +133,14 @@ def _question(asked: Form, param: str) -> bytes:
     """The frame for the process: kind, value and options. Raises RequestError for what needs no compiler to be refused."""
     if isinstance(asked, CallForm):
         return _framed("calls", asdict(asked), None, param)
-    if isinstance(asked, ReasonedJson):
-        return _framed("reasoned_json", asdict(asked), None, param)
+    if isinstance(asked, Reasoned):
+        return _framed("reasoned", asdict(asked), None, param)
+    kind, value = kind_of(asked, param)
+    return _framed(kind, value, asked.whitespace_pattern, param)
+
+
+def kind_of(asked: StructuredOutputs, param: str) -> tuple[str, Any]:
+    """The one kind of output that is asked for, and its value. Raises RequestError."""
     nothing = StructuredOutputs()
     given = [name for name in KINDS if getattr(asked, name) is not getattr(nothing, name)]
     if len(given) != 1:
@@ -133,7 +155,7 @@ def _question(asked: Form, param: str) -> bytes:
             raise RequestError(f"{param}: the text of {given[0]} is no JSON; send an object.", param=param) from None
     if given[0] == "choice" and not (0 < len(value) <= MAX_CHOICES and all(isinstance(each, str) and each for each in value)):
         raise RequestError(f"{param}: choice needs 1 to {MAX_CHOICES} texts, none of them empty.", param=param)
-    return _framed(given[0], value, asked.whitespace_pattern, param)
+    return given[0], value
 
 
 def _framed(kind: str, value: Any, whitespace: str | None, param: str) -> bytes:

@@ -1,26 +1,37 @@
 """Reasoning in grammars of answers: free text up to the mark that ends it, then what must follow.
 
-So a model that reasons does so before the JSON that a client asks for, and not within it.
+So a model that reasons does so before the form that a client asks for, and not within it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ridgeline.text.tools.lark import Lark
 
+JSON: Final = ("json", "json_object")
+"""Kinds of structured outputs that are JSON of a schema."""
+KINDS: Final = (*JSON, "regex", "choice", "grammar")
+"""Those that may stand behind reasoning; a structural tag has free text itself."""
+INNER: Final = "form"
+"""Name of a grammar that stands behind reasoning, where it is one of its own."""
+
 
 @dataclass(frozen=True, slots=True)
-class ReasonedJson:
-    """JSON of a schema, behind reasoning: plain data, for the process that makes grammars.
+class Reasoned:
+    """A structured output behind reasoning: plain data, for the process that makes grammars.
 
+    kind, value  what it is, as `core.params.StructuredOutputs` has it
+    whitespace   between tokens of JSON; None: the default
     thought  marks around the reasoning
     thinks   the prompt has begun it; else it may come
     control  names of marks that are control tokens → ids
     free     control tokens that the reasoning may have, as ranges [first, last]
     """
 
-    schema: Any
+    kind: str
+    value: Any
+    whitespace: str | None
     thought: Sequence[str]
     thinks: bool
     control: Mapping[str, int]
@@ -44,9 +55,10 @@ def behind_thought(lark: Lark, thought: Sequence[str], free: str, rest: str, *, 
     return f"{first} {inner} | {rest}"
 
 
-def json_to_lark(form: ReasonedJson, whitespace: str) -> str:
-    """The grammar. Raises Unsupported."""
-    lark = Lark(form.control, whitespace)
-    return lark.whole(
-        behind_thought(lark, form.thought, free_text(lark, form.free), lark.json(form.schema), thinks=form.thinks, must=True)
-    )
+def reasoned_to_lark(form: Reasoned, whitespace: str) -> str:
+    """The grammar; what is no JSON stands in one of its own, `INNER`. Raises Unsupported."""
+    lark = Lark(form.control, form.whitespace or whitespace)
+    rest = f"@{INNER}"
+    if form.kind in JSON:
+        rest = lark.json({"type": "object"} if form.kind == "json_object" else form.value)
+    return lark.whole(behind_thought(lark, form.thought, free_text(lark, form.free), rest, thinks=form.thinks, must=True))
