@@ -136,6 +136,8 @@ VLLM_DASHBOARD = (
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
     "vllm:iteration_tokens_total_bucket", "vllm:request_time_per_output_token_seconds_bucket",
     "vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_cached_total", "vllm:admission_rejections_total",
+    "vllm:prompt_tokens_by_source_total", "vllm:request_prefill_kv_computed_tokens_sum", "vllm:request_num_preemptions_bucket",
+    "vllm:cache_config_info",
 )  # fmt: skip
 """What the dashboards of vLLM's repository, and its autoscaling examples, ask for."""
 
@@ -162,6 +164,7 @@ def test_gauges_follow_rows() -> None:
     for choice in range(3):
         m.apply(closed("a", 2.0, Finish.STOP, choice))
     assert (m.running, m.waiting, m.finished[Finish.STOP]) == (0, 0, 3)
+    assert m.request_preemptions.counts[:2] == [2, 1] and (m.cached_tokens, m.request_computed.sum) == (16, 42)
     assert m.prompt_tokens == 5
 
 
@@ -175,6 +178,17 @@ def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
     body = exposition(m, "m", KV).decode()
     assert 'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 5.0' in body
     assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0' in body
+
+
+def test_gaps_of_one_step_may_differ() -> None:
+    """Rows that wait for different times are counted each with its own."""
+    started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(4)]
+    m = story(
+        events.Admitted("a", 0.0, 5, 4, 0.0), *started, computed(0, 1.0, {1: 1, 3: 1}), computed(1, 2.0, {2: 1, 4: 1}),
+        computed(2, 4.0, {1: 1, 2: 1, 4: 1, 3: 1}),
+    )  # fmt: skip
+    assert (m.inter_token.sum, m.inter_token.count) == (10.0, 4)
+    assert [m.inter_token.counts[m.inter_token.bounds.index(gap)] for gap in (2.0, 3.0)] == [2, 2]
 
 
 def test_abort_before_a_row() -> None:

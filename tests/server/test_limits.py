@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.admit import BOUNDS
+from ridgeline.engine.admit import BOUNDS, TARGET_BOUND
 from ridgeline.server import wire
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.errors import CATALOGUE, anthropic_type
@@ -97,11 +97,14 @@ WHOLE_CONTEXT = [0] * (CONTEXT - 2)
 def generation(path: str) -> dict[str, list[Case]]:
     """Cases of both routes that generate. The context, less the prompt, bounds `max_tokens`; that bounds `min_tokens`."""
     prompt_tokens = 2 if path == COMPLETIONS else len("<user>a</>\n<assistant>")
+    targets = integers(int(TARGET_BOUND.low), int(TARGET_BOUND.high))
     fields = {name: integers(int(bound.low), int(bound.high)) for name, bound in BOUNDS.items() if bound.whole}
     fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
     fields |= {
         **dict.fromkeys(LENGTHS, integers(-1, CONTEXT - prompt_tokens)),
         "thinking_token_budget": integers(-1, 2**31 - 1),
+        **dict.fromkeys(("ttft_ms", "itl_ms"), targets),
+        "deadline_ms": [case for case in targets if case[1] != "1"],  # no answer is that soon
         "logprobs": [case for case in integers(0, 20) if case[1] != "true"] + booleans()[:2],
         "top_logprobs": integers(0, 20),
         "min_tokens": integers(0, 2),

@@ -127,7 +127,7 @@ def test_types_of_anthropic_errors() -> None:
     """Those that its clients know, of each status that there is."""
     known = {
         "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large", "rate_limit_error",
-        "api_error", "overloaded_error",
+        "api_error", "overloaded_error", "timeout_error",
     }  # fmt: skip
     for code in CATALOGUE:
         body = ApiError(code, "why").body("anthropic")

@@ -125,7 +125,9 @@ def test_metrics_of_all_tenants_are_for_admins(shared: Any) -> None:
     while complete(shared, "four").status_code == 200:
         pass
     texts = {key: shared.get("/metrics", headers={"Authorization": f"Bearer {key}"}).text for key in ("one", "four", "six")}
-    rejected = 'ridgeline_tenant_rejected_requests_total{model_name="fake",tenant="few"}'
+    count = shared.service.metrics.tenants.by_label["few"].rejected
+    rejected = f'ridgeline_tenant_rejected_requests_total{{model_name="fake",tenant="few"}} {float(count)}'
+    assert count > 0
     assert rejected in texts["six"] and rejected in texts["four"] and rejected not in texts["one"]
     assert 'ridgeline_rejected_requests_total{model_name="fake",reason="rate_limit_exceeded"}' in texts["one"]
     tenants = {text: set(re.findall(r'tenant="([^"]*)"', text)) for text in texts.values()}

@@ -108,7 +108,7 @@ def test_a_request_and_its_phases(traced: Any, collector: Collector) -> None:
     phases = {span.name: span for span in found if span.parent_span_id == server.span_id}
     assert phases.keys() == {"queue", "prefill", "decode"}
     edges = [(phases[name].start_time_unix_nano, phases[name].end_time_unix_nano) for name in ("queue", "prefill", "decode")]
-    assert before < edges[0][0] <= edges[0][1] == edges[1][0] < edges[1][1] == edges[2][0] < edges[2][1] <= time.time_ns()
+    assert before < edges[0][0] < edges[0][1] == edges[1][0] < edges[1][1] == edges[2][0] < edges[2][1] <= time.time_ns()
     assert server.start_time_unix_nano <= edges[0][0]
     assert attributes(phases["decode"])["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
     assert collector.resource["service.name"] == "ridgeline" and collector.resource["service.version"]
@@ -150,11 +150,11 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = tracing.Tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", "m", "0")
+        for _ in range(1_100):  # three batches
+            tracer.end(tracer.begin([], "/v1/completions", True), 200, None, {})
         began = time.monotonic()
-        tracer.end(tracer.begin([], "/v1/completions", True), 200, None, {})
-        assert time.monotonic() - began < 0.3
         tracer.close()
-        assert 0.3 < time.monotonic() - began < 2
+        assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("endpoint", ["collector", "ftp://a", "http://", "http://a:0", "http://[", "grpc://a:4317"])

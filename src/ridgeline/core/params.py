@@ -210,7 +210,6 @@ class Admitted:
     arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     ttft_ms       milliseconds from arrival in which its first token should come, under the slo policy; 0: none is named
     itl_ms        milliseconds that a step with it decoding may take; 0: as the engine's `step_ms`
-    deadline_ms   milliseconds from arrival after which it is ended with an error; 0: never
     """
 
     request_id: str
@@ -230,7 +229,6 @@ class Admitted:
     arrived: float | None = None
     ttft_ms: int = 0
     itl_ms: int = 0
-    deadline_ms: int = 0
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""

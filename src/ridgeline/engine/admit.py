@@ -37,6 +37,8 @@ BOUNDS: Final = MappingProxyType({
     "priority": Bound(-(2**31), 2**31 - 1),
 })
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
+TARGET_BOUND: Final = Bound(1, 86_400_000)
+"""Of targets for latencies, in milliseconds."""
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 64, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
@@ -138,10 +140,11 @@ def tenant_domain(secret: bytes, tenant: str) -> bytes:
 def check_number(name: str, value: object) -> None:
     """Raises `RequestError` unless `value` has the type and range of `BOUNDS[name]`. A bool is not a number, NaN is in no range."""
     if value is not None or name not in OPTIONAL:
-        _check_bound(name, value, BOUNDS[name])
+        check_bound(name, value, BOUNDS[name])
 
 
-def _check_bound(name: str, value: object, bound: Bound) -> None:
+def check_bound(name: str, value: object, bound: Bound) -> None:
+    """Raises `RequestError` unless `value` is a number of the bound's type within it."""
     if isinstance(value, bool) or not isinstance(value, int if bound.whole else (int, float)):
         raise _invalid(name, value, f"it must be {'an integer' if bound.whole else 'a number'}", "invalid_type")
     if not bound.low <= value <= bound.high or (bound.above and value == bound.low):
@@ -216,7 +219,7 @@ def _check_bias(biases: object, vocab: int) -> None:
     if len({token for token, _ in biases}) != len(biases):
         raise RequestError("logit_bias names an id twice; name each once.", param="logit_bias")
     for _, bias in biases:
-        _check_bound("logit_bias", bias, LOGIT_BIAS_BOUND)
+        check_bound("logit_bias", bias, LOGIT_BIAS_BOUND)
 
 
 def _check_words(params: SamplingParams, words: Sequence[Sequence[int]], vocab: int) -> None:

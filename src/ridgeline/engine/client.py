@@ -79,6 +79,7 @@ class EngineClient:
         self._on_progress = on_progress
         self._delay = delay
         self._open = OpenRequests(on_events)
+        self.waiting_before = self._open.waiting_before
         self._child: EngineProcess | None = None
         self._ready: Ready | None = None
         self.is_checked = False

@@ -63,6 +63,12 @@ class OpenRequests:
         self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
         return stream
 
+    def waiting_before(self, tenant: str, now: float, latest: float) -> int:
+        """Choices of a tenant whose first token should come by `latest` and still can: they go first where targets order requests. Those
+        without a target are not counted."""
+        waiting = [each.request for each in self._streams.values() if not each.is_started and each.request.tenant == tenant]
+        return sum([each.choices for each in waiting if each.ttft_ms and now <= (each.arrived or now) + each.ttft_ms / 1e3 <= latest])
+
     def on_ready(self, fingerprint: bytes) -> None:
         """An engine takes requests. If it has other weights than the one before, what is open fails."""
         if self.fingerprint not in (None, fingerprint):

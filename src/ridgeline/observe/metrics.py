@@ -9,17 +9,16 @@ from typing import Final
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
-from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
+from ridgeline.observe.histogram import Histograms
 from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
 from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
 """Codes of errors by which a request is told to come back later."""
 NO_OBJECTIVE: Final = Objective()
-CHOICES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
-class Metrics:
+class Metrics(Histograms):
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
@@ -28,12 +27,15 @@ class Metrics:
 
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
+        super().__init__()
         self.objective = objective
         self.tenants = Tenants()
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.cached_tokens = 0
+        """Prompt tokens taken from the prefix cache, of requests whose first choice has ended; `prefix_hits` counts resumptions too."""
         self.preemptions = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
@@ -64,22 +66,6 @@ class Metrics:
         self.cached_blocks = 0
         self.ends = AnswerEnds()
         """Of answers, as the front end sees them: events hold no ids."""
-        self.time_to_first_token = Histogram(SECONDS)
-        self.inter_token = Histogram(SECONDS)
-        self.time_per_output_token = Histogram(SECONDS)
-        self.end_to_end = Histogram(SECONDS)
-        self.tokenizer = Histogram(SECONDS)
-        """Of requests, as the front end sees them."""
-        self.queue = Histogram(SECONDS)
-        self.prefill = Histogram(SECONDS)
-        self.decode = Histogram(SECONDS)
-        self.inference = Histogram(SECONDS)
-        self.step_run = Histogram(SECONDS)
-        self.step_tokens = Histogram(TOKENS)
-        self.request_prompt = Histogram(TOKENS)
-        self.request_generation = Histogram(TOKENS)
-        self.request_max_tokens = Histogram(TOKENS)
-        self.request_choices = Histogram(CHOICES)
         self._on_choice = on_choice
         self._open: dict[str, OpenRequest] = {}
         self._rows: dict[int, Choice] = {}
@@ -133,6 +119,7 @@ class Metrics:
                 self.host_hits += event.from_host
             case events.Preempted():
                 self.preemptions += 1
+                self._count_preemption(event)
                 self._free_row(event.request_id, event.choice)
             case events.Closed():
                 self._closed(event)
@@ -215,6 +202,7 @@ class Metrics:
         self._free_row(event.request_id, event.choice)
         choice = request.choices.get(event.choice)
         times = ChoiceTimes(request.arrived, None, None, None, event.time) if choice is None else choice.end(event)
+        self.request_preemptions.observe(0 if choice is None else choice.preemptions)
         self._observe_end(event, times)
         request.close(event, times)
         if request.open_choices == 0:
@@ -225,6 +213,8 @@ class Metrics:
 
     def _observe_end(self, event: events.Closed, times: ChoiceTimes) -> None:
         usage = event.usage
+        self.cached_tokens += usage.cached_tokens if event.choice == 0 else 0
+        self.request_computed.observe(usage.prompt_tokens - usage.cached_tokens)
         self.end_to_end.observe(event.time - times.arrived)
         self.request_prompt.observe(usage.prompt_tokens)
         self.request_generation.observe(usage.completion_tokens)
@@ -243,6 +233,12 @@ class Metrics:
         request.tenant.generation_tokens += request.tokens
         self.useful_tokens += request.tokens if result in COMPLETE else 0
         self.good_tokens += request.tokens if result is Result.GOOD else 0
+
+    def _count_preemption(self, event: events.Preempted) -> None:
+        request = self._open.get(event.request_id)
+        choice = request.choices.get(event.choice) if request else None
+        if choice is not None:
+            choice.preemptions += 1
 
     def _free_row(self, request_id: str, number: int) -> None:
         request = self._open.get(request_id)

@@ -181,9 +181,14 @@ class _Collector(Collector):
         cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=["engine", "block_size", "num_gpu_blocks"])
         cache.add_metric(["0", str(self._kv.block_tokens), str(self._kv.blocks)], 1)
         yield cache
-        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", [((), m.prefix_hits)])
+        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", [((), m.cached_tokens)])
+        cached, computed = m.cached_tokens, m.prompt_tokens - m.cached_tokens
+        sources = [(("local_compute",), computed), (("local_cache_hit",), cached), (("external_kv_transfer",), 0)]
+        yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens computed, or taken from a cache.", sources, "source")
         rejections = [((code,), count) for code, count in m.rejected.items()]
         yield self._counter("vllm:admission_rejections", "Requests rejected, by the error's code.", rejections, "reason")
+        yield self._histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed.", [((), m.request_computed)])
+        yield self._histogram("vllm:request_num_preemptions", "Preemptions of a choice.", [((), m.request_preemptions)])
         yield self._histogram("vllm:request_params_n", "Choices of a request.", [((), m.request_choices)])
         yield self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", [((), m.request_max_tokens)])
         yield self._histogram("vllm:request_max_num_generation_tokens", "The same, as vLLM has both.", [((), m.request_max_tokens)])

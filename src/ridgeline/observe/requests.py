@@ -79,6 +79,7 @@ class Choice:
     first_token_at: float | None = None
     last_token_at: float | None = None
     tokens: int = 0
+    preemptions: int = 0
 
     def end(self, event: Closed) -> "ChoiceTimes":
         """The times of the choice at its end. The last token, and the first where there is one alone, may have come with the step whose

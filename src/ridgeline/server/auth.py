@@ -4,6 +4,7 @@ Owns the demand for a key (`server.routes` says where), the headers that may hav
 origins and the size of headers. The decision rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
 """
 
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Final
 
@@ -63,7 +64,8 @@ class AccessGuard:
             if isinstance(found, ApiError):
                 await found.response(dialect_of(scope))(scope, receive, send)
                 return
-            with serving(found):
+            targets = found.targets.with_headers(scope["headers"])
+            with serving(found if targets is found.targets else replace(found, targets=targets)):
                 await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | ApiError:

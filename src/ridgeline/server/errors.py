@@ -49,6 +49,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "internal_error": (500, FAILED),
     "engine_failed": (500, FAILED),
     "engine_unavailable": (503, FAILED),
+    "deadline_exceeded": (504, "timeout_error"),
 })
 """Code → HTTP status and OpenAI error type."""
 
@@ -85,7 +86,7 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
 
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType({
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
-    500: "api_error", 503: "overloaded_error",
+    500: "api_error", 503: "overloaded_error", 504: "timeout_error",
 })  # fmt: skip
 
 

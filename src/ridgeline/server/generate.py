@@ -24,6 +24,7 @@ from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
+from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS: Final = 400_000
@@ -53,29 +54,34 @@ async def start_generation(
         params = service.brown_out.limit(params, current_caller())
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
+    targets = current_caller().targets.with_body(payload)
+    if payload.ttft_ms is not None and not service.has_targets:
+        notes.ignore("ttft_ms", "requests are served in order of arrival, --scheduling-policy slo was not given")
+    until = Deadline(notes.arrived, targets.deadline_ms) if targets.deadline_ms else None
     admit = service.admitter(
-        params, priority=priority, salt=salt, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived, grammar=grammar
-    )
+        params, priority=priority, salt=salt, targets=targets, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived,
+        grammar=grammar,
+    )  # fmt: skip
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
-        return Generation(_enter(service, requests, requests), tokenizer, requests, params, on_end)
-    engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES])
-    admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt)
+        return Generation(_enter(service, requests, requests, targets), tokenizer, requests, params, on_end, until)
+    engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES], targets)
+    admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt, targets=targets)
 
     def submit_step(ids: Sequence[int]) -> AnswerSource:
-        return Generation(engine, tokenizer, [admit_step(ids)], SamplingParams())
+        return Generation(engine, tokenizer, [admit_step(ids)], SamplingParams(), until=until)
 
     length_penalty = 1.0 if payload.length_penalty is None else payload.length_penalty
     return BeamGeneration(tokenizer, requests, params, submit_step, length_penalty)
 
 
-def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Admitted]) -> EngineClient:
+def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Admitted], targets: Targets) -> EngineClient:
     """The engine's client, if it can take `at_once`, and the caller's key has tokens for the prompts of all. Raises ApiError,
     OverloadedError, EngineDeadError."""
-    engine = service.check_capacity(sum(request.choices for request in at_once))
+    engine = service.check_capacity(sum(request.choices for request in at_once), targets)
     quota = current_caller().quota
     if quota is not None:
         quota.take_tokens(sum(len(request.prompt) for request in requests), time.monotonic())
@@ -104,9 +110,11 @@ class Generation:
         requests: Sequence[Admitted],
         params: SamplingParams,
         on_end: Callable[[ChoiceEnd], None] | None = None,
+        until: Deadline | None = None,
     ) -> None:
         """`on_end` is called with the end of each choice. Raises EngineDeadError while no engine takes requests."""
         self._on_end = on_end
+        self._until = until
         self._engine = engine
         self._requests = requests
         self._wakeup = Wakeup()
@@ -133,13 +141,16 @@ class Generation:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
         idle_seconds  after that long without a part comes an `Idle` one; None: never
-        Raises what the engine's client raises, and ApiError where the engine ended a choice with an error.
+        Raises what the engine's client raises, and ApiError where the engine ended a choice with an error, or when its deadline has passed.
         """
         remaining = sum(request.choices for request in self._requests)
+        timer = None if self._until is None else self._until.call(self._wakeup.set)
         try:
             while remaining:
                 if not await self._wakeup.wait(idle_seconds):
                     yield Idle()
+                if self._until is not None and self._until.has_passed:
+                    raise too_late(self._until.milliseconds)
                 for builder, stream in self._prompts:
                     while (item := stream.pop()) is not None:
                         parts, close = builder.process(item)
@@ -158,6 +169,8 @@ class Generation:
                             yield part
         finally:
             self._wakeup.close()
+            if timer is not None:
+                timer.cancel()
             self.usage.continued = max(stream.continued for _, stream in self._prompts)
             if self._quota is not None:
                 self._quota.settle(self.usage.completion_tokens, time.monotonic())

@@ -15,6 +15,7 @@ from typing import Final
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
+from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
 FLAG: Final = "--api-key-file"
 SECRET_FLAG: Final = "--cache-secret-file"
@@ -26,7 +27,7 @@ MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
-OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens")
+OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Key:
     rates   limits by the names of `quotas.RATES`
     is_sheddable      in a brown-out its requests are the first that are not taken
     brown_out_tokens  in a brown-out its answers have at most so many tokens; None: as many as ever
+    targets of its requests that name none
     """
 
     digest: bytes
@@ -47,12 +49,13 @@ class Key:
     rates: tuple[tuple[str, int], ...] = ()
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
+    targets: Targets = NO_TARGETS
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
-    always the same and no secret, and is empty where no key is needed."""
+    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's."""
 
     tenant: str = ""
     weight: int = 1
@@ -61,6 +64,7 @@ class Caller:
     owner: bytes = b""
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
+    targets: Targets = NO_TARGETS
 
 
 class ApiKeys:
@@ -103,7 +107,7 @@ class ApiKeys:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
         owner = hashlib.sha256(b"owner" + key.digest).digest()
-        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens)
+        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets)
 
 
 def read_keys(path: str) -> list[Key]:
@@ -165,8 +169,9 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
         raise ConfigError(f"{where} sheddable is yes or no")
     tokens = options.pop("brown_out_tokens", None)
     limit = None if tokens is None else _number("brown_out_tokens", tokens, MAX_RATE, where)
+    targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit)
+    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:

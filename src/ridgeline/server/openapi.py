@@ -31,6 +31,7 @@ from ridgeline.server.reasoning import BUDGETS
 from ridgeline.server.responses_shapes import ResponsesRequest
 from ridgeline.server.routes import DOCUMENTED, Row
 from ridgeline.server.service import Service
+from ridgeline.server.targets import NAMES as TARGETS
 from ridgeline.text.chat_content import MAX_MESSAGES
 
 Schema = dict[str, Any]
@@ -192,6 +193,7 @@ _LENGTH: Final[Schema] = {"integer": {"minimum": -1, "maximum": admit.BOUNDS["ma
 _IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _ID}
 _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     **{name: _range(bound) for name, bound in admit.BOUNDS.items()},
+    **{name: _range(admit.TARGET_BOUND) for name in TARGETS},
     **dict.fromkeys((*LENGTHS, *BUDGETS), _LENGTH),
     "max_output_tokens": {"integer": {"minimum": 1, "maximum": admit.BOUNDS["max_tokens"].high}},
     "top_logprobs": _range(admit.BOUNDS["logprobs"]),

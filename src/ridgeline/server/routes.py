@@ -38,7 +38,7 @@ PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 """Parameters of Anthropic's lists."""
 TOKENIZE: Final = "Token ids of a text or a conversation"
-NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
+NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
+from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
 from ridgeline.text.structured import QUEUE_SECONDS, Asked, StructuredOutputCompiler
@@ -162,6 +163,11 @@ class Service:
         """True if a request's priority counts."""
         return self.deployment.engine_config.scheduling_policy == "priority"
 
+    @property
+    def has_targets(self) -> bool:
+        """True if requests are ordered by their targets."""
+        return self.deployment.engine_config.scheduling_policy == "slo"
+
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
@@ -174,6 +180,7 @@ class Service:
         *,
         priority: int,
         salt: str,
+        targets: Targets,
         stop_ids: frozenset[int] = frozenset(),
         bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
@@ -184,7 +191,7 @@ class Service:
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
-        model = self.model
+        model, targets = self.model, self._with_objective(targets)
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
@@ -197,6 +204,7 @@ class Service:
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
+            request = replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
             if self.tracer is not None:
                 self.tracer.admitted(request)
             return request
@@ -223,10 +231,21 @@ class Service:
                 return None
             raise
 
-    def check_capacity(self, choices: int) -> EngineClient:
-        """The engine's client, if the caller may submit that many more choices. Raises OverloadedError where too many wait already,
-        RequestError where so many never may, EngineDeadError while no engine takes requests."""
-        engine, rows = self.engine, self.model.engine.info.rows
+    def _with_objective(self, targets: Targets) -> Targets:
+        """The targets, with the server's objective (--goodput) for the first token where none is named."""
+        objective = self.metrics.objective.ttft
+        return targets if targets.ttft_ms or not objective else replace(targets, ttft_ms=max(1, round(1e3 * objective)))
+
+    def check_capacity(self, choices: int, targets: Targets | None = None) -> EngineClient:
+        """The engine's client, if the caller may submit that many more choices. `targets`: of the request; None: of its headers and key.
+
+        Raises OverloadedError where too many wait already, or for too long, RequestError where so many never may, EngineDeadError while no
+        engine takes requests.
+        """
+        engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
         self._update_brown_out()
-        self.waiting_room.check(current_caller(), choices, rows, engine.open_choices, time.monotonic())
+        asked = self._with_objective(caller.targets if targets is None else targets)
+        if asked.ttft_ms and self.has_targets:
+            ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)
+        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, asked.patience(has_order=self.has_targets), ahead)
         return engine

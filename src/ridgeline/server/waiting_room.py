@@ -49,6 +49,11 @@ class QueuePace:
             self._began, oldest = self._ends.popleft()
             self._sum -= oldest
 
+    @property
+    def is_known(self) -> bool:
+        """True once something has ended while others waited."""
+        return self._sum > 0
+
     def per_second(self) -> float:
         """The pace; with no end yet, that of one end in all the time for which it was waited, or in a second."""
         return max(1, self._sum) / max(self._busy - self._began, 1e-3 if self._sum else 1.0)
@@ -66,9 +71,23 @@ class WaitingRoom:
         """Time until which places are promised to those of a tenant who were refused."""
         self._spread = 0.0
 
-    def check(self, caller: Caller, count: int, rows: int, open_: Mapping[str, int], now: float) -> None:
+    def check(
+        self,
+        caller: Caller,
+        count: int,
+        rows: int,
+        open_: Mapping[str, int],
+        now: float,
+        seconds: float | None = None,
+        ahead: int | None = None,
+    ) -> None:
         """Raises OverloadedError where `count` more sequences of the caller would have to wait and may not, RequestError where they never
-        may. `open_`: sequences of each tenant that has some."""
+        may.
+
+        open_    sequences of each tenant that has some
+        seconds  for which they may wait, by the pace of the queue; None: for ever
+        ahead    sequences of the caller's tenant that go first; None: all that wait
+        """
         total, own = sum(open_.values()), open_.get(caller.tenant, 0)
         self._pace.advance(now, total > rows)
         places = rows + self.max_waiting
@@ -80,13 +99,20 @@ class WaitingRoom:
         self._weights[caller.tenant] = caller.weight
         share = caller.weight / sum(self._weights.get(tenant, 1) for tenant in {caller.tenant, *open_})
         limit = max(int(places * share), count if own == 0 else 1)
-        if own + count <= limit or total + count <= rows:
+        waiting = max(0, own - int(rows * share))
+        wait = 0.0
+        if seconds is not None and self._pace.is_known:
+            wait = (waiting if ahead is None else ahead) / (self._pace.per_second() * share)
+        is_in_time = seconds is None or wait <= seconds
+        if total + count <= rows or (own + count <= limit and is_in_time):
             return
         self.refused[caller.tenant] += 1
-        waiting = max(0, own - int(rows * share))
         whose = "" if share == 1 else " for this key's tenant"
+        message = f"at most {limit - int(rows * share)} may wait"
+        if own + count <= limit:
+            message = f"it would wait for {wait:.1f} s, and be too late for its target or deadline behind {seconds:.1f} s"
         raise OverloadedError(
-            f"{waiting} sequences wait already{whose} and this request brings {count}; at most {limit - int(rows * share)} may wait",
+            f"{waiting} sequences wait already{whose} and this request brings {count}; {message}",
             self._retry_after(caller.tenant, count, waiting, share, now),
         )
 

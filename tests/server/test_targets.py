@@ -1,0 +1,109 @@
+"""Deadlines, targets and priorities over HTTP, where one row serves one request after the other."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.errors import ConfigError
+from ridgeline.server.keys import ApiKeys
+from ridgeline.server.targets import Targets
+
+ONE_ROW = 'fake:{"rows": 1, "step_seconds": 0.01, "max_model_len": 4096}'
+
+
+@pytest.fixture(scope="module")
+def slo(site: Any) -> Iterator[Any]:
+    found = type(site)(EngineConfig(ONE_ROW, scheduling_policy="slo"), ServerConfig(goodput="ttft=20s", max_waiting=64))
+    found.wait(found.service.start())
+    yield found
+    found.close()
+
+
+def in_order(site: Any, bodies: list[dict[str, Any]]) -> list[int]:
+    """Numbers of the requests in the order in which they end. All of them wait for one that came first."""
+    ended: list[int] = []
+
+    async def one(number: int, body: dict[str, Any]) -> None:
+        answer = await site.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True, **body})
+        assert answer.status_code == 200, answer.text
+        ended.append(number)
+
+    async def all_of_them() -> None:
+        first = asyncio.create_task(one(-1, {"max_tokens": 60}))
+        await asyncio.sleep(0.1)
+        await asyncio.gather(first, *(one(number, body) for number, body in enumerate(bodies)))
+
+    site.wait(all_of_them())
+    return ended[1:]
+
+
+def test_the_smallest_priority_runs_first(new_site: Any) -> None:
+    """vLLM's meaning: lower is earlier, 0 where none is sent, and of equals the one that came first."""
+    site = new_site(EngineConfig(ONE_ROW, scheduling_policy="priority"))
+    assert in_order(site, [{"priority": 5}, {}, {"priority": -1}, {"priority": 5}, {"priority": 0}]) == [2, 1, 4, 0, 3]
+    assert "x-ridgeline-ignored-fields" not in site.complete(prompt="a", priority=3, max_tokens=1).headers
+
+
+def test_least_slack_runs_first(slo: Any) -> None:
+    """Where no target is named it is the objective's, 20 s."""
+    assert in_order(slo, [{"ttft_ms": 60_000}, {"ttft_ms": 5_000}, {}, {"ttft_ms": 4_000}]) == [3, 1, 2, 0]
+
+
+def test_a_deadline_ends_what_is_late(slo: Any) -> None:
+    answer = slo.complete(prompt="a", max_tokens=2_000, ignore_eos=True, deadline_ms=150)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (504, "deadline_exceeded", "timeout_error")
+    assert "150 ms" in error["message"] and answer.headers["x-should-retry"] == "false"
+    stream = slo.complete(prompt="a", max_tokens=2_000, ignore_eos=True, deadline_ms=200, stream=True)
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert stream.status_code == 200 and len(events) > 3 and events[-1]["error"]["code"] == "deadline_exceeded"
+    header = {"x-slo-deadline-ms": "150"}
+    late = slo.request("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 2_000, "ignore_eos": True}, headers=header)
+    assert late.status_code == 504
+    body = {"prompt": "a", "max_tokens": 2, "deadline_ms": 20_000}
+    assert slo.request("POST", "/v1/completions", json=body, headers=header).status_code == 200, "the body's own counts"
+    assert slo.complete(prompt="a", max_tokens=2).status_code == 200 and slo.service.deployment.open_requests == 0
+
+
+def test_who_would_be_late_is_told_at_once(slo: Any) -> None:
+    """By the pace of the queue. A target finds its place in the order of the queue, however long that is."""
+
+    async def burst() -> list[Any]:
+        def ask(**body: Any) -> Any:
+            return slo.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 15, "ignore_eos": True, **body})
+
+        known = asyncio.gather(*(ask(max_tokens=2) for _ in range(4)))  # by these the pace is known
+        await known
+        waiting = [asyncio.create_task(ask(ttft_ms=9_000)) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        found = await asyncio.gather(ask(ttft_ms=60_000, deadline_ms=20), ask(ttft_ms=1), ask(ttft_ms=60_000))
+        return [*found, *(await asyncio.gather(*waiting))]
+
+    late, first, patient, *others = slo.wait(burst())
+    assert late.status_code == 429 and "too late for its target or deadline behind 0.0 s" in late.json()["error"]["message"]
+    assert first.status_code == patient.status_code == 200, "nobody goes before the first; the other has time"
+    assert all(each.status_code == 200 for each in others)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "abc", "86400001", "9" * 400, ""])
+def test_headers_are_bounded(slo: Any, value: str) -> None:
+    answer = slo.request("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"x-slo-ttft-ms": value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "x-slo-ttft-ms"
+
+
+def test_targets_of_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("chat secret1 ttft_ms=500 itl_ms=50\nbatch secret2 deadline_ms=60000\n")
+    file.chmod(0o600)
+    keys = ApiKeys(file=str(file))
+    chat, batch = keys.find("secret1"), keys.find("secret2")
+    assert chat is not None and chat.targets == Targets(ttft_ms=500, itl_ms=50)
+    assert batch is not None and batch.targets.with_headers([(b"x-slo-tpot-ms", b"80")]) == Targets(itl_ms=80, deadline_ms=60_000)
+    file.write_text("chat secret1 ttft_ms=0\n")
+    with pytest.raises(ConfigError, match="line 1: ttft_ms is a whole number from 1 to 86,400,000"):
+        keys.reload()
