@@ -59,7 +59,7 @@ public:
     void again(size_t token, Mask mask, uint8_t* scratch);
     bool settled() const { return unsettled_ == 0; }
     // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
-    // others are; of a block without the maximum is that, and it is not written.
+    // others are, and where masks forbid; of a block without the maximum is that, and it is not written.
     void write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch);
 
     const Counts& counts() const { return counts_; }

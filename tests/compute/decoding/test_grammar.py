@@ -13,6 +13,7 @@ from weakref import finalize
 
 import numpy as np
 import pytest
+from fake_grammars import FakeGrammars, packed_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
+from ridgeline.compute.runner import Places
 from ridgeline.core.params import Grammar, RowParams, Sampling
 
 VOCAB, END = 300, 256
@@ -243,6 +245,32 @@ def test_samplers_agree_under_masks(seed: int, temperature: float, top_k: int, c
         answers.append(sample(logits, rows, [drafted, drafted], [2, 2], histories, None, None, [mask, None]).ids)
     assert all(answer == answers[0] for answer in answers)
     assert all(bits[place, token] for place, token in enumerate(answers[0][0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.7, 5.0)), st.integers(1, 900))
+def test_a_draw_before_there_is_a_mask_is_the_one_under_it(seed: int, temperature: float, count: int) -> None:
+    """Rows that ask their grammar; the others have their masks already."""
+    draws = np.random.default_rng(seed)
+    asked = Sampling(temperature=temperature, grammar=grammar("any"))
+    rows = [RowParams(seed % 2**63, place, 2, asked) for place in range(4)]
+    logits = (3 * draws.normal(size=(4, 1_000))).astype(np.float32)
+    bits = np.zeros((4, 1_000), bool)
+    for row in bits:
+        row[draws.choice(1_000, count, replace=False)] = True
+    bits[::2][np.arange(2), logits[::2].argmax(axis=1)] = True
+    masks = [packed_mask(row) for row in bits]
+    for level in ext.isa_levels():
+        native = sampling.Sampler(1_000, ext.native().Team(1), level=level)
+        expected = native.sample_rows(logits, rows, [()] * 4, [9] * 4, [None] * 4, None, None, masks).ids
+        grammars = FakeGrammars(bits)
+        made, records = grammars.records(4)
+        records[:3, 3] = 1
+        places, given = Places(grammars.calls, records, np.zeros(4, np.int64)), [None, None, None, masks[3]]
+        assert native.sample_rows(logits, rows, [()] * 4, [9] * 4, [None] * 4, None, None, given, places).ids == expected
+        assert set(grammars.asked) == {0, 1, 2}
+        takes = [bits[row, logits[row].argmax()] and records[row, 4] == 0 for row in range(3)]
+        assert [records[row, 4] == 1 and np.array_equal(made[row], masks[row][0]) for row in range(3)] == [not each for each in takes]
 
 
 def test_closing_frees_descriptors() -> None:
