@@ -27,10 +27,13 @@ constexpr size_t kFewOf = 32;
 
 void forbid(Mask mask, size_t block, size_t count, float* outputs) {
     for (size_t first = 0; mask != nullptr && first < count; first += kBlockRows, ++block) {
-        const uint32_t bits = allowed(mask, block);
         const size_t columns = std::min(kBlockRows, count - first);
-        for (size_t i = 0; bits != 0xffffu && i < columns; ++i)
-            if ((bits >> i & 1) == 0) outputs[first + i] = -INFINITY;
+        uint32_t forbidden = ~allowed(mask, block) & ((1u << columns) - 1);
+        if (forbidden + 1 == 1u << columns) {
+            std::fill_n(outputs + first, columns, -INFINITY);
+            continue;
+        }
+        for (; forbidden != 0; forbidden &= forbidden - 1) outputs[first + static_cast<size_t>(__builtin_ctz(forbidden))] = -INFINITY;
     }
 }
 
@@ -152,12 +155,11 @@ size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
         if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
         const size_t first = *order * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
+            if (allowed(mask, block) == 0) continue;
             const float value = bounds_[block * tokens_ + token];
             if (count == most) {
-                if (value <= found[0].value || allowed(mask, block) == 0) continue;
+                if (value <= found[0].value) continue;
                 std::pop_heap(found, found + count--, lower);
-            } else if (allowed(mask, block) == 0) {
-                continue;
             }
             found[count++] = {value, block};
             std::push_heap(found, found + count, lower);
@@ -227,8 +229,13 @@ void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread
             for (size_t block = first; block < first + count; ++block) any |= wanted(block, token);
             *maximum = -INFINITY;
             if (!any) continue;
-            for (size_t block = first; block < first + count; ++block)
-                if (!wanted(block, token)) std::fill_n(out + block * kBlockRows, columns_of(block, 1), -INFINITY);
+            for (size_t block = first; block < first + count; ++block) {
+                const size_t columns = columns_of(block, 1);
+                if (!wanted(block, token))
+                    std::fill_n(out + block * kBlockRows, columns, -INFINITY);
+                else
+                    forbid(mask(token), block, columns, out + block * kBlockRows);
+            }
             kernels_.sample->maxima(out + column, columns_of(first, count), maximum);
         }
     }

@@ -59,7 +59,7 @@ public:
     void again(size_t token, Mask mask, uint8_t* scratch);
     bool settled() const { return unsettled_ == 0; }
     // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
-    // others are; of a block without the maximum is that, and it is not written.
+    // others are, and where masks forbid; of a block without the maximum is that, and it is not written.
     void write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch);
 
     const Counts& counts() const { return counts_; }
@@ -85,7 +85,8 @@ private:
     bool leaves_few() const;
     // Whether outputs of a block could be among those that a token needs.
     bool wanted(size_t block, size_t token) const {
-        return (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token])) && allowed(mask(token), block) != 0;
+        // The mask first: bounds of a token are far apart.
+        return allowed(mask(token), block) != 0 && (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token]));
     }
     Codes token(size_t token) const;
     // Lists the tokens whose outputs are looked for.

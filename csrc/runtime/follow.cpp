@@ -72,7 +72,7 @@ bool Plan::share_side(Side side, uint64_t step, size_t chunks, F run) {
 
 void Plan::move_row(size_t row) {
     move_place(*wanted_.calls, wanted_.followers[row]);
-    if (!asks_) write_mask(*wanted_.calls, wanted_.followers[row]);
+    if (!asks_ && !wanted_.followers[row].asks) write_mask(*wanted_.calls, wanted_.followers[row]);
 }
 
 bool Plan::move_ahead(uint64_t step) {

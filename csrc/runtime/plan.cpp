@@ -354,9 +354,11 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
 void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
     const ProductOp& op = phase.products.front();
     const size_t size = blocks_each(phase, step), column = chunk * size * kBlockRows, columns = std::min(op.matrix.n - column, size * kBlockRows);
-    for (size_t row = 0; row < step.selected; ++row)
-        kernels_.sample->maxima(op.to.out + row * op.to.stride + column, columns,
-                                wanted_.maxima + row * ceiling(op.matrix.n, kSampleBlock) + column / kSampleBlock);
+    for (size_t row = 0; row < step.selected; ++row) {
+        float* outputs = op.to.out + row * op.to.stride + column;
+        if (wanted_.masks != nullptr) forbid(wanted_.masks[row], column / kBlockRows, columns, outputs);
+        kernels_.sample->maxima(outputs, columns, wanted_.maxima + row * ceiling(op.matrix.n, kSampleBlock) + column / kSampleBlock);
+    }
 }
 
 void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {

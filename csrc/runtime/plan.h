@@ -50,7 +50,8 @@ struct Phase {
 struct Wanted {
     int32_t* best = nullptr;             // [selected]: the number of each row's largest output, in place of outputs
     const int32_t* keep = nullptr;       // [selected]: so many of the largest outputs are needed, and those that equal the last; 0: all
-    const Mask* masks = nullptr;         // [selected]: `best` and `keep` are of the outputs that these allow; null: of all
+    const Mask* masks = nullptr;         // [selected]: `best`, `keep` and `maxima` are of the outputs that these allow; null: of all. Beside
+                                         // `maxima` others are -infinity
     float* maxima = nullptr;             // [selected, ceil(n / kSampleBlock)]: beside outputs the largest of each block of them, NaN where one
                                          // is; -infinity where `keep` needs none, and no output is written
     const GrammarCalls* calls = nullptr;

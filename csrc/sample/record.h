@@ -55,7 +55,9 @@ struct Masks : List<uint32_t> {};
     FIELD(Ids, ids)                      /* prompt and outputs */                           \
     FIELD(Ids, seen)                     /* of these each once */                           \
     FIELD(Ids, times)                    /* how often each of `seen` was an output */       \
-    FIELD(Masks, masks)                  /* of its grammar, for each sampling position `count` words with a bit for each id; none: no grammar */
+    FIELD(Masks, masks)                  /* of its grammar, for each sampling position `count` words with a bit for each id; none: no grammar */ \
+    FIELD(uint64_t, follower)            /* 0, or address of a `Follower` that asks (runtime/follow.h), of a row without filters and other edits */ \
+    FIELD(uint64_t, calls)               /* of the `GrammarCalls` of that */
 
 struct SampleRow {
 #define RIDGELINE_FIELD(type, name) type name;

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "runtime/follow.h"
 #include "sample/parts.h"
 
 namespace ridgeline {
@@ -44,13 +45,33 @@ int32_t sample_place(const SampleStep& step, const Place& place, size_t vocab, v
     return greedy ? best.id : choose(row, best, place);
 }
 
+// The token of a row that asks its grammar, as under a mask: where the grammar takes both the largest logit, which weights are reckoned from,
+// and the winner of the draw over all ids, the winner is also that of the draw over what a mask leaves, since noise belongs to the id.
+int32_t ask_grammar(const SampleStep& step, const SampleRow& asked, size_t vocab, void* scratch) {
+    const GrammarCalls& calls = *reinterpret_cast<const GrammarCalls*>(asked.calls);
+    Follower& follower = *reinterpret_cast<Follower*>(asked.follower);
+    const float* maxima = step.maxima == nullptr ? nullptr : step.maxima + asked.first * step.maxima_stride;
+    const BlockRow row = split(step.logits + asked.first * step.logits_stride, maxima, vocab, scratch);
+    const Best best = best_of(row);
+    if (takes(calls, follower, best.id)) {
+        const bool greedy = asked.temperature == 0.0 || !isfinite(best.value);
+        const int32_t id = greedy ? best.id : choose(row, best, {asked, nullptr, 0});
+        if (id == best.id || takes(calls, follower, id)) return id;
+    }
+    write_mask(calls, follower);
+    SampleRow masked = asked;
+    masked.masks.items = follower.mask, masked.masks.count = calls.room / sizeof(uint32_t);
+    return sample_place(step, {masked, nullptr, 0}, vocab, scratch);
+}
+
 void sample_row(const SampleStep& step, const SampleRow& asked, size_t row, size_t vocab, void* scratch) {
     const int32_t* drafts = step.drafts == nullptr ? nullptr : step.drafts + asked.first;
     int32_t returned = 0;
     for (size_t known = 0; known < asked.count; ++known) {
         const size_t at = asked.first + known;
         if (step.finite != nullptr && step.finite[at] == 0) break;
-        step.ids[at] = sample_place(step, {asked, drafts, known}, vocab, scratch);
+        const bool asks = asked.follower != 0;
+        step.ids[at] = asks ? ask_grammar(step, asked, vocab, scratch) : sample_place(step, {asked, drafts, known}, vocab, scratch);
         returned = step.ids[at] < 0 ? -1 : returned + 1;
         if (returned < 0 || drafts == nullptr || step.ids[at] != drafts[known]) break;
     }

@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.bench.client import PreparedRequest, RequestOutcome
 from ridgeline.bench.compare import SCENARIOS, ServerRounds, ceilings, common_prefix, parse_scenarios, ratio, read_roofline, round_values
+from ridgeline.bench.reconcile import ServerTtft
 from ridgeline.bench.report import LatencySummary, LoadReport, as_dict, format_value, make_report, report_notes, table_rows
 from ridgeline.bench.servers import ServerSize, parse_spec, resident_bytes
 from ridgeline.bench.session import FIRST_WORD, WORDS, Measurement, Prompts, TokenCosts, _measure_costs
@@ -32,6 +33,20 @@ def outcome(intended: float, first: float, ended: float, output: int, error: str
 
 def measured(*outcomes: RequestOutcome) -> Measurement:
     return Measurement(outcomes, 10.0, 0.5)
+
+
+def test_the_servers_metrics_are_held_against_the_clients_times() -> None:
+    """A thousandth of a second passes until a request is sent."""
+
+    def told(server: ServerTtft, *first: float, busy: float = 0.5) -> list[str]:
+        outcomes = [outcome(0.0, each, 2.0, 4) for each in first] * 50
+        return report_notes(make_report(Measurement(outcomes, 10.0, busy, server), Objective()))
+
+    assert not told(ServerTtft(100, 10.0), 0.101, 0.101) and not told(ServerTtft(100, 10.0), 0.1, 0.102)
+    assert "TTFT from sending is 150.0 ms here, 100.0 ms by the server's" in told(ServerTtft(100, 10.0), 0.151, 0.151)[0]
+    assert "the server counts 200 first tokens, this client asked for 100" in told(ServerTtft(200, 10.0), 0.1, 0.1)[0]
+    assert "the server counts 99 first tokens" in told(ServerTtft(99, 10.0), 0.1, 0.1)[0]
+    assert "this client is the bottleneck: its one thread was busy for 95%" in told(ServerTtft(100, 10.0), 0.1, 0.1, busy=9.5)[0]
 
 
 def test_percentiles_are_the_nearest_rank() -> None:
@@ -272,4 +287,4 @@ def test_figures_have_a_row_or_a_reason() -> None:
     from ridgeline.bench.report import METRIC_LABELS
 
     named = {key.partition(".")[0] for key in METRIC_LABELS}
-    assert set(LoadReport.__dataclass_fields__) - named == {"failures", "curves", "short", "counted"}  # the last two are notes
+    assert set(LoadReport.__dataclass_fields__) - named == {"failures", "curves", "short", "counted", "disagreement"}  # three are notes

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ridgeline.core.drafts.depth import BARRIER_SECONDS, BARRIER_SECONDS_PER_ROW, StepCost, choose_depths
-from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramPredictor
+from ridgeline.core.drafts.ngram import COMPARISON_DECAY, MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramPredictor
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import RowParams
@@ -50,6 +50,24 @@ def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
             assert (index.match, index.match_length) == (match, match_length)
 
 
+def test_the_record_is_that_of_single_comparisons() -> None:
+    """Predictions that came true together count as if they had come one by one, the first wrong one and none behind it among them."""
+    rng, ids = Random(3), [7, 8, 9, 1, 2, 3, 4, 5, 6] * 3
+    index = NgramPredictor(ids)
+    right, compared, wrong = 0.0, 0.0, 0
+    for _ in range(200):
+        predicted = index.propose(24)
+        came = predicted[: rng.choice((1, 2, 5, 20))] + ((77,) if rng.random() < 0.2 else ())
+        for place, token in enumerate(came if predicted else ()):
+            compared, right = COMPARISON_DECAY * compared + 1, COMPARISON_DECAY * right + (token == predicted[place])
+            if token != predicted[place]:
+                wrong += 1
+                break
+        ids += came or (7, 8, 9)
+        assert index.update() and (index.right, index.compared) == pytest.approx((right, compared))
+    assert wrong > 3 and compared > 10
+
+
 def test_a_long_prompt_is_indexed_in_parts() -> None:
     index = NgramPredictor(list(range(3 * MAX_IDS_PER_UPDATE)))
     assert [index.update() for _ in range(3)] == [False, False, True]
@@ -61,26 +79,32 @@ def test_a_continuation_that_reaches_the_end_is_repeated() -> None:
     assert index.update() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
 
 
+def measure(cost: StepCost, tokens: int, seconds: float) -> None:
+    cost.measured.append((tokens, seconds))
+    if len(cost.measured) >= cost.wanted:
+        cost.update()
+
+
 def test_costs_are_interpolated_and_follow_measurements() -> None:
     cost = StepCost(TABLE)
     assert [round(1e3 * cost.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
     for _ in range(200):
-        cost.measure(1, 0.022)
+        measure(cost, 1, 0.022)
     assert cost.seconds(1) == pytest.approx(0.022, rel=0.01) and cost.seconds(4) > 0.018  # all takes longer now
     for _ in range(200):
-        cost.measure(1, 0.022)
-        cost.measure(3, 0.066)
+        measure(cost, 1, 0.022)
+        measure(cost, 3, 0.066)
     assert cost.seconds(3) / cost.seconds(1) == pytest.approx(3.0, rel=0.05)
 
 
 def test_without_a_table_all_steps_cost_the_same_until_measured() -> None:
     cost = StepCost(())
     assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=False) == [2]
-    cost.measure(1, 0.01)
+    measure(cost, 1, 0.01)
     assert cost.seconds(1) == cost.seconds(5) == pytest.approx(0.01)
     for _ in range(100):
-        cost.measure(3, 0.08)
-        cost.measure(1, 0.01)
+        measure(cost, 3, 0.08)
+        measure(cost, 1, 0.01)
     assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=True) != [2]
 
 

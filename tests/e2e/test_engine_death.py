@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +25,10 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
         assert answer.status_code == 200
         events = [line[6:] async for line in answer.aiter_lines() if line]
     assert events[-1] == "[DONE]"
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+    texts: dict[int, str] = {}
+    for choice in (choice for event in events[:-1] for choice in json.loads(event)["choices"]):
+        texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return "|".join(texts[index] for index in sorted(texts))
 
 
 async def whole(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
@@ -64,6 +69,39 @@ def test_every_answer_goes_on_in_the_next_engine(serving: Callable[..., Any]) ->
         assert server.metric("ridgeline_continued_requests_total") == 32
         assert "Traceback" not in server.output(), server.output()
         assert server.output().count("continued=1") == 32
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_of_a_real_engine(serving: Callable[..., Any]) -> None:
+    """Under sixteen streams of the demo, greedy and not, killed at random moments: each goes on within ten seconds as it would have."""
+    rng, pauses, killed = random.Random(5), list[float](), list[int]()
+    asked = [
+        {"prompt": f"Story {number}: once upon a time", "max_tokens": 120, "seed": number, "temperature": number % 2, "n": 1 + number // 15}
+        for number in range(16)
+    ]
+
+    async def main(server: Any) -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
+            undisturbed = await asyncio.gather(*(stream(client, body) for body in asked))
+            while len(pauses) < 100:
+                clients = asyncio.gather(*(stream(client, body) for body in asked))
+                while not clients.done() and len(pauses) < 100:
+                    await asyncio.sleep(rng.uniform(0.0, 2.0))
+                    before, at = server.metric("vllm:generation_tokens_total"), time.monotonic()
+                    killed.append(server.engine_pid())
+                    os.kill(killed[-1], signal.SIGKILL)
+                    while server.metric("vllm:generation_tokens_total") == before and not clients.done():
+                        await asyncio.sleep(0.05)
+                    pauses.append(time.monotonic() - at)
+                assert await clients == undisturbed
+
+    with serving("demo", "--max-num-seqs", "24", "--max-model-len", "1024") as server:
+        asyncio.run(main(server))
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in killed) and len(children) <= 2, children
+    print(f"{len(pauses)} pauses, the longest {max(pauses):.2f} s, in the middle {sorted(pauses)[len(pauses) // 2]:.2f} s")
+    assert max(pauses) < 10
 
 
 @pytest.mark.alone

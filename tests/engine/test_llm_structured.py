@@ -54,16 +54,18 @@ def test_a_free_answer_that_is_valid_stays_as_it_is(llm: LLM) -> None:
         assert constrained.token_ids == answer.token_ids
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_steps_that_move_places_say_what_masks_of_every_row_do(llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
-    """In company: greedy rows ask their grammar first, and few of them need a mask."""
+@pytest.mark.parametrize(("temperature", "dear"), [(0.0, 0.0002), (1.0, -1.0)])
+def test_steps_that_ask_say_what_masks_do(llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float, dear: float) -> None:
+    """In company: greedy rows ask their grammar first, and few of them need a mask; so do sampled ones where masks are dear."""
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.DEAR_SECONDS", dear)
     kinds = [StructuredOutputs(json=PERSON), StructuredOutputs(json_object=True), StructuredOutputs(regex="([A-Z][a-z]+ ){3,9}"), None]
-    asked = [replace(params(kind, temperature, min_tokens=number), max_tokens=40) for number, kind in enumerate(kinds)]
+    asked = [replace(params(kind, temperature), max_tokens=40) for kind in (*kinds, *kinds)]
+    asked[5:7] = [replace(asked[5], top_p=0.9), replace(asked[6], min_tokens=9, logprobs=1)]
     answers, moved, move = [], [], RowGrammar.moved
     monkeypatch.setattr(RowGrammar, "moved", lambda self, *said: (moved.append(said), move(self, *said)))
     for moves in (True, False):
         monkeypatch.setattr(NativeRunner, "moves_grammars", moves)
-        answers.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, asked)])
+        answers.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS * 2, asked)])
         assert moves == (len(moved) > 40)
         moved.clear()
     assert answers[0] == answers[1]

@@ -17,7 +17,7 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Event, Finish, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.client import EngineClient, State, restart_delay
+from ridgeline.engine.client import EngineClient, State, _read, restart_delay
 from ridgeline.engine.messages import Frame
 from ridgeline.engine.open_requests import OpenRequests
 from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, RequestStream
@@ -267,6 +267,15 @@ def test_an_idle_engine_may_be_silent() -> None:
             client.send(Close("b", 0, 2, Finish.LENGTH))
             ids, closed = await read(held)
             assert len(ids) == 2 and closed
+
+    run(main())
+
+
+def test_a_write_may_find_the_end_of_an_engine_first() -> None:
+    async def main() -> None:
+        reader = asyncio.StreamReader()
+        reader.set_exception(BrokenPipeError())
+        assert await _read(reader) == b""
 
     run(main())
 

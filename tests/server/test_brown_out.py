@@ -25,10 +25,12 @@ def test_rungs_are_taken_and_left_one_by_one_and_a_wait_between_the_thresholds_c
     assert ladder.update(9.0, 0.0) is Level.NONE
     assert ladder.update(9.0, UP_SECONDS) is Level.NO_DRAFTS
     assert ladder.update(1.9, 2.0) is Level.NO_DRAFTS and ladder.update(1.1, 99.0) is Level.NO_DRAFTS, "between them it stays"
-    assert [ladder.update(2.0, 100 + UP_SECONDS * at) for at in range(6)] == [1, 2, 3, 4, 4, 4]
-    assert ladder.update(1.0, 110.0) is Level.SHED
-    assert ladder.update(2.0, 109.9 + DOWN_SECONDS) is Level.SHED and ladder.update(1.0, 120.0) is Level.SHED, "short for long enough"
-    assert ladder.update(1.0, 120.0 + DOWN_SECONDS) is Level.SHORTER_ANSWERS
+    assert [ladder.update(2.0, 100 + UP_SECONDS * at) for at in range(6)] == [1, 2, 3, 3, 3, 3], "refusals begin at twice the wait"
+    assert [ladder.update(4.0, 106 + UP_SECONDS * at) for at in range(3)] == [3, 4, 4]
+    assert ladder.update(2.0, 110.0) is Level.SHED
+    assert ladder.update(4.0, 109.9 + DOWN_SECONDS) is Level.SHED and ladder.update(2.0, 120.0) is Level.SHED, "short for long enough"
+    assert ladder.update(2.0, 120.0 + DOWN_SECONDS) is Level.SHORTER_ANSWERS
+    assert ladder.update(0.0, 130.0) is Level.SHORTER_ANSWERS
     assert ladder.update(0.0, 1_000.0) is Level.NONE, "who comes behind an hour of rest finds none of it"
     assert ladder.update(2.0, 1_000.5) is Level.NONE
 

@@ -38,6 +38,8 @@ class Engine:
         for item in self.items:
             if isinstance(item, float):
                 await asyncio.sleep(item)
+            elif isinstance(item, Closed):
+                stream.close(item)
             else:
                 stream.put(item)
 

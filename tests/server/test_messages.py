@@ -167,6 +167,16 @@ def test_the_clients_own_loop_of_tools(client: Client) -> None:
     assert last.usage.cache_read_input_tokens > 0
 
 
+def test_a_stream_begins_with_what_was_cached(client: Client) -> None:
+    asked = "Only text? " + "So many words. " * 40
+    for is_cached in (False, True):
+        events, message = client.stream(asked)
+        begun = next(event for event in events if event.type == "message_start").message.usage
+        assert begun.input_tokens + begun.cache_read_input_tokens == client.count(asked)
+        assert (begun.cache_read_input_tokens > 400) == is_cached
+        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (begun.input_tokens, begun.cache_read_input_tokens)
+
+
 def test_a_thread_is_refused_so_that_clients_go_on_without(client: Client) -> None:
     """Clients that would have a conversation kept send only what is new of it: nobody may answer that as if it were all."""
     refused = client.post(messages=[{"role": "user", "content": "Only text?"}], thread={"type": "create"})

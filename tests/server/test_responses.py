@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from gold import TEMPLATES
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.server import tapes
+from ridgeline.server.errors import ApiError
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 PATCH = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n\\"x\\""}}\n</tool_call>'
@@ -380,6 +382,22 @@ def test_what_is_not_to_be_stored_is_not(client: Client) -> None:
         client.create("Who am I?", previous_response_id=streamed.id)
 
 
+def test_reasoning_comes_back_from_encrypted_content(client: Client) -> None:
+    """As of clients that keep neither content nor summary; the prompt is that of the words themselves."""
+    answer = client.create("Weather in Bern?", tools=[TOOL], store=False, include=["reasoning.encrypted_content"])
+    thought, _, call = answer.output
+    assert client.create("Weather in Bern?", tools=[TOOL]).output[0].encrypted_content is None
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 21 °C"}
+    counts = []
+    for kept in (
+        {"encrypted_content": thought.encrypted_content}, {"content": [{"type": "reasoning_text", "text": thought.content[0].text}]}, {}
+    ):  # fmt: skip
+        item = {"type": "reasoning", "id": thought.id, "summary": [], **kept}
+        items = [{"role": "user", "content": "Weather in Bern?"}, item, call.model_dump(exclude_none=True), result]
+        counts.append(client.create(items, tools=[TOOL], store=False).usage.input_tokens)
+    assert counts[0] == counts[1] > counts[2]
+
+
 def test_answers_in_the_background(client: Client, other: Client) -> None:
     responses = client.openai.responses
     first = client.create("My name is Ada.", background=True)
@@ -402,6 +420,69 @@ def test_answers_in_the_background(client: Client, other: Client) -> None:
     assert client.do(responses.cancel(endless.id)).status == "cancelled" == client.do(responses.retrieve(endless.id)).status
     with pytest.raises(BadRequestError, match="background"):
         client.do(responses.cancel(client.create("My name is Ada.").id))
+
+
+def test_an_answer_in_the_background_is_streamed_from_any_event_on(client: Client, other: Client) -> None:
+    """The client goes after some events, and comes back for the others, while the answer is computed and behind its end."""
+    responses = client.openai.responses
+
+    async def begun(count: int, **more: Any) -> list[Any]:
+        stream = await responses.create(model="fake", background=True, stream=True, **more)
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+        await stream.close()
+        return events
+
+    async def rest(of: Any, response_id: str, **more: Any) -> list[Any]:
+        return [event async for event in await of.openai.responses.retrieve(response_id, stream=True, **more)]
+
+    first = client.do(begun(4, input="My name is Ada."))
+    response_id = first[0].response.id
+    assert first[0].type == "response.created" and first[0].response.background
+    for _ in range(2):
+        found = [*first, *client.do(rest(client, response_id, starting_after=first[-1].sequence_number))]
+        assert [event.sequence_number for event in found] == [*range(len(found))] and found[-1].type == "response.completed"
+        assert "".join(event.delta for event in found if event.type == "response.output_text.delta") == "Hello, Ada."
+        assert found[-1].response == client.do(responses.retrieve(response_id)) and found == client.do(rest(client, response_id))
+    assert client.do(rest(client, response_id, starting_after=10_000)) == []
+    with pytest.raises(NotFoundError):
+        other.do(rest(other, response_id))
+    with pytest.raises(BadRequestError, match="starting_after"):
+        client.do(rest(client, response_id, extra_query={"starting_after": "x"}))
+    client.do(responses.delete(response_id))
+    with pytest.raises(NotFoundError):
+        client.do(rest(client, response_id))
+    endless = client.do(begun(9, input="Tell.", extra_body={"ignore_eos": True}))
+    client.do(responses.cancel(endless[0].response.id))
+    found = client.do(rest(client, endless[0].response.id))
+    assert found[: len(endless)] == endless and not any(event.type == "response.completed" for event in found)
+    with pytest.raises(BadRequestError, match="background and stream"):
+        client.do(rest(client, client.create("My name is Ada.", background=True).id))
+
+
+def test_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "MAX_BYTES", 100)
+    monkeypatch.setattr(tapes, "MAX_ALL_BYTES", 150)
+    kept = tapes.Tapes()
+
+    async def read(tape: tapes.Tape, start: int) -> list[bytes]:
+        return [event async for event in tape.read(start, 0.001)]
+
+    for name in ("a", "b"):
+        for _ in range(12):
+            (tape := kept.begin(name) if _ == 0 else kept.find(name)).add(b"0123456789")
+        tape.is_over = True
+    with pytest.raises(ApiError, match="before number 5 are not kept"):
+        asyncio.run(read(kept.find("a"), 4))
+    assert asyncio.run(read(kept.find("a"), 5)) == [b"0123456789"] * 7
+    for name in ("c", "d"):
+        kept.begin(name).add(b"0" * 90)
+    with pytest.raises(ApiError, match="not kept"):
+        kept.find("a")
+    assert kept.find("c").bytes == 90
 
 
 CODEX: dict[str, Any] = {
@@ -460,7 +541,6 @@ def test_a_body_of_codex(client: Client) -> None:
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "text.format"),
     ({"include": ["everything"]}, "include", "include"),
     ({"metadata": {str(at): "" for at in range(17)}}, "metadata", "17"),
-    ({"background": True, "stream": True}, "background", "streamed"),
     ({"background": True, "store": False}, "background", "stored"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "no stored answer"),
     ({"extra_body": {"conversation": "conv_1"}}, "conversation", "previous_response_id"),

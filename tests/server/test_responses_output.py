@@ -14,6 +14,7 @@ import pytest
 
 from gold import TEMPLATES
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.engine import open_requests
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.responses_input import Called, as_messages
 from ridgeline.server.responses_output import Output
@@ -111,8 +112,9 @@ def mortal(new_site: Any) -> Any:
     return new_site(engine, ServerConfig(chat_template=str(TEMPLATES / "Qwen-Qwen3-0.6B.jinja")))
 
 
-def test_an_engine_that_dies(mortal: Any) -> None:
-    """A stream ends with `response.failed`, an answer in the background has failed."""
+def test_an_engine_that_dies(mortal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests go on in no other engine: a stream ends with `response.failed`, an answer in the background has failed."""
+    monkeypatch.setattr(open_requests, "MAX_BLAME", open_requests.BLAME)
     asked = {"input": "hi", "ignore_eos": True}
     background = mortal.request("POST", "/v1/responses", json={**asked, "background": True}).json()["id"]
     found: list[httpx.Response] = []

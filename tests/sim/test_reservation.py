@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from serving import Job, Served, serve
+from arriving import Job, Served, serve
 
 from ridgeline.core import preemption
 from ridgeline.core.params import Limits

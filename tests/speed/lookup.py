@@ -3,7 +3,8 @@
     python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96] [--depth 2] [--host]
 
 Ratios are seconds without drafts over seconds with them, in pairs whose order changes; the tokens of each pair must be equal. With --host
-the drafter's own time is read too, in microseconds per row and step.
+the drafter's own time is read too, in microseconds per row and step: beside a model, whose weights drive it out of the caches at every
+step, and hot, beside a model without weights. Five rounds take four minutes with the demo, `--host --rounds 4 --only 1` half a minute.
 """
 
 import argparse
@@ -33,9 +34,14 @@ LOADS = {
 """Prompts and temperature."""
 
 
-def time_drafter() -> list[float]:
-    """Returns a list that gets the seconds of the drafter for each step from now on."""
-    steps, spent = [], 0.0
+HOT = 'fake:{"script": [["repeat", "%s"]]}' % ("abcdefghijk" * 40)
+"""A model without weights that repeats itself."""
+METHODS = ("should_wait", "propose", "on_commit")
+
+
+def time_drafter() -> list[dict[str, float]]:
+    """Returns a list that gets the seconds of the drafter's methods for each step from now on."""
+    steps, spent = [], dict.fromkeys(METHODS, 0.0)
 
     def timed(name: str) -> Any:
         method = getattr(PromptLookupDrafter, name)
@@ -44,17 +50,26 @@ def time_drafter() -> list[float]:
             nonlocal spent
             began = time.perf_counter()
             found = method(*arguments)
-            spent += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            spent[name] += seconds
             if name == "on_commit":  # the last of a step
                 steps.append(spent)
-                spent = 0.0
+                spent = dict.fromkeys(METHODS, 0.0)
             return found
 
         return call
 
-    for name in ("should_wait", "propose", "on_commit"):
+    for name in METHODS:
         setattr(PromptLookupDrafter, name, timed(name))
     return steps
+
+
+def tell(steps: list[dict[str, float]], rows: int) -> None:
+    """Prints microseconds per row of the steps, and forgets them."""
+    tenths = [1e6 * each / rows for each in quantiles([sum(step.values()) for step in steps], n=10)]
+    parts = ", ".join(f"{name} {1e6 * median(step[name] for step in steps) / rows:.1f}" for name in METHODS)
+    print(f"    drafter, µs per row and step: median {tenths[4]:.1f} ({parts}), p90 {tenths[8]:.1f}, of {len(steps)} steps", flush=True)
+    steps.clear()
 
 
 def main() -> None:
@@ -64,13 +79,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--depth", type=int, default=2, help="steps in flight")
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--only", type=int, default=len(LOADS), help="only the first so many loads")
     options = parser.parse_args()
     steps = time_drafter() if options.host else []
     engines = {
         mode: LLM(options.model, speculative=mode, depth=options.depth, max_model_len=2_048, enable_prefix_caching=False)
         for mode in ("off", "ngram")
     }
-    for name, (prompts, temperature) in LOADS.items():
+    for name, (prompts, temperature) in list(LOADS.items())[: options.only]:
         params = SamplingParams(temperature=temperature, seed=3, max_tokens=options.tokens, ignore_eos=True)
         ratios = []
         for number in range(options.rounds + 1):
@@ -85,9 +101,13 @@ def main() -> None:
                 ratios.append(seconds["off"] / seconds["ngram"])
         print(f"{name}: {median(ratios):.3f} [{min(ratios):.2f}-{max(ratios):.2f}]", flush=True)
         if steps:
-            tenths = [1e6 * each / len(prompts) for each in quantiles(steps, n=10)]
-            print(f"    drafter, µs per row and step: median {tenths[4]:.1f}, p90 {tenths[8]:.1f}, of {len(steps)} steps", flush=True)
-            steps.clear()
+            tell(steps, len(prompts))
+    if options.host:
+        with LLM(HOT, speculative="ngram", depth=options.depth) as hot:
+            for _ in range(8):
+                hot.generate(["repeat"], SamplingParams(max_tokens=400, temperature=0))
+        print("hot: 1 stream that repeats, without weights")
+        tell(steps, 1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 speed  seconds of decoding steps without a grammar over seconds with one, in pairs whose order changes; CPU time, which other work on the
        machine changes less; and by how much a step is longer, of all steps of all pairs. A grammar that takes any text (the tokens of each
        pair must be equal), and lists that never end: of plain objects, and of objects with an e-mail address, whose masks cost most
-masks  seconds of single masks over the model's vocabulary along values of six grammars: a grammar's first way, and later ones
+masks  seconds of single masks over the model's vocabulary along values of six grammars: a grammar's first way, and later ones; before
+       that the longest pause of another thread while the vocabulary is read and the first grammar compiled
 same   greedy answers with a grammar that takes the free answer and others: equal to the free ones, id for id
 """
 
@@ -15,6 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -23,7 +25,9 @@ import numpy as np
 from schemas import PERSON, PLAIN, VALUES, endless
 
 from ridgeline import LLM, SamplingParams, StructuredOutputs
+from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer
+from ridgeline.core.params import Grammar
 from ridgeline.engine.compose import _vocabulary
 from ridgeline.text.grammar_sandbox import to_grammar
 
@@ -57,6 +61,8 @@ class Watched:
         self._turns.clear()
         outputs = [output.outputs[0].token_ids for output in self.llm.generate(prompts, params)]
         whole = [(when, spent) for when, spent, tokens in self._turns if tokens == len(prompts)][2:]
+        if len(whole) < 2:
+            raise SystemExit(f"no two steps in which all {len(prompts)} prompts decode; give more --tokens")
         cpu = (whole[-1][1] - whole[0][1]) / (len(whole) - 1)
         return [after[0] - before[0] for before, after in pairwise(whole)], cpu, outputs
 
@@ -99,9 +105,9 @@ def masks(options: argparse.Namespace) -> None:
     with LLM(options.model, max_model_len=256, max_num_seqs=1) as llm:
         vocab, encode = llm.limits.vocab, llm.tokenizer.encode
     vocabulary = _vocabulary(options.model, vocab)
-    began = time.perf_counter()
+    seconds, longest = paused(GrammarCompiler(lambda: _vocabulary(options.model, vocab), vocab))
+    print(f"{vocab:,} ids, read in {seconds:.2f} s beside another thread, which paused for {1e3 * longest:.1f} ms at most", flush=True)
     tokenizer = Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
-    print(f"{vocab:,} ids, read in {time.perf_counter() - began:.2f} s")
     found = np.zeros(-(-vocab // 32), np.uint32)
     together: list[float] = []
     for name, asked, value in VALUES:
@@ -117,6 +123,20 @@ def masks(options: argparse.Namespace) -> None:
         together += later
         print(f"{name}: compiled in {1e3 * compiled:.1f} ms; first way {quantiles(seconds[0])}; later {quantiles(later)}")
     print(f"all: {quantiles(together)}")
+
+
+def paused(compiler: GrammarCompiler) -> tuple[float, float]:
+    """Seconds until the compiler is ready, and the longest in which this thread, which wakes every half millisecond, did not run."""
+    text = to_grammar("regex", str(ANYTHING.regex), None)
+    began = now = time.perf_counter()
+    longest = 0.0
+    compiler.compile(Grammar(sha256(text.encode()).digest(), text))
+    while not compiler.take():
+        time.sleep(0.0005)
+        before, now = now, time.perf_counter()
+        longest = max(longest, now - before)
+    compiler.close()
+    return now - began, longest
 
 
 def timed_mask(matcher: Matcher, found: np.ndarray, token: int) -> float:

@@ -185,6 +185,13 @@ class HttpClient:
         """The JSON at a path. Raises HttpError."""
         return _parse_json(await self._fetch(self._request("GET", path, b""), seconds), path)
 
+    async def get_text(self, path: str, seconds: float = 30.0) -> str:
+        """The text at a path. Raises HttpError."""
+        response = await self._fetch(self._request("GET", path, b""), seconds)
+        if response.status != 200:
+            raise HttpError(f"HTTP {response.status}", f"{path} answers {response.status}")
+        return response.body.decode(errors="replace")
+
     async def post(self, path: str, body: object, seconds: float = 30.0) -> Any:
         """Posts a JSON body and returns the JSON of the response. Raises HttpError."""
         return _parse_json(await self._fetch(self._request("POST", path, msgspec.json.encode(body)), seconds), path)

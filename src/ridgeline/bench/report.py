@@ -9,10 +9,13 @@ from math import ceil
 from typing import Any, Final
 
 from ridgeline.bench.client import RequestOutcome
+from ridgeline.bench.reconcile import compare
 from ridgeline.bench.session import Measurement
 from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
 from ridgeline.sim.fleet.measures import compute_curve
 
+THROTTLED_CORES: Final = 0.9
+"""CPU cores from which on the client, which has one thread, measures itself."""
 MISSING: Final = "–"
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -62,7 +65,9 @@ class LoadReport:
     at_once            requests in progress, mean over time               short  answers with fewer tokens than requested
     exact              share of prompts with as many tokens as requested, by the server's count
     counted            share of answers whose tokens the server counted; others by events
+    disagreement       where the server's metrics say something else than this client
     lag                how late requests were sent                        client  CPU cores that this client kept busy
+    server_ttft        mean TTFT by the server's metrics; 0 where it has none
     curves             seconds at each share of `sim.fleet.measures.CURVE_SHARES`
     """
 
@@ -92,6 +97,8 @@ class LoadReport:
     counted: float
     lag: LatencySummary
     client: float
+    server_ttft: float
+    disagreement: str
     curves: Mapping[str, Sequence[float]]
 
 
@@ -134,6 +141,8 @@ def make_report(measured: Measurement, objective: Objective) -> LoadReport:
         counted=sum(each.counted for each in done) / count,
         lag=LatencySummary.of([each.sent - each.intended for each in measured.outcomes]),
         client=measured.client_seconds / max(1e-9, measured.seconds),
+        server_ttft=0.0 if measured.server is None else measured.server.mean,
+        disagreement="" if measured.server is None else compare(measured.server, measured.outcomes),
         curves={"ttft": compute_curve(ttft), "itl": compute_curve(gaps), "e2e": compute_curve(e2e)},
     )
 
@@ -163,6 +172,7 @@ METRIC_LABELS: Final[Mapping[str, tuple[str, str]]] = {
     "prompt_tokens": ("prompt tokens, in all", COUNT), "output_tokens": ("output tokens, in all", COUNT),
     "tokens_per_event": ("tokens per event", COUNT),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "exact": ("prompts of the requested length", SHARE),
+    "server_ttft": ("TTFT mean, by the server's metrics", SECONDS),
     "lag.p99": ("sent late, p99", SECONDS), "client": ("CPU cores kept busy by this client", COUNT),
 }  # fmt: skip
 """Metric → label and unit."""
@@ -211,7 +221,14 @@ def report_notes(found: LoadReport) -> list[str]:
     if found.requests and found.exact < 1:
         mean = found.prompt_tokens / found.requests
         notes.append(f"{found.exact:.0%} of the prompts have as many tokens as requested; the mean is {mean:.1f}")
-    if found.client > 0.5:
+    if found.disagreement:
+        notes.append(found.disagreement)
+    if found.client > THROTTLED_CORES:
+        notes.append(
+            f"this client is the bottleneck: its one thread was busy for {found.client:.0%} of the time, so that answers wait for it; "
+            "send less, or from several processes"
+        )
+    elif found.client > 0.5:
         notes.append(f"this client kept {found.client:.2f} CPU cores busy; on a shared machine the server lacks them")
     return notes
 

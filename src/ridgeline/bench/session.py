@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ridgeline.bench.client import Api, Client, PreparedRequest, RequestOutcome, make_body
 from ridgeline.bench.http import HttpClient, HttpError, ServerAddress
+from ridgeline.bench.reconcile import ServerTtft
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.traffic import Arrival
 
@@ -24,11 +25,13 @@ OnDone = Callable[[RequestOutcome], None]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All outcomes in the order in which they ended, wall time, and the CPU time of this process in seconds."""
+    """All outcomes in the order in which they ended, wall time, and the CPU time of this process in seconds; `server`: times to first
+    token by the server's metrics, None where it has none."""
 
     outcomes: Sequence[RequestOutcome]
     seconds: float
     client_seconds: float
+    server: ServerTtft | None = None
 
 
 async def closed_loop(
@@ -284,11 +287,15 @@ class Session:
     async def measure(self, load: Load, first: int = 0, on_done: OnDone = lambda outcome: None) -> Measurement:
         """The load, with prompts numbered from `first`. They are prepared before the first is sent, except for an endless closed loop."""
         requests = self._make_requests(load.arrivals, first)
-        if load.is_open_loop:
-            return await open_loop(self._client, list(requests), load.streams, on_done)
-        if load.seconds is None:
+        if load.is_open_loop or load.seconds is None:
             requests = iter(list(requests))
-        return await closed_loop(self._client, requests, load.streams or 1, load.seconds, on_done)
+        before = await ServerTtft.read(self._http)
+        if load.is_open_loop:
+            measured = await open_loop(self._client, list(requests), load.streams, on_done)
+        else:
+            measured = await closed_loop(self._client, requests, load.streams or 1, load.seconds, on_done)
+        after = await ServerTtft.read(self._http)
+        return measured if after is None else replace(measured, server=after.since(before))
 
     def close(self) -> None:
         """Closes idle connections."""

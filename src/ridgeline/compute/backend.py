@@ -244,14 +244,14 @@ class RowState:
             return None
         if len(self._bits) < len(rows):
             self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
-        return Following(self.compiler.calls, grammars, self._bits)
+        return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, are_whole=not work.keep.all())
 
-    def followed(self, work: Work, following: Following) -> Masks:
-        """Behind a step: its masks, where rows have one, and the rows that cannot go on."""
+    def followed(self, work: Work, following: Following) -> dict[int, str]:
+        """When a step has been sampled: the rows that cannot go on, as `Masks.failures`."""
         failures: dict[int, str] = {}
         for number, error in following.moved():
             self._lose(int(work.rows.sampling_ids[number]), number, error, failures)
-        return Masks(following.masks, following.places.addresses, failures)
+        return failures
 
     def _lose(self, row: int, number: int, error: GrammarError, failures: dict[int, str]) -> None:
         """A row's grammar cannot go on: an optional one leaves it free."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Final
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
@@ -17,6 +18,8 @@ from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import LawViolation
 
+RUNNING: Final = State.RUNNING
+"""Looked up once: Python finds members of enumerations by a call."""
 Ids = tuple[int, ...]
 Logprobs = tuple[TokenLogprobs, ...] | None
 Row = tuple[Sequence, int, Ids, int, Logprobs]
@@ -45,7 +48,7 @@ def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBloc
     sequences, plan = step.sequences, step.plan
     if plan.score or result.scores is not None:
         _emit_scores(sequences, plan, result, outputs)
-    running, new_tuple = State.RUNNING, tuple.__new__  # half the price of `Output(…)`, which is made for every row of every step
+    running, new_tuple = RUNNING, tuple.__new__  # half the price of `Output(…)`, which is made for every row of every step
     rows: Iterable[Row]
     if step.drafted or lengths != plan.sample:
         rows = _verified(sequences, plan, result)
@@ -97,7 +100,7 @@ def _verified(sequences: list[Sequence], plan: Plan, result: Result) -> Iterator
         sequence.drafted = 0
         if kept > 1:
             sequence.target += kept - 1
-            if sequence.state is State.RUNNING:
+            if sequence.state is RUNNING:
                 sequence.scheduled += kept - 1
         yield sequence, count - samples + kept, sampled, finite, logprobs
 

@@ -305,8 +305,8 @@ def _final_error(failure: str | None, fix: Mapping[str, str | None]) -> ConfigEr
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Bytes as they arrive; b"" at the end of the stream."""
+    """Bytes as they arrive; b"" at the end of the stream, which a write may find first."""
     try:
         return await reader.read(READ_BYTES)
-    except ConnectionResetError:
+    except ConnectionError:
         return b""

@@ -120,6 +120,11 @@ class RequestStream:
         self._error: Exception | None = None
         self._wakeup = wakeup or Wakeup()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from the prefix cache, as far as the engine has said and the first choice is open."""
+        return (self.choices[0].cached_tokens or 0) if 0 in self.choices else 0
+
     def __aiter__(self) -> "RequestStream":
         return self
 

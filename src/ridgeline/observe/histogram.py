@@ -9,6 +9,7 @@ SECONDS = (
 """Bounds from 1 ms on: the queue of a healthy server is that short. The usual objectives are among them."""
 FEW_SECONDS = (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 """Bounds where there is a histogram for each tenant."""
+CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 TOKENS = tuple(float(1 << power) for power in range(21))
 
 
@@ -29,3 +30,28 @@ class Histogram:
     def count(self) -> int:
         """Observations so far."""
         return sum(self.counts)
+
+
+class Histograms:
+    """The histograms of a server; the documentation of each is its line of `observe.prometheus`."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(SECONDS)
+        self.inter_token = Histogram(SECONDS)
+        self.time_per_output_token = Histogram(SECONDS)
+        self.end_to_end = Histogram(SECONDS)
+        self.tokenizer = Histogram(SECONDS)
+        """Of requests, as the front end sees them."""
+        self.queue = Histogram(SECONDS)
+        self.prefill = Histogram(SECONDS)
+        self.decode = Histogram(SECONDS)
+        self.inference = Histogram(SECONDS)
+        self.step_run = Histogram(SECONDS)
+        self.step_tokens = Histogram(TOKENS)
+        self.request_prompt = Histogram(TOKENS)
+        self.request_generation = Histogram(TOKENS)
+        self.request_max_tokens = Histogram(TOKENS)
+        self.request_choices = Histogram(CHOICES)
+        self.request_computed = Histogram(TOKENS)
+        """Prompt tokens that were not taken from the prefix cache."""
+        self.request_preemptions = Histogram((0.0, *CHOICES))

@@ -9,17 +9,16 @@ from typing import Final
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
 from ridgeline.observe.ends import AnswerEnds
-from ridgeline.observe.histogram import SECONDS, TOKENS, Histogram
+from ridgeline.observe.histogram import Histograms
 from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
 from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
 """Codes of errors by which a request is told to come back later."""
 NO_OBJECTIVE: Final = Objective()
-CHOICES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
-class Metrics:
+class Metrics(Histograms):
     """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
     front end; sizes are tokens or blocks."""
 
@@ -28,6 +27,7 @@ class Metrics:
 
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""
+        super().__init__()
         self.objective = objective
         self.tenants = Tenants()
         self.prompt_tokens = 0
@@ -66,25 +66,6 @@ class Metrics:
         self.cached_blocks = 0
         self.ends = AnswerEnds()
         """Of answers, as the front end sees them: events hold no ids."""
-        self.time_to_first_token = Histogram(SECONDS)
-        self.inter_token = Histogram(SECONDS)
-        self.time_per_output_token = Histogram(SECONDS)
-        self.end_to_end = Histogram(SECONDS)
-        self.tokenizer = Histogram(SECONDS)
-        """Of requests, as the front end sees them."""
-        self.queue = Histogram(SECONDS)
-        self.prefill = Histogram(SECONDS)
-        self.decode = Histogram(SECONDS)
-        self.inference = Histogram(SECONDS)
-        self.step_run = Histogram(SECONDS)
-        self.step_tokens = Histogram(TOKENS)
-        self.request_prompt = Histogram(TOKENS)
-        self.request_generation = Histogram(TOKENS)
-        self.request_max_tokens = Histogram(TOKENS)
-        self.request_choices = Histogram(CHOICES)
-        self.request_computed = Histogram(TOKENS)
-        """Prompt tokens that were not taken from the prefix cache."""
-        self.request_preemptions = Histogram((0.0, *CHOICES))
         self._on_choice = on_choice
         self._open: dict[str, OpenRequest] = {}
         self._rows: dict[int, Choice] = {}

@@ -49,6 +49,8 @@ class UsageCounter:
     choices_per_prompt: int
     prompt_tokens: int
     cached_tokens: int = 0
+    cached_at_start: int = 0
+    """Of the first prompt, when its first output came; `cached_tokens` is known at the end."""
     continued: int = 0
     """Engines that went on with it after one had ended."""
     first_token_at: float | None = None

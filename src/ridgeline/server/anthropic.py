@@ -100,7 +100,7 @@ class OutputTokensDetails(Struct, frozen=True):
 
 
 class MessageUsage(Struct, frozen=True, omit_defaults=True):
-    """`input_tokens` are those of the prompt that were not in the prefix cache; in a stream's first event all of them."""
+    """`input_tokens` are those of the prompt that were not in the prefix cache. A stream tells of both as it begins, and at its end."""
 
     input_tokens: int
     cache_creation_input_tokens: int

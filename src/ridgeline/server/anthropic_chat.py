@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from ridgeline.server import anthropic, wire
 from ridgeline.server.errors import ApiError
-from ridgeline.server.message_blocks import opened_signature
 from ridgeline.server.notes import Notes
+from ridgeline.server.spoken import unwrapped
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import MAX_MESSAGES
 
@@ -108,7 +108,7 @@ def _turn(where: str, message: anthropic.InputMessage, names: dict[str, str]) ->
         elif turn.role == "assistant" and block.type == "tool_use":
             turn.calls.append(_call(place, block, names))
         elif turn.role == "assistant" and block.type in ("thinking", "redacted_thinking"):
-            thought = block.thinking or opened_signature(block.signature or "")
+            thought = block.thinking or unwrapped(block.signature or "")
             turn.thoughts.extend([thought] if thought else [])
         elif block.type in _OF_ONE_ROLE:
             owner = _OF_ONE_ROLE[block.type]

@@ -25,6 +25,8 @@ UP_SECONDS, DOWN_SECONDS = 1.0, 5.0
 """Time for which the wait must be too long, or short, for the next rung."""
 SHORT_SHARE: Final = 0.5
 """Share of the threshold up to which a wait is short."""
+SHED_FACTOR: Final = 2.0
+"""How much longer the wait must be before requests are refused that shorter answers would have made room for."""
 
 
 class Level(IntEnum):
@@ -48,14 +50,25 @@ class Ladder:
 
     def update(self, wait: float, now: float) -> Level:
         """The level now, with a wait that is expected to take so many seconds."""
-        direction = 1 if wait >= self._seconds else -1 if wait <= self._seconds * SHORT_SHARE else 0
-        if direction != self._direction:
-            self._direction, self._since = direction, now
-        patience = UP_SECONDS if direction > 0 else DOWN_SECONDS
-        while direction and now - self._since >= patience:
-            self.level = Level(min(max(self.level + direction, Level.NONE), Level.SHED))
-            self._since = now if self.level in (Level.NONE, Level.SHED) else self._since + patience
-        return self.level
+        while True:
+            direction = self._wanted(wait)
+            if direction != self._direction:
+                self._direction, self._since = direction, now
+            patience = UP_SECONDS if direction > 0 else DOWN_SECONDS
+            if not direction or now - self._since < patience:
+                return self.level
+            self.level = Level(self.level + direction)
+            self._since += patience
+
+    def _wanted(self, wait: float) -> int:
+        """1: the next rung; −1: the one before."""
+        if self.level < Level.SHED and wait >= self._threshold(Level(self.level + 1)):
+            return 1
+        return -1 if self.level > Level.NONE and wait <= self._threshold(self.level) * SHORT_SHARE else 0
+
+    def _threshold(self, level: Level) -> float:
+        """Expected seconds from which on the rung is taken."""
+        return self._seconds * (SHED_FACTOR if level is Level.SHED else 1)
 
 
 class BrownOut:

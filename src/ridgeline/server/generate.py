@@ -11,7 +11,7 @@ from typing import Final
 from ridgeline.core.commit import NOT_FINITE
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
-from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd
+from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd, ChoiceStart
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
@@ -157,6 +157,8 @@ class Generation:
                         if close is not None:
                             self._engine.send(close)
                         for part in parts:
+                            if isinstance(part, ChoiceStart) and part.index == 0:
+                                self.usage.cached_at_start = stream.cached_tokens
                             if isinstance(part, ChoiceEnd):
                                 remaining -= 1
                                 if part.reason is Finish.ERROR:

@@ -3,7 +3,6 @@
 Owns where a block begins and ends. How an answer is read is `server.spoken`'s.
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,13 +11,12 @@ from typing import Final
 import msgspec
 
 from ridgeline.server import anthropic
+from ridgeline.server.spoken import wrapped
 from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Event, Text, Thought
 
 CALL_ID: Final = "toolu_"
 _OWN_ID: Final = "call_"
 """Beginning of ids that `server.spoken` makes. Ids that a model or its template knows stay as they are."""
-THOUGHT: Final = "thought_"
-"""Beginning of a signature that has the thought itself."""
 
 
 def call_id(call: CallBegin) -> str:
@@ -40,17 +38,7 @@ class ThinkingForm:
 
     def sign(self, thought: str) -> str:
         """The signature of a block."""
-        return THOUGHT + b64encode(thought.encode("utf-8", "replace")).decode() if self.is_omitted else self.signature
-
-
-def opened_signature(signature: str) -> str:
-    """The thought that a signature has; empty for any other."""
-    if not signature.startswith(THOUGHT):
-        return ""
-    try:
-        return b64decode(signature.removeprefix(THOUGHT), validate=True).decode()
-    except ValueError:
-        return ""
+        return wrapped(thought) if self.is_omitted else self.signature
 
 
 class BlockEvents:

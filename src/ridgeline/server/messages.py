@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
 from ridgeline.engine.admit import BOUNDS
-from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd
+from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields
 from ridgeline.server.answer import AnswerSource, Idle, TextEvents, UsageCounter, collect, deliver
@@ -163,8 +163,8 @@ class MessageFormat:
         return anthropic.MessageEnd("end_turn", None)
 
     def usage(self, counter: UsageCounter, is_final: bool = True) -> anthropic.MessageUsage:
-        """The usage so far; what was cached and thought is known at the end."""
-        cached, details = counter.cached_tokens, None
+        """The usage so far; what was thought is known at the end."""
+        cached, details = counter.cached_tokens if is_final else counter.cached_at_start, None
         if is_final and self.speaker is not None and self.speaker.can_reason:
             details = anthropic.OutputTokensDetails(self.speaker.reasoning_tokens)
         return anthropic.MessageUsage(counter.prompt_tokens - cached, 0, cached, counter.completion_tokens, details)
@@ -178,13 +178,14 @@ async def _whole(source: AnswerSource, form: MessageFormat) -> bytes:
 
 
 async def _events(source: AnswerSource, form: MessageFormat, keep_alive_seconds: float) -> AsyncGenerator[bytes, None]:
-    yield encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
-    yield encode_event(anthropic.Ping())
     blocks = BlockEvents(form.thinking)
     texts = TextEvents(_text_event) if form.speaker is None else None
     async with aclosing(source.parts(keep_alive_seconds)) as parts:
         async for part in parts:
             match part:
+                case ChoiceStart():  # from here on it is known what of the prompt was cached
+                    yield encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
+                    yield encode_event(anthropic.Ping())
                 case ChoiceDelta() if texts is not None and blocks.has_begun:
                     if part.delta.text:
                         yield _NEW_TEXT + texts.encode(part)

@@ -28,12 +28,13 @@ from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
 from ridgeline.server.response_store import open_store
-from ridgeline.server.responses_input import Tools, as_chat, read_items, read_tools, wants_logprobs
+from ridgeline.server.responses_input import THOUGHTS, Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
 from ridgeline.server.responses_shapes import Item, ResponsesRequest
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
+from ridgeline.server.tapes import Tape
 from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
 from ridgeline.text.tools.families import SWITCHES
 
@@ -42,6 +43,8 @@ NAMES: Final = {
     "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
 """Fields of a chat → fields of a request here, for errors."""
+MAX_DIGITS: Final = 9
+"""Of the number of an event."""
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -73,9 +76,10 @@ def routes(service: Service) -> list[BaseRoute]:
 
         if payload.background:
             first = answer.response("in_progress")
-            shelf.work(first.id, _finish_alone(answer, store), begun.source.abort)
+            tape = shelf.tapes.begin(first.id) if payload.stream else None
+            shelf.work(first.id, _finish_alone(answer, store, tape), begun.source.abort)
             await answer.is_begun.wait()
-            background = json_response(first)
+            background = json_response(first) if tape is None else _replayed(tape, 0, service)
             background.headers.update(notes.tell())
             return background
         events = answer.events(store, service.config.sse_keep_alive_interval if payload.stream else None)
@@ -94,17 +98,18 @@ def routes(service: Service) -> list[BaseRoute]:
     return [
         Route("/v1/responses", create, methods=["POST"]),
         Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
-        *_stored(shelf),
+        *_stored(shelf, service),
     ]
 
 
-def _stored(shelf: Shelf) -> list[BaseRoute]:
+def _stored(shelf: Shelf, service: Service) -> list[BaseRoute]:
     """The routes of answers that are stored."""
 
     async def retrieve(request: Request) -> Response:
-        if request.query_params.get("stream", "false") not in ("false", "False", "0"):
-            raise ApiError("unsupported_parameter", "a stored answer is not streamed again; leave stream out", param="stream")
-        return Response(await shelf.response(current_caller().owner, request.path_params["id"]), media_type="application/json")
+        answer = await shelf.response(current_caller().owner, request.path_params["id"])
+        if request.query_params.get("stream", "false") in ("false", "False", "0"):
+            return Response(answer, media_type="application/json")
+        return _replayed(shelf.tapes.find(request.path_params["id"]), _next_event(request.query_params.get), service)
 
     async def delete(request: Request) -> Response:
         await shelf.delete(current_caller().owner, request.path_params["id"])
@@ -144,9 +149,6 @@ async def _start(service: Service, chat: wire.ChatCompletionRequest, notes: Note
 
 
 def _check_background(payload: ResponsesRequest, is_stored: bool) -> None:
-    if payload.background and payload.stream:
-        message = "an answer in the background is not streamed; ask for it by its id, or leave background out"
-        raise ApiError("unsupported_parameter", message, param="background")
     if payload.background and not is_stored:
         message = "an answer in the background is asked for by its id, and this one is not stored; leave background or store: false out"
         raise ApiError("invalid_value", message, param="background")
@@ -163,6 +165,21 @@ def _without_unread_effort(payload: ResponsesRequest, service: Service, notes: N
 
 DEFAULT_ITEMS: Final = 20
 Query = Callable[[str], str | None]
+
+
+def _next_event(query: Query) -> int:
+    """The number of the first event that a query asks for. Raises ApiError."""
+    after = query("starting_after")
+    if after is None:
+        return 0
+    if not (after.isdecimal() and after.isascii() and len(after) <= MAX_DIGITS):
+        raise ApiError("invalid_value", "starting_after is the number of an event, from 0 on", param="starting_after")
+    return int(after) + 1
+
+
+def _replayed(tape: Tape, start: int, service: Service) -> EventStream:
+    """A stream of kept events. The answer goes on where its client goes."""
+    return EventStream(tape.read(start, service.config.sse_keep_alive_interval), lambda: None, RESPONSES_EVENTS)
 
 
 def _page(items: Sequence[Item], query: Query) -> shapes.ItemPage:
@@ -198,7 +215,8 @@ class _Answer:
         self._source = begun.source
         self.is_begun = asyncio.Event()
         """Set when an answer in the background can be asked for."""
-        self._output = Output(begun.source.id, begun.reading, tools.called, names)
+        is_wrapped = THOUGHTS in (payload.include or ())
+        self._output = Output(begun.source.id, begun.reading, tools.called, names, is_wrapped=is_wrapped)
         self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
             created_at=int(time.time()),
@@ -304,18 +322,22 @@ async def _told(
         yield encode_event(answer.failed(found))
 
 
-async def _finish_alone(answer: _Answer, store: Store) -> None:
-    """Computes an answer to its end. It is stored as it begins, and however it ends."""
+async def _finish_alone(answer: _Answer, store: Store, tape: Tape | None) -> None:
+    """Computes an answer to its end. It is stored as it begins, and however it ends. tape: for its events; None: nobody asks for them."""
     try:
         await store(answer.response("in_progress"))
         answer.is_begun.set()
         async with aclosing(answer.events(store, None)) as events:
-            async for _ in events:
-                pass
+            async for event in events:
+                if tape is not None and not isinstance(event, Idle):
+                    tape.add(encode_event(event))
     except asyncio.CancelledError:
         await store(answer.response("cancelled"))
         raise
     except Exception as error:
-        await store(answer.failed(as_api_error(error)).response)
+        failed = answer.failed(as_api_error(error))
+        await store(failed.response)
+        if tape is not None:
+            tape.add(encode_event(failed))
     finally:
         answer.is_begun.set()

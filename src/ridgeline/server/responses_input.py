@@ -18,14 +18,16 @@ from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.responses_shapes import Item, Part, ResponsesRequest
+from ridgeline.server.spoken import unwrapped
 from ridgeline.text.chat_content import MAX_MESSAGES
 
 LOGPROBS: Final = "message.output_text.logprobs"
+THOUGHTS: Final = "reasoning.encrypted_content"
 INCLUDABLE: Final = (
-    LOGPROBS, "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    LOGPROBS, THOUGHTS, "code_interpreter_call.outputs", "computer_call_output.output.image_url",
     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results",
 )  # fmt: skip
-"""Names in `include`. All but the first concern what answers never have."""
+"""Names in `include`. All but the first two concern what answers never have."""
 LEFT_OUT: Final = ("image_generation", "local_shell", "tool_search", "web_search", "web_search_preview")
 """Types of tools that agents offer in every request."""
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
@@ -253,7 +255,8 @@ def _message(item: Item) -> wire.ChatMessage:
         return wire.ChatMessage(str(item.role), _content(item.content))
     if item.type == "reasoning":
         said = item.content if isinstance(item.content, list) and item.content else item.summary or []
-        return wire.ChatMessage("assistant", reasoning_content="".join(part.text or "" for part in said) or None)
+        thought = "".join(part.text or "" for part in said) or unwrapped(item.encrypted_content or "")
+        return wire.ChatMessage("assistant", reasoning_content=thought or None)
     if item.type in ("function_call", "custom_tool_call"):
         arguments = item.arguments if item.type == "function_call" else json.dumps({"input": item.input}, ensure_ascii=False)
         function = wire.FunctionCall(flat_name(str(item.name), item.namespace), arguments or "{}")

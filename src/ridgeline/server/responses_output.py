@@ -15,7 +15,7 @@ from ridgeline.server.logprobs import TokenNames, chat_logprobs
 from ridgeline.server.replies import ChatLogprob
 from ridgeline.server.responses_input import Called, item_id
 from ridgeline.server.responses_shapes import Event, ItemStatus, OutputItem
-from ridgeline.server.spoken import Speaker
+from ridgeline.server.spoken import Speaker, wrapped
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools import parser
 from ridgeline.text.tools.hearing import Reading
@@ -35,6 +35,7 @@ class _Open:
     logprobs: list[ChatLogprob] = field(default_factory=list)
     called: Called = _NO_TOOL
     call_id: str = ""
+    is_wrapped: bool = False
 
     @property
     def place(self) -> dict[str, Any]:
@@ -47,7 +48,8 @@ class _Open:
         if self.kind == "message":
             return shapes.OutputMessage(self.id, status, [] if empty else [shapes.OutputText(said, logprobs=self.logprobs)])
         if self.kind == "reasoning":
-            return shapes.ReasoningItem(self.id, status, [] if empty else [shapes.ReasoningText(said)])
+            again = wrapped(said) if self.is_wrapped and not empty else None
+            return shapes.ReasoningItem(self.id, status, [] if empty else [shapes.ReasoningText(said)], encrypted_content=again)
         name, namespace = self.called.name, msgspec.UNSET if self.called.namespace is None else self.called.namespace
         if self.kind == "function_call":
             return shapes.FunctionCall(self.id, self.call_id, name, said, status, namespace)
@@ -69,10 +71,13 @@ class Output:
 
     answer  the part of the answer's id that stands in its items' too
     names   of tokens, where log-probabilities are asked for
+    is_wrapped  items of reasoning have it once more in `encrypted_content`
     """
 
-    def __init__(self, answer: str, reading: Reading | None, called: Mapping[str, Called], names: TokenNames | None) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: str, reading: Reading | None, called: Mapping[str, Called], names: TokenNames | None, *, is_wrapped: bool = False
+    ) -> None:
+        self._answer, self._is_wrapped = answer, is_wrapped
         self._speaker = None if reading is None else Speaker(reading)
         self._called = called
         self._names = names
@@ -138,6 +143,7 @@ class Output:
     def _begin(self, kind: str, called: Called | None = None, call_id: str = "") -> Iterator[Event]:
         yield from self._close("completed")
         new = _Open(kind, item_id(kind, self._answer, len(self.items)), len(self.items), called=called or _NO_TOOL, call_id=call_id)
+        new.is_wrapped = self._is_wrapped
         self._open = new
         yield shapes.ItemAdded(sequence_number=self.number(), output_index=new.index, item=new.item("in_progress", empty=True))
         if kind == "message":

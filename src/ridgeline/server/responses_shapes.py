@@ -39,6 +39,7 @@ class Item(Struct, frozen=True, omit_defaults=True):
     input: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
+    encrypted_content: str | None = None
 
 
 class Reasoning(Struct, frozen=True):
@@ -119,13 +120,14 @@ class OutputMessage(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """What the model thought. It is given as it is: there is no summary, and nothing is encrypted."""
+    """What the model thought. It is given as it is, without a summary; in `encrypted_content` again where that is asked for, in a form that
+    clients pass back as they got it. It hides nothing."""
 
     id: str
     status: ItemStatus
     content: list[ReasoningText]
     summary: list[Any] = []
-    encrypted_content: None = None
+    encrypted_content: str | None = None
 
 
 class FunctionCall(Struct, frozen=True, tag="function_call"):

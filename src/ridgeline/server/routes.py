@@ -31,6 +31,8 @@ ITEM_PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}, "after": {"type": "string"}, "order": {"enum": ["asc", "desc"]},
 }  # fmt: skip
 """Parameters of OpenAI's lists of items."""
+EVENTS: Final[Mapping[str, Mapping[str, Any]]] = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": 0}}
+"""Parameters of OpenAI's stored answers."""
 PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "after_id": {"type": "string"}, "before_id": {"type": "string"}
 }  # fmt: skip
@@ -122,7 +124,10 @@ ROWS: Final = (
         "POST", "/v1/responses/input_tokens", "Number of tokens of a response's prompt",
         shapes.InputTokens, BODY, shapes.ResponsesRequest, dialect="responses",
     ),
-    Row("GET", "/v1/responses/{id}", "A stored answer", shapes.ResponseObject, (404,), dialect="responses"),
+    Row(
+        "GET", "/v1/responses/{id}", "A stored answer, or its events",
+        shapes.ResponseObject, (404,), event=shapes.Event, dialect="responses", query=EVENTS,
+    ),
     Row("DELETE", "/v1/responses/{id}", "Deletes a stored answer", shapes.Deleted, (404,), dialect="responses"),
     Row("POST", "/v1/responses/{id}/cancel", "Stops an answer in the background", shapes.ResponseObject, (404,), dialect="responses"),
     Row(

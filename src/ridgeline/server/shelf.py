@@ -13,6 +13,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.response_store import ResponseStore
 from ridgeline.server.responses_input import answer_of
 from ridgeline.server.responses_shapes import Item, ResponseObject
+from ridgeline.server.tapes import Tapes
 
 MAX_ANSWERS: Final = 16
 """Answers that are looked at for the references of one request."""
@@ -40,6 +41,8 @@ class Shelf:
     def __init__(self, store: ResponseStore | None) -> None:
         self._store = store
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.tapes = Tapes()
+        """Events of answers in the background, which are asked for only by who has the answer."""
 
     @property
     def is_open(self) -> bool:
@@ -96,6 +99,7 @@ class Shelf:
         """Deletes the answer, and stops it where it is still computed."""
         await self._record(owner, response_id)
         await self._stop(response_id)
+        self.tapes.drop(response_id)
         if self._store is not None:
             await self._store.delete(owner, response_id)
 
@@ -114,6 +118,7 @@ class Shelf:
 
         def ended(task: "asyncio.Task[None]") -> None:
             del self._tasks[response_id]
+            self.tapes.end(response_id)
             close()
 
         task.add_done_callback(ended)

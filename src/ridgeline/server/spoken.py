@@ -3,12 +3,32 @@
 Owns the shapes. What is heard of an answer is `text.tools.hearing`'s.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from typing import Final
 
 from ridgeline.server import replies
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools.hearing import Listener, Reading
 from ridgeline.text.tools.parser import CallArguments, CallBegin, Event, Text, Thought
+
+THOUGHT: Final = "thought_"
+"""Beginning of a text that has a thought, in a field that clients pass back as they got it, and show to nobody."""
+
+
+def wrapped(thought: str) -> str:
+    """A thought for such a field. It hides nothing."""
+    return THOUGHT + b64encode(thought.encode("utf-8", "replace")).decode()
+
+
+def unwrapped(field: str) -> str:
+    """The thought in such a field; empty for any other text."""
+    if not field.startswith(THOUGHT):
+        return ""
+    try:
+        return b64decode(field.removeprefix(THOUGHT), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 class Speaker(Listener):

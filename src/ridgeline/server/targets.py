@@ -18,8 +18,8 @@ HEADERS: Final = MappingProxyType({b"x-slo-ttft-ms": "ttft_ms", b"x-slo-tpot-ms"
 PREFIX: Final = b"x-slo-"
 NAMES: Final = tuple(HEADERS.values())
 MAX_MS: Final = int(TARGET_BOUND.high)
-WAIT_SHARE: Final = 0.5
-"""Share of the target for the first token that may pass in the queue: the prompt has the rest."""
+WAIT_SHARE: Final = 1 / 4
+"""Share of the target for the first token that may pass in the queue, as it is expected: the prompt and longer waits have the rest."""
 
 TIMER_SLACK_SECONDS: Final = 0.001
 """A timer may fire a tick early."""

@@ -7,6 +7,7 @@ server fills its own share and hears of it, and another one's next request has a
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from itertools import islice
 from math import ceil
 from typing import Final
 
@@ -19,7 +20,7 @@ RETURNING_SHARE: Final = 0.4
 """Share of the places that become free which is promised to those who were refused; newcomers have the rest."""
 SPREAD, GOLDEN = 0.5, 0.618033988749895
 """Who comes too late for a place that can be promised is told a time in the last half of the longest, spread evenly by the golden ratio."""
-MIN_ENDS: Final = 32
+MIN_ENDS: Final = 96
 
 
 class QueuePace:
@@ -29,6 +30,8 @@ class QueuePace:
     def __init__(self) -> None:
         self._ends: deque[tuple[float, int]] = deque()
         """Busy second, ends: the newest, at least two rounds of all rows."""
+        self._half: tuple[float, int] | None = None
+        """Busy second at which the newer half of them begins, and its ends; None: to be counted."""
         self._sum = 0
         self._busy = 0.0
         self._began = 0.0
@@ -44,6 +47,7 @@ class QueuePace:
     def on_ended(self, count: int, rows: int) -> None:
         """Counts ends of now, of a full engine."""
         self._ends.append((self._busy, count))
+        self._half = None
         self._sum += count
         while len(self._ends) > 1 and self._sum - self._ends[0][1] >= max(MIN_ENDS, 2 * rows):
             self._began, oldest = self._ends.popleft()
@@ -55,8 +59,16 @@ class QueuePace:
         return self._sum > 0
 
     def per_second(self) -> float:
-        """The pace; with no end yet, that of one end in all the time for which it was waited, or in a second."""
-        return max(1, self._sum) / max(self._busy - self._began, 1e-3 if self._sum else 1.0)
+        """The pace, of all that is known or of its newer half, whichever is slower: where answers grow the older half is no measure. With
+        no end yet, that of one end in all the time for which it was waited, or in a second."""
+        pace = max(1, self._sum) / max(self._busy - self._began, 1e-3 if self._sum else 1.0)
+        if len(self._ends) < 2:
+            return pace
+        if self._half is None:
+            middle = len(self._ends) // 2
+            self._half = self._ends[middle - 1][0], sum([count for _, count in islice(self._ends, middle, None)])
+        began, ends = self._half
+        return min(pace, ends / max(self._busy - began, 1e-3))
 
 
 class WaitingRoom:

@@ -3,7 +3,6 @@
 Of each row the id of the largest, or all that a sampler can choose.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import linear_codes, quantise
+from fake_grammars import FakeGrammars, packed_mask
 from single import single
 
 from ridgeline.compute.cpu import ext
@@ -40,13 +40,6 @@ Masks = list[np.ndarray | None]
 
 def addresses(masks: Masks | None) -> np.ndarray:
     return np.array([0 if mask is None else mask.ctypes.data for mask in masks or []], np.int64)
-
-
-def packed_mask(bits: np.ndarray) -> np.ndarray:
-    """bool [N] → uint32 [1, W]."""
-    padded = np.zeros((1, -(-len(bits) // BLOCK) * BLOCK), bool)
-    padded[0, : len(bits)] = bits
-    return np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
 
 
 @dataclass
@@ -331,50 +324,14 @@ def test_the_largest_that_masks_allow(level: str, threads: int, pool: ThreadPool
         assert head.best(x[:3], nothing) == [0, 0, 0]
 
 
-class Grammars:
-    """A library of which matcher i + 1 takes `allowed[i]` next, whatever comes before; those of `lost` make no masks."""
-
-    def __init__(self, allowed: np.ndarray, lost: Sequence[int] = ()) -> None:
-        self.allowed, self.lost = allowed, lost
-        self.consumed: list[tuple[int, int]] = []
-        self.asked: list[int] = []
-        address, number = ctypes.c_void_p, ctypes.c_int32
-        ids = ctypes.POINTER(ctypes.c_uint32)
-        self._functions = (
-            ctypes.CFUNCTYPE(number, address, ids, ctypes.c_size_t)(self._consume),
-            ctypes.CFUNCTYPE(number, address, ids, ctypes.c_size_t)(self._validate),
-            ctypes.CFUNCTYPE(number, address, address, ctypes.c_size_t)(self._mask),
-            ctypes.CFUNCTYPE(ctypes.c_bool, address)(lambda matcher: matcher == 2),
-        )
-        outputs, self.words = allowed.shape[1], packed_mask(allowed[0]).shape[1]
-        pointers = [ctypes.cast(function, address).value or 0 for function in self._functions]
-        self.calls = np.array([*pointers, outputs, -(-outputs // 32) * 4, self.words * 4], np.int64)
-
-    def _consume(self, matcher: int, ids: Any, count: int) -> int:
-        self.consumed += [(matcher - 1, ids[i]) for i in range(count)]
-        return 0
-
-    def _validate(self, matcher: int, ids: Any, count: int) -> int:
-        self.asked.append(matcher - 1)
-        return int(count == 1 and self.allowed[matcher - 1, ids[0]])
-
-    def _mask(self, matcher: int, mask: int, size: int) -> int:
-        if matcher - 1 in self.lost:
-            return -1
-        ctypes.memmove(mask, packed_mask(self.allowed[matcher - 1]).ctypes.data, size)
-        return 0
-
-    def best(self, head: "Head", x: np.ndarray, free: Sequence[int] = ()) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Ids, states and masks of a step of which the rows of `free` follow nothing. Row i has sampled 100 + i, but for row 0."""
-        masks = np.full((len(x), self.words), 0xABABABAB, np.uint32)
-        records = np.zeros((len(x), ext.native().FOLLOWER), np.int64)
-        for row in set(range(len(x))) - set(free):
-            records[row, :3] = row + 1, masks[row].ctypes.data, 100 + row if row else -1
-        found, addresses = np.full(len(x), -7, np.int32), np.ascontiguousarray(records[:, 1])
-        followed = self.calls.ctypes.data, records.ctypes.data
-        head.run(x, found.ctypes.data, 0, addresses.ctypes.data, 0, *followed)
-        assert (records[:, 4] > 0).tolist() == (records[:, 0] > 0).tolist()  # CPU time
-        return found.tolist(), records[:, 3], masks
+def followed(grammars: FakeGrammars, head: Head, x: np.ndarray, free: Sequence[int] = ()) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Ids, states and masks of a step of which the rows of `free` follow nothing. Row i has sampled 100 + i, but for row 0."""
+    masks, records = grammars.records(len(x), free)
+    records[1:, 2] = np.where(records[1:, 0], 100 + np.arange(1, len(x)), -1)
+    found, addresses = np.full(len(x), -7, np.int32), np.ascontiguousarray(records[:, 1])
+    head.run(x, found.ctypes.data, 0, addresses.ctypes.data, 0, grammars.calls.ctypes.data, records.ctypes.data)
+    assert (records[:, 5] > 0).tolist() == (records[:, 0] > 0).tolist()  # CPU time
+    return found.tolist(), records[:, 4], masks
 
 
 @pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
@@ -395,8 +352,8 @@ def test_rows_ask_their_grammars_first(level: str, threads: int, pool: ThreadPoo
             wanted, free = np.where(allowed, whole, -np.inf).argmax(axis=1).tolist(), [2] if count == 8 else []
             wanted = [int(whole[i].argmax()) if i in free else each for i, each in enumerate(wanted)]
             for _ in range(12 if kind == "flat" else 1):  # too many outputs are left: steps are passed over
-                grammars = Grammars(allowed)
-                found, states, masks = grammars.best(head, x, free)
+                grammars = FakeGrammars(allowed)
+                found, states, masks = followed(grammars, head, x, free)
                 assert found == wanted
                 assert sorted(grammars.consumed) == [(i, 100 + i) for i in range(2, count) if i not in free]  # the second is at its end
                 takes = np.array([allowed[i, row.argmax()] for i, row in enumerate(whole)])
@@ -415,7 +372,7 @@ def test_a_row_that_is_lost_is_said_and_has_a_mask_of_all(count: int, pool: Thre
     head, x = Head(rows, pool, 5), np.stack([near(rows, row, rng) for row in range(10, 10 + count)])
     allowed = np.zeros((count, 1000), bool)
     allowed[:, 500] = True
-    found, states, masks = Grammars(allowed, lost=[1]).best(head, x)
+    found, states, masks = followed(FakeGrammars(allowed, lost=[1]), head, x)
     assert found == [11 if i == 1 else 500 for i in range(count)]
     assert states.tolist() == [-1 if i == 1 else 1 for i in range(count)] and (masks[1] == 0xFFFFFFFF).all()
 

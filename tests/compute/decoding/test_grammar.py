@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter, sleep
 from types import SimpleNamespace
+from typing import Any
 from weakref import finalize
 
 import numpy as np
 import pytest
+from fake_grammars import FakeGrammars, packed_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
+from ridgeline.compute.runner import Places
 from ridgeline.core.params import Grammar, RowParams, Sampling
 
 VOCAB, END = 300, 256
@@ -220,6 +223,31 @@ def test_an_optional_grammar_that_cannot_go_on_leaves_its_row_free(compiler: Gra
     assert bool(masks.failures) is not is_optional and (state.grammars[0] is None) is is_optional
 
 
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_what_a_step_says_of_its_rows(compiler: GrammarCompiler, is_optional: bool) -> None:
+    """Those that are lost or took too long; a row that has to move by several ids is left to masks first."""
+    asked = replace(grammar('start: x\nx: x x | "a" | "b"'), is_optional=is_optional)
+    assert ready(compiler, asked) is None
+    state, params = RowState(3, VOCAB), [RowParams(0, 0, 1, Sampling(logprobs=count)) for count in (None, 1, None)]
+    state.compiler = compiler
+    state.grammars[:] = [compiler.start(asked, [ord("a")] * outputs) for outputs in (0, 1, 2)]
+    rows = SimpleNamespace(sampling_ids=np.arange(3, dtype=np.int32), sampling_params=params)
+    work: Any = SimpleNamespace(rows=rows, inputs=SimpleNamespace(select=np.arange(3)), drafts=[[]] * 3, keep=np.zeros(3, np.int32))
+    assert state.follow(work) is None
+    state.masks(work)
+    state.sampled(rows.sampling_ids, [(), (ord("b"),), (ord("b"),)])
+    following = state.follow(work)
+    assert following is not None
+    records, addresses = following.places.records, following.places.addresses
+    assert records[:, 2].tolist() == [-1, ord("b"), ord("b")] and (addresses > 0).tolist() == [True, False, True]
+    assert [mask is not None for mask in following.masks(are_applied=True)] == [False, True, False]
+    records[:, 4:] = [(-1, 0), (1, 10**9), (1, 1000)]
+    failures = state.followed(work, following)
+    assert sorted(failures) == ([] if is_optional else [0, 1]) and [each is None for each in state.grammars] == [is_optional] * 2 + [False]
+    if not is_optional:
+        assert "4 ms per token" in failures[1]
+
+
 def samplers() -> list[sampler.Sampled]:
     native = [sampling.Sampler(VOCAB, ext.native().Team(1), level=level) for level in ext.isa_levels()]
     return [sampler.sample_rows, *(each.sample_rows for each in native)]
@@ -243,6 +271,32 @@ def test_samplers_agree_under_masks(seed: int, temperature: float, top_k: int, c
         answers.append(sample(logits, rows, [drafted, drafted], [2, 2], histories, None, None, [mask, None]).ids)
     assert all(answer == answers[0] for answer in answers)
     assert all(bits[place, token] for place, token in enumerate(answers[0][0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.7, 5.0)), st.integers(1, 900))
+def test_a_draw_before_there_is_a_mask_is_the_one_under_it(seed: int, temperature: float, count: int) -> None:
+    """Rows that ask their grammar; the others have their masks already."""
+    draws = np.random.default_rng(seed)
+    asked = Sampling(temperature=temperature, grammar=grammar("any"))
+    rows = [RowParams(seed % 2**63, place, 2, asked) for place in range(4)]
+    logits = (3 * draws.normal(size=(4, 1_000))).astype(np.float32)
+    bits = np.zeros((4, 1_000), bool)
+    for row in bits:
+        row[draws.choice(1_000, count, replace=False)] = True
+    bits[::2][np.arange(2), logits[::2].argmax(axis=1)] = True
+    masks = [packed_mask(row) for row in bits]
+    for level in ext.isa_levels():
+        native = sampling.Sampler(1_000, ext.native().Team(1), level=level)
+        expected = native.sample_rows(logits, rows, [()] * 4, [9] * 4, [None] * 4, None, None, masks).ids
+        grammars = FakeGrammars(bits)
+        made, records = grammars.records(4)
+        records[:3, 3] = 1
+        places, given = Places(grammars.calls, records, np.zeros(4, np.int64)), [None, None, None, masks[3]]
+        assert native.sample_rows(logits, rows, [()] * 4, [9] * 4, [None] * 4, None, None, given, places).ids == expected
+        assert set(grammars.asked) == {0, 1, 2}
+        takes = [bits[row, logits[row].argmax()] and records[row, 4] == 0 for row in range(3)]
+        assert [records[row, 4] == 1 and np.array_equal(made[row], masks[row][0]) for row in range(3)] == [not each for each in takes]
 
 
 def test_closing_frees_descriptors() -> None:

@@ -196,14 +196,14 @@ class NativeRunner:
         following: tuple[int, ...] = ()
         if isinstance(masks, Places):
             native = ext.native()
-            allowed = masks.addresses
+            allowed = None if self._maxima is None else masks.addresses
             calls = ext.address(masks.calls, np.int64, (native.GRAMMAR_CALLS,))
             following = calls, ext.address(masks.records, np.int64, (count, native.FOLLOWER))
         elif masks is not None and bounded:
             first = plan.native.last_product
             plan.native.run(*given, 0, first, trace)
             allowed = masks()
-        address = 0 if allowed is None or not bounded else ext.address(allowed, np.int64, (count,))
+        address = 0 if allowed is None else ext.address(allowed, np.int64, (count,))
         passed = perf_counter() - began
         plan.native.run(*given, first, phases, trace, best, keep, address, maxima, *following)
         if self._trace is None or columns is None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.decoding.edits import History, Mask
 from ridgeline.compute.decoding.sampler import Sampled, rank, token_logprobs
+from ridgeline.compute.runner import Places
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
@@ -69,10 +70,12 @@ class Sampler:
         finite: NDArray[np.bool_] | None = None,
         maxima: Floats | None = None,
         masks: Sequence[Mask | None] | None = None,
+        places: Places | None = None,
     ) -> Sampled:
         """Walks the rows that sample: see `decoding.sampler.sample_rows`.
 
         maxima: the largest of each SAMPLE_BLOCK logits of the positions, as `NativeRunner.run` gives them.
+        places: rows of these that ask, draw first and make a mask where their grammar does not take the token.
 
         Raises IndexError where a row names an id that the vocabulary has not.
         """
@@ -87,6 +90,10 @@ class Sampler:
         for index, mask in enumerate(masks or ()):
             if mask is not None:
                 rows[index]["masks"] = mask.ctypes.data, mask.shape[1]
+        if places is not None:
+            asks = places.records[:, 3]
+            rows["follower"] = asks * (places.records.ctypes.data + places.records.strides[0] * np.arange(len(rows)))
+            rows["calls"] = asks * places.calls.ctypes.data
         following = None if single else np.array([token for drafted in drafts for token in (*drafted, -1)], np.int32)
         answer = self._answer(rows, logits, finite, following, maxima)
         ids = _ids(answer, counts if finite is None else counts or [1] * samples)

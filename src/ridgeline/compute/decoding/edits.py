@@ -162,6 +162,13 @@ def needed(row: RowParams, output: int) -> int:
     return 1 if asked.temperature == 0 else max(0, asked.top_k)
 
 
+def is_free(row: RowParams) -> bool:
+    """True where no output depends on anything but all logits and noise: no filter, and no edit but masks."""
+    asked = row.sampling
+    filters = asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0
+    return asked.logprobs is None and not filters and not any(edit.asked(row, 0) for edit in EDITS if not edit.masks)
+
+
 def history_of(row: RowParams, ids: Sequence[int]) -> History | None:
     """The history of such a row when it knows `ids`; None where nothing that it asks for looks back."""
     looks_back = row.prompt_logprobs is not None or any(edit.looks_back and edit.asked(row, 0) for edit in EDITS)

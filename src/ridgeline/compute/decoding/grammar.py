@@ -33,10 +33,15 @@ TRIM_SECONDS: Final = 1.0
 MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 LOW_PRIORITY: Final = 19
+DEAR_SECONDS: Final = 0.0002
+"""CPU time of a row's last mask from which on a sampler asks the grammar first: a token that is drawn again costs about as much. Such masks
+are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
 SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 """CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
 
 
+LOST, MASKED = -1, 1
+"""What a step says of a row: its grammar cannot go on, and its mask has all ids; it has a mask, where others needed none."""
 _NONE: Final = Grammar(b"", "")
 """Asks the thread for nothing but a look at the memory."""
 
@@ -73,6 +78,7 @@ class RowGrammar:
         self._ids = list(ids)
         self.is_optional = is_optional
         self._spare = SPARE_SECONDS
+        self._mask_seconds, self._left = 0.0, 0
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -89,17 +95,24 @@ class RowGrammar:
         """Number of ids that it has yet to move by."""
         return len(self._ids)
 
-    def leave(self, mask: int) -> tuple[int, int, int]:
-        """Address of the library's matcher, `mask`, and the one id at most that it has yet to move by, -1: none. A step moves it; see
-        `moved`."""
-        return self._matcher.address, mask, self._ids[0] if self._ids else -1
+    @property
+    def masks_are_dear(self) -> bool:
+        """True where it is better to draw a token before there is a mask."""
+        return self._mask_seconds > DEAR_SECONDS
 
-    def moved(self, is_lost: bool, seconds: float) -> None:
-        """A step has moved it in so much CPU time. is_lost: it cannot go on. Raises GrammarError."""
+    def leave(self) -> tuple[int, int]:
+        """Address of the library's matcher, and the one id at most that it has yet to move by, -1: none. A step moves it; see `moved`."""
         ids, self._ids = self._ids, []
-        if is_lost:
+        self._left = len(ids)
+        return self._matcher.address, ids[0] if ids else -1
+
+    def moved(self, state: int, seconds: float) -> None:
+        """A step has moved it in so much CPU time. state: LOST, MASKED, or neither. Raises GrammarError."""
+        if state == LOST:
             self._raise()
-        self._charge(len(ids), seconds)
+        if state == MASKED:
+            self._mask_seconds = seconds
+        self._charge(self._left, seconds)
 
     def _charge(self, ids: int, seconds: float) -> None:
         self._spare = min(SPARE_SECONDS, self._spare + TOKEN_SECONDS * ids) - seconds

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.backend import Masks, RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
@@ -85,7 +86,7 @@ class BeatingRunner(Runner, Protocol):
 
 
 SampleRows = Callable[..., Sampled]
-"""As `decoding.sampler.sample_rows`; `maxima` are the runner's."""
+"""As `decoding.sampler.sample_rows`; `maxima` are the runner's, and where that moves grammars behind `masks` come its `Places`."""
 
 TIMED_ROWS: Final = 16
 TIMED_TOKENS: Final = 64
@@ -178,9 +179,11 @@ class QueueBackend:
         finite: NDArray[np.bool_] = values["finite"]
         masks = None if masks_of is None else masks_of()
         if following is not None:
-            masks = self._state.followed(work, following)
+            masks = Masks(following.masks(are_applied="maxima" in values), following.places.addresses, {})
         whole = bool(finite.all())
-        sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
+        sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks, following)
+        if following is not None and masks is not None:
+            masks.failures.update(self._state.followed(work, following))
         self._parts += 1
         flags = bytearray(b"\1") * len(plan.row) if whole else finite_rows(work, finite, sampled.ids)
         failures = () if masks is None else masks.apply(work.rows.sampling, sampled, flags)
@@ -192,7 +195,12 @@ class QueueBackend:
         return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures)
 
     def _sampled(
-        self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None, masks: Masks | None
+        self,
+        work: Work,
+        values: Mapping[str, NDArray[Any]],
+        finite: NDArray[np.bool_] | None,
+        masks: Masks | None,
+        following: Following | None,
     ) -> Sampled:
         """Ids and log-probabilities of the rows that sample; stores them as the last ids of these rows."""
         rows, state = work.rows, self._state
@@ -209,7 +217,7 @@ class QueueBackend:
             if rows.has_drafts:
                 first = [position - len(drafts) for position, drafts in zip(first, work.drafts, strict=True)]
             logits = values["logits"][:, : self._vocab]
-            given = masks and masks.of_rows
-            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, values.get("maxima"), given)
+            given = (values.get("maxima"), masks and masks.of_rows, *((following.places,) if following else ()))
+            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, *given)
         state.sampled(rows.sampling_ids, found.ids)
         return found

@@ -35,20 +35,23 @@ class StepCost:
            where reading the weights dominates.
     """
 
+    __slots__ = ("_estimates", "_ranges", "_ratios", "_scale", "_table", "_tokens", "depths", "measured", "wanted")
+
     def __init__(self, table: Sequence[tuple[int, int, float]]) -> None:
         self._table = sorted({tokens: seconds for tokens, _, seconds in table}.items()) or [(1, 1.0), (2, 1.0)]
         if len(self._table) == 1:
             self._table.append((self._table[0][0] + 1, self._table[0][1]))
         self._tokens = [tokens for tokens, _ in self._table]
-        self._scale, self._is_scaled = 1.0, bool(table)
+        self._scale = 1.0
         self._ratios: dict[int, float] = {}
-        self._measured: list[tuple[int, float]] = []
-        """Since the last update: (tokens, seconds)."""
+        self.measured: list[tuple[int, float]] = []
+        """Measured steps since the last update, (tokens, seconds): who adds one calls `update` where there are `wanted`."""
+        self.wanted = STEPS_PER_UPDATE if table else 1
         self._estimates: dict[int, float] = {}
         self._ranges: dict[tuple[int, int], list[float]] = {}
         """Answers of `seconds` and `range` since the last update."""
         self.depths: dict[tuple[int, int, int, int, bool], int] = {}
-        """Answers of `choose_depths` for one row since the last update."""
+        """Answers of `choose_depth` since the last update."""
 
     def seconds(self, tokens: int) -> float:
         """Returns the estimated seconds of a step of `tokens` tokens."""
@@ -70,19 +73,17 @@ class StepCost:
         (few, less), (many, more) = self._table[right - 1], self._table[right]
         return max(less + (more - less) * (tokens - few) / (many - few), 1e-9)
 
-    def measure(self, tokens: int, seconds: float) -> None:
-        """Notes the measured time of a step of `tokens` tokens."""
-        self._measured.append((tokens, seconds))
-        if not self._is_scaled:
-            self._scale, self._is_scaled = seconds / self._interpolate(tokens), True
+    def update(self) -> None:
+        """Moves the estimates towards the measurements: the ratio of each measured number of tokens, and the scale of all. The first
+        measurement sets the scale where there was no table."""
+        if self.wanted == 1:
+            tokens, seconds = self.measured[0]
+            self._scale = seconds / self._interpolate(tokens)
+            self.wanted = STEPS_PER_UPDATE
             self._forget_answers()
-        if len(self._measured) == STEPS_PER_UPDATE:
-            self._update()
-
-    def _update(self) -> None:
-        """Moves the estimates towards the measurements: the ratio of each measured number of tokens, and the scale of all."""
+            return
         found: dict[int, list[float]] = {}
-        for tokens, seconds in self._measured:
+        for tokens, seconds in self.measured:
             found.setdefault(tokens, []).append(min(seconds / self.seconds(tokens), MAX_RATIO))
         for tokens, ratio in self._ratios.items():
             others = STEPS_PER_UPDATE - len(found.get(tokens, ()))
@@ -91,7 +92,7 @@ class StepCost:
             change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(ratios)) * (sum(ratios) / len(ratios) - 1.0)
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
             self._scale *= change
-        self._measured.clear()
+        self.measured.clear()
         self._forget_answers()
 
     def _forget_answers(self) -> None:
@@ -117,7 +118,8 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
     """
     rows = other_rows + len(offers)
     if rows == 1 and offers:
-        return [_choose_alone(cost, tokens, offers[0], max_drafts, barrier)]
+        chance, factor, most = offers[0]
+        return [choose_depth(cost, tokens, chance, factor, min(most, max_drafts), barrier)]
     count = min(sum([most for _, _, most in offers]), max_drafts, MAX_DRAFTS_PER_STEP)
     if count < 1:
         return [0] * len(offers)
@@ -142,24 +144,28 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
     return depths
 
 
-def _choose_alone(cost: StepCost, tokens: int, offer: Offer, max_drafts: int, barrier: bool) -> int:
-    """The number of drafts of a step of one row. Chances are rounded, so that most steps find an answer given before."""
-    count = min(offer[2], max_drafts, MAX_DRAFTS_PER_STEP)
-    steps = int(offer[0] * CHANCES), int(offer[1] * CHANCES)
-    found = cost.depths.get((tokens, count, *steps, barrier))
-    if found is not None:
-        return found
+def choose_depth(cost: StepCost, tokens: int, chance: float, factor: float, count: int, barrier: bool) -> int:
+    """Returns the number of drafts, `count` at most, of a step whose only decoding row offers them, as `choose_depths` does. Chances are
+    rounded, so that most steps find an answer given before."""
+    key = tokens, count, int(chance * CHANCES), int(factor * CHANCES), barrier
+    found = cost.depths.get(key)
+    if found is None:
+        found = cost.depths[key] = _best_depth(cost, *key)
+    return found
+
+
+def _best_depth(cost: StepCost, tokens: int, most: int, chance_step: int, factor_step: int, barrier: bool) -> int:
+    count = min(most, MAX_DRAFTS_PER_STEP)
     seconds = cost.range(tokens, tokens + max(0, count))
     wait = BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW if barrier else 0.0
     best, chosen, total = MIN_SPEEDUP / seconds[0], 0, 1.0
-    chance, factor = ((step + 0.5) / CHANCES for step in steps)
+    chance, factor = (chance_step + 0.5) / CHANCES, (factor_step + 0.5) / CHANCES
     for drafts in range(1, count + 1):
         total += chance
         chance *= factor
         duration = seconds[drafts] + wait
         if total > best * duration:
             best, chosen = total / duration, drafts
-    cost.depths[(tokens, count, *steps, barrier)] = chosen
     return chosen
 
 

@@ -23,7 +23,18 @@ COMPARISON_DECAY: Final = 0.93
 """Factor of a comparison's weight per further comparison."""
 TOTAL_WEIGHT: Final = 1.0 / (1.0 - COMPARISON_DECAY)
 """Of endless comparisons."""
+_PRIOR_RIGHT: Final = tuple([PRIOR_WEIGHT * acceptance for acceptance in PRIOR_ACCEPTANCE])
 assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
+
+
+def _decay(count: int) -> tuple[float, float]:
+    """The weight that is left of earlier comparisons behind `count` further ones, and what these add, of which the last counts 1."""
+    kept = COMPARISON_DECAY**count
+    return kept, (1.0 - kept) * TOTAL_WEIGHT
+
+
+_KEPT, _GAINED = zip(*map(_decay, range(16)), strict=True)
+"""By count: a power takes microseconds where the caches are cold."""
 
 
 class NgramPredictor:
@@ -54,8 +65,24 @@ class NgramPredictor:
     def update(self) -> bool:
         """Compares the ids that came since the last call with the predicted ones, up to the first that differs, and finds another match
         unless a long one goes on. Returns False while ids are left to index."""
-        match, seen, end = self.match, self._seen, len(self._ids)
-        length = self._compare(self._ids[seen:], match) if match >= 0 and seen < end else 0
+        ids, match, seen = self._ids, self.match, self._seen
+        end, place, length = len(ids), match + 1, 0
+        if match >= 0 and seen < end:
+            while seen < end and ids[seen] == ids[place]:
+                seen += 1
+                place += 1
+            count = place - match - 1
+            if seen == end:
+                self.match = place - 1
+                length = self.match_length + count
+                if length > MAX_MATCH_LENGTH:
+                    length = MAX_MATCH_LENGTH
+                self.match_length = length
+                kept, gained = (_KEPT[count], _GAINED[count]) if count < 16 else _decay(count)
+                self.right = kept * self.right + gained
+                self.compared = kept * self.compared + gained
+            else:
+                self._count_to_the_first_wrong(count)
         self._seen = end
         if length < MAX_MATCH_LENGTH:
             self.match, self.match_length = -1, 0
@@ -63,27 +90,17 @@ class NgramPredictor:
                 return False
             if self._previous and self._previous[-1] >= 0:
                 self._search()
-        self.acceptance = (self.right + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[self.match_length]) / (self.compared + PRIOR_WEIGHT)
+        self.acceptance = (self.right + _PRIOR_RIGHT[self.match_length]) / (self.compared + PRIOR_WEIGHT)
         self.due = end + (1 if self.match >= 0 else IDS_PER_SEARCH)
         return True
 
-    def _compare(self, new: list[int], match: int) -> int:
-        """Holds `new` against the ids behind the match. Returns the length of the match if it goes on behind them, else 0."""
-        ids, end = self._ids, match + len(new)
-        if ids[match + 1 : end + 1] == new:
-            self.match = end
-            length = self.match_length = min(self.match_length + end - match, MAX_MATCH_LENGTH)
-            kept = COMPARISON_DECAY ** (end - match)
-            gained = (1.0 - kept) * TOTAL_WEIGHT  # of comparisons of which the last counts 1
-            self.right = kept * self.right + gained
-            self.compared = kept * self.compared + gained
-            return length
-        for place, token in enumerate(new, match + 1):
+    def _count_to_the_first_wrong(self, right: int) -> None:
+        """Counts `right` comparisons that came true, and one that did not."""
+        for _ in range(right):
             self.compared = COMPARISON_DECAY * self.compared + 1.0
-            self.right = COMPARISON_DECAY * self.right + (token == ids[place])
-            if token != ids[place]:
-                break
-        return 0
+            self.right = COMPARISON_DECAY * self.right + 1.0
+        self.compared = COMPARISON_DECAY * self.compared + 1.0
+        self.right = COMPARISON_DECAY * self.right
 
     def _index(self) -> bool:
         """Indexes the ids that came since it last did, `MAX_IDS_PER_UPDATE` at most; returns False while some are left."""

@@ -6,22 +6,27 @@ itself is noticed without spending a step on it.
 
 from typing import Final
 
-from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
+from ridgeline.core.drafts.depth import Offer, StepCost, choose_depth, choose_depths
 from ridgeline.core.drafts.ngram import NgramPredictor
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
+RUNNING: Final = State.RUNNING
+"""Looked up once: Python finds members of enumerations by a call."""
 MAX_BACKOFF_STEPS: Final = 64
 """Steps without waiting, at most, behind a wait that brought no draft."""
 
 
 class PromptLookupDrafter:
-    """Implements `core.drafts.drafter.Drafter`.
+    """Implements `core.drafts.drafter.Drafter`. A step's weights drive all of it out of the caches, so that each object and each line of
+    code that a step meets is fetched from memory: what one row needs in every step is short.
 
     max_depth   drafts per row and step at most
     step_costs  (tokens, samples, seconds) as measured at start-up
     barrier     without drafts steps run ahead of each other, so that a step that drafts makes the device wait for the host
     """
+
+    __slots__ = ("_backoff", "_backoff_left", "_barrier", "_cost", "_has_waited", "_max_depth")
 
     def __init__(self, max_depth: int, step_costs: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
         self._max_depth = max_depth
@@ -52,6 +57,30 @@ class PromptLookupDrafter:
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Returns per row the continuation of its match, as deep as is worth the time of the step."""
+        found: list[tuple[int, ...]]
+        if len(rows) == 1:
+            sequence, count = rows[0]
+            found, drafts, predictor = [()], 0, sequence.draft_state
+            if predictor is not None and predictor.match >= 0:
+                if count > self._max_depth:
+                    count = self._max_depth
+                if count > max_drafts:
+                    count = max_drafts
+                acceptance = predictor.acceptance
+                drafts = choose_depth(self._cost, tokens, acceptance, acceptance, count, self._barrier)
+                if drafts:
+                    found = [predictor.propose(drafts)]
+        else:
+            found, drafts = self._propose_together(rows, tokens, max_drafts)
+        if drafts:
+            self._backoff = 0
+        elif self._has_waited:
+            self._backoff = self._backoff_left = min(MAX_BACKOFF_STEPS, 2 * self._backoff + 1)
+        self._has_waited = False
+        return found
+
+    def _propose_together(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> tuple[list[tuple[int, ...]], int]:
+        """Returns the drafts of several rows, and their number."""
         indices: list[int] = []
         offers: list[Offer] = []
         max_depth = self._max_depth
@@ -62,31 +91,31 @@ class PromptLookupDrafter:
                 acceptance = predictor.acceptance
                 offers.append((acceptance, acceptance, count if count < max_depth else max_depth))
         found: list[tuple[int, ...]] = [()] * len(rows)
-        drafts = False
+        drafts = 0
         if offers:
             depths = choose_depths(self._cost, tokens, offers, len(rows) - len(offers), max_drafts, self._barrier)
             for index, depth in zip(indices, depths, strict=True):
                 if depth:
                     found[index] = rows[index][0].draft_state.propose(depth)
-                    drafts = True
-        if drafts:
-            self._backoff = 0
-        elif self._has_waited:
-            self._backoff = self._backoff_left = min(MAX_BACKOFF_STEPS, 2 * self._backoff + 1)
-        self._has_waited = False
-        return found
+                    drafts += depth
+        return found, drafts
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Compares what each row sampled with what was predicted, and updates the cost of a step whose tokens all sampled."""
         if self._backoff_left:
             self._backoff_left -= 1
-        running = State.RUNNING
-        for sequence, ids in zip(sequences, result.sampled, strict=True):
+        running = RUNNING
+        for index, ids in enumerate(result.sampled):
+            sequence = sequences[index]
             if ids and sequence.state is running:
                 predictor = sequence.draft_state
                 if predictor is None:
                     predictor = sequence.draft_state = NgramPredictor(sequence.known)
                 if len(sequence.known) >= predictor.due:
                     predictor.update()
-        if result.timings.run > 0 and sum(plan.sample) == len(plan.tokens):
-            self._cost.measure(len(plan.tokens), result.timings.run)
+        seconds, tokens = result.timings.run, len(plan.tokens)
+        if seconds > 0 and sum(plan.sample) == tokens:
+            cost = self._cost
+            cost.measured.append((tokens, seconds))
+            if len(cost.measured) >= cost.wanted:
+                cost.update()

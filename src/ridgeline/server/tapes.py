@@ -1,0 +1,107 @@
+"""The events of answers in the background, for clients that come back for them: each can be read from any event on, while it grows and
+for some time behind its end.
+
+Owns how long events are kept, and how many bytes of them.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.transport import KEEP_ALIVE
+
+KEPT_SECONDS: Final = 300.0
+"""Time behind an answer's end for which its events are kept."""
+MAX_BYTES: Final = 8 << 20
+"""Bytes of events of one answer: the oldest make room."""
+MAX_ALL_BYTES: Final = 64 << 20
+"""Those of all answers: those that have ended make room, the oldest first."""
+
+
+class Tape:
+    """The events of one answer, numbered from 0."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._gone = 0
+        """Events that have made room."""
+        self._grown = asyncio.Event()
+        self.bytes = 0
+        self.is_over = False
+
+    def add(self, event: bytes) -> None:
+        """The next event."""
+        self._events.append(event)
+        self.bytes += len(event)
+        if self.bytes > MAX_BYTES:
+            half = len(self._events) // 2
+            self.bytes -= sum(map(len, self._events[:half]))
+            del self._events[:half]
+            self._gone += half
+        self._wake()
+
+    def end(self) -> None:
+        """No more will come."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    async def read(self, start: int, keep_alive_seconds: float) -> AsyncGenerator[bytes, None]:
+        """The events from number `start` on, and KEEP_ALIVE where none comes for so long. Raises ApiError for one that is not kept."""
+        while True:
+            grown, at = self._grown, start - self._gone
+            if at < 0:
+                raise ApiError("invalid_value", f"events before number {self._gone} are not kept", param="starting_after")
+            for event in self._events[at:]:
+                start += 1
+                yield event
+            if self.is_over and start - self._gone >= len(self._events):
+                return
+            try:
+                async with asyncio.timeout(keep_alive_seconds):
+                    await grown.wait()
+            except TimeoutError:
+                yield KEEP_ALIVE
+
+
+class Tapes:
+    """The tapes of all answers, by their ids."""
+
+    def __init__(self) -> None:
+        self._tapes: OrderedDict[str, Tape] = OrderedDict()
+
+    def begin(self, response_id: str) -> Tape:
+        """A tape for a new answer."""
+        size = sum(tape.bytes for tape in self._tapes.values())
+        for gone in [each for each, tape in self._tapes.items() if tape.is_over]:
+            if size <= MAX_ALL_BYTES:
+                break
+            size -= self._tapes.pop(gone).bytes
+        tape = self._tapes[response_id] = Tape()
+        return tape
+
+    def end(self, response_id: str) -> None:
+        """The answer has ended: its tape is kept for a while."""
+        if (tape := self._tapes.get(response_id)) is not None:
+            tape.end()
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop, response_id)
+
+    def drop(self, response_id: str) -> None:
+        """Forgets a tape, if there is one."""
+        self._tapes.pop(response_id, None)
+
+    def find(self, response_id: str) -> Tape:
+        """The tape of an answer. Raises ApiError where there is none."""
+        found = self._tapes.get(response_id)
+        if found is None:
+            message = (
+                "the events of this answer are not kept: those of an answer made with background and stream are, until "
+                f"{KEPT_SECONDS:.0f} s behind its end; leave stream out"
+            )
+            raise ApiError("unsupported_parameter", message, param="stream")
+        return found

