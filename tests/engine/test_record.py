@@ -1,6 +1,7 @@
 """The simulator takes the decisions of a recorded engine process, given the same commands and results."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,9 @@ async def _drive(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: 
         async def ask(number: int, prompt: tuple[int, ...]) -> None:
             await asyncio.sleep(0.003 * (number % 5))
             params = SamplingParams(max_tokens=outputs, temperature=0.8, n=1 + number % 2, prompt_logprobs=1 if number % 5 == 0 else None)
-            request = admit(prompt, params, limits, request_id=f"r{number}", draw_seed=lambda: number)
+            arrived = time.monotonic()
+            request = admit(prompt, params, limits, request_id=f"r{number}", draw_seed=lambda: number, arrived=arrived)
+            request = replace(request, ttft_ms=number % 3 * 5, itl_ms=number % 2 * 4, tenant=f"t{number % 2}")
             seen = 0
             async for item in client.submit(request):
                 seen += isinstance(item, Output)
@@ -54,10 +57,11 @@ def record(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: int) -
     asyncio.run(asyncio.wait_for(_drive(config, prompts, outputs), 100))
 
 
-def test_a_recording_is_decided_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["fcfs", "slo"])
+def test_a_recording_is_decided_again(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "fake.recording"
     prompts = [(5, 6, 7) * (1 + number % 7) for number in range(24)]
-    record(replace(FAKE, record=str(path)), prompts, 12)
+    record(replace(FAKE, record=str(path), scheduling_policy=policy), prompts, 12)
     compared, difference = replay(path)
     assert difference is None and compared > 30
     asked = read_arrivals(path)
@@ -76,11 +80,11 @@ def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
-    """Real weights, a real process, prompts of several lengths with a shared beginning."""
+    """Real weights, a real process with a pace, prompts of several lengths with a shared beginning, targets."""
     path = tmp_path / "demo.recording"
     prompts = [(2, *range(1000, 1000 + 8 * (1 + number)), 500 + number) for number in range(6)]
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256}
-    record(EngineConfig(str(demo_file), **limits, record=str(path)), prompts, 6)
+    record(EngineConfig(str(demo_file), **limits, record=str(path), scheduling_policy="slo"), prompts, 6)
     compared, difference = replay(path)
     assert difference is None and compared >= 10
 

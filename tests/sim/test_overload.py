@@ -2,7 +2,7 @@
 
 from random import Random
 
-from serving import Job, serve
+from jobs import Job, serve
 
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits

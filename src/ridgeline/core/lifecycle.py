@@ -21,7 +21,7 @@ from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.reservation import OutputLengths
 from ridgeline.core.sequence import Sequence, State
-from ridgeline.core.slack import LATE_SECONDS, Slack
+from ridgeline.core.slack import Slack, late_by
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
@@ -96,7 +96,7 @@ class Lifecycle:
         for sequence in [each for each in overdue if each.can_be_late and each.request.request_id in self.unstarted]:
             self.waiting.remove(sequence)
             sequence.can_be_late = False
-            sequence.latest_start += LATE_SECONDS * 1_000_000
+            sequence.latest_start += late_by(sequence.request)
             sequence.rank = self.policy.rank(sequence)
             insort(self.waiting, sequence, key=by_rank)
 

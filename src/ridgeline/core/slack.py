@@ -11,9 +11,20 @@ from ridgeline.core.params import Admitted
 
 DEFAULT_TTFT_MS: Final = 10_000
 """Target of requests that name none."""
-LATE_SECONDS: Final = 30
-"""Later by so much ranks who has missed the latest start and has not begun: he would delay others who can still be in time. More than that
-he does not wait for them."""
+LATE_TARGETS, MAX_LATE_MS = 10, 30_000
+"""Later by so many times his target, and no more than that, ranks who has missed the latest start and has not begun: he would delay others
+who can still be in time. More than that he does not wait for them."""
+
+
+def target_ms(request: Admitted) -> int:
+    """Milliseconds in which the first token should come."""
+    return request.ttft_ms or DEFAULT_TTFT_MS
+
+
+def late_by(request: Admitted) -> int:
+    """Microseconds by which a request ranks later that is late."""
+    return 1_000 * min(MAX_LATE_MS, LATE_TARGETS * target_ms(request))
+
 
 
 class Slack:
@@ -34,5 +45,5 @@ class Slack:
             self.now = max(self.now, round(request.arrived * 1e6))
         arrived = self.now if request.arrived is None else round(request.arrived * 1e6)
         token = 0.0 if self._pace is None else self._pace.seconds.token
-        target, shift = 1_000 * (request.ttft_ms or DEFAULT_TTFT_MS), round(1e6 * token * (lead or 0))
+        target, shift = 1_000 * target_ms(request), round(1e6 * token * (lead or 0))
         return arrived + target + shift - round(1e6 * token * len(request.prompt)), lead is None or shift >= target

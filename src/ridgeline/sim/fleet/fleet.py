@@ -5,7 +5,7 @@ Owns the replicas and the event queue. The router knows of a replica only the re
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from math import inf
@@ -13,6 +13,7 @@ from random import Random
 from typing import Final
 
 from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.policy import POLICIES
 from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
@@ -75,6 +76,7 @@ class FleetConfig:
     """`replicas` identical servers and the routing of requests.
 
     patience  seconds after which a client aborts a request that is not finished; None: never
+    ttft_ms   target for the first token of requests that have an objective, under the slo policy; 0: none
     """
 
     replica: ReplicaConfig
@@ -83,6 +85,7 @@ class FleetConfig:
     scaling: Scaling | None = None
     failures: Failures | None = None
     patience: float | None = None
+    ttft_ms: int = 0
 
 
 class Fleet:
@@ -165,6 +168,8 @@ class Fleet:
         replica = self._up[load.number]
         try:
             request = make_request(arrival, number, self._limits)
+            if POLICIES[self.config.replica.policy].has_targets:
+                request = replace(request, arrived=arrived, ttft_ms=0 if arrival.level else self.config.ttft_ms)
         except RequestError:
 
             def reject(at: float) -> None:

@@ -103,7 +103,8 @@ class Scenario:
 
     def _service(self, seed: int) -> Service:
         config = self.replica_config()
-        fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience)
+        ttft_ms = round(1e3 * (self.objective.ttft or 0))
+        fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience, ttft_ms)
         return Service(fleet, seed, self._make_kv_transfer(config))
 
     def replica_config(self) -> ReplicaConfig:

@@ -15,7 +15,7 @@ from ridgeline.core.fairness import DECODE_TOKENS, FIRST_GUESS, MEAN_OVER, UNIT
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.slack import DEFAULT_TTFT_MS, LATE_SECONDS
+from ridgeline.core.slack import DEFAULT_TTFT_MS
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.workload import World
 
@@ -149,7 +149,7 @@ class OrderChecker:
             if rank[0] < self._newest and key not in self.late | self._keeps_place and key[0] not in self._begun:
                 self.late.add(key)
                 self._waiting.remove((rank, key))
-                self._rank[key] = rank[0] + LATE_SECONDS * 1_000_000, *rank[1:]
+                self._rank[key] = rank[0] + 1_000 * min(30_000, 10 * (self._requests[key[0]].ttft_ms or DEFAULT_TTFT_MS)), *rank[1:]
                 insort(self._waiting, (self._rank[key], key))
 
     def _on_started(self, event: events.Started) -> None:
