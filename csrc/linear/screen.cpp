@@ -155,12 +155,11 @@ size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
         if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
         const size_t first = *order * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
+            if (allowed(mask, block) == 0) continue;
             const float value = bounds_[block * tokens_ + token];
             if (count == most) {
-                if (value <= found[0].value || allowed(mask, block) == 0) continue;
+                if (value <= found[0].value) continue;
                 std::pop_heap(found, found + count--, lower);
-            } else if (allowed(mask, block) == 0) {
-                continue;
             }
             found[count++] = {value, block};
             std::push_heap(found, found + count, lower);

@@ -85,7 +85,8 @@ private:
     bool leaves_few() const;
     // Whether outputs of a block could be among those that a token needs.
     bool wanted(size_t block, size_t token) const {
-        return (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token])) && allowed(mask(token), block) != 0;
+        // The mask first: bounds of a token are far apart.
+        return allowed(mask(token), block) != 0 && (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token]));
     }
     Codes token(size_t token) const;
     // Lists the tokens whose outputs are looked for.

@@ -90,6 +90,7 @@ def test_each_client_loads_a_server(server: Any, name: str, environment: dict[st
 
 @pytest.mark.night
 @pytest.mark.alone
+@pytest.mark.timeout(300)
 def test_all_say_the_same(server: Any, environment: dict[str, str], tmp_path: Path) -> None:
     """Thirty seconds each; `bench serve` is within 5 % of each of the others, and all within what the steps allow."""
     rates = {name: client(server, 30, environment, tmp_path) for name, client in CLIENT_OF.items()}

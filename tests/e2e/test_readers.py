@@ -124,6 +124,7 @@ def test_who_does_not_read_is_closed_and_who_hangs_up_leaves_nothing(serving: Ca
 
 @pytest.mark.night
 @pytest.mark.alone
+@pytest.mark.timeout(600)
 def test_64_that_do_not_read_and_10_000_that_hang_up(serving: Callable[..., Any]) -> None:
     """Steps of 20 ms: what 80 rows cost more than 16 is then the engine's, and nothing here."""
     with serving(FAKE % 0.02) as server:

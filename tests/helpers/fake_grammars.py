@@ -48,7 +48,8 @@ class FakeGrammars:
     def _mask(self, matcher: int, mask: int, size: int) -> int:
         if matcher - 1 in self.lost:
             return -1
-        ctypes.memmove(mask, packed_mask(self.allowed[matcher - 1]).ctypes.data, size)
+        made = packed_mask(self.allowed[matcher - 1])
+        ctypes.memmove(mask, made.ctypes.data, size)
         return 0
 
     def records(self, count: int, free: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:

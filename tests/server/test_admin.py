@@ -34,7 +34,7 @@ class Opened:
         site.loop.call_soon_threadsafe(self._start, listening)
 
     def _start(self, listening: socket.socket) -> None:
-        self.admin = Admin(listening, self.site.service, self.drain, list)
+        self.admin = Admin(listening, self.site.service, self.drain, list, lambda config: None)
         self.admin.start()
 
     def drain(self, reason: str, seconds: float | None) -> float:

@@ -61,6 +61,8 @@ class Watched:
         self._turns.clear()
         outputs = [output.outputs[0].token_ids for output in self.llm.generate(prompts, params)]
         whole = [(when, spent) for when, spent, tokens in self._turns if tokens == len(prompts)][2:]
+        if len(whole) < 2:
+            raise SystemExit(f"no two steps in which all {len(prompts)} prompts decode; give more --tokens")
         cpu = (whole[-1][1] - whole[0][1]) / (len(whole) - 1)
         return [after[0] - before[0] for before, after in pairwise(whole)], cpu, outputs
 

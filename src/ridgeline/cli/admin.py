@@ -12,8 +12,11 @@ from ridgeline.errors import ConfigError
 VERBS: Final[dict[str, str]] = {
     "status": "Say what a server does now: state, start, engine, requests.",
     "knobs": "List the settings that can change now, or change one.",
+    "swap": "Put another model in the place of the one that serves.",
     "drain": "Take no new request, and end when the open ones have ended.",
 }
+
+SWAP_SECONDS: Final = 86_400.0
 
 admin = group(VERBS, dict.fromkeys(VERBS, "admin"))
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -75,3 +78,20 @@ def drain(
         print_json(found)
     else:
         print_status(f"The server ends: {found['open_requests']} open requests have {found['timeout_seconds']:g} s.")
+
+
+def swap(
+    model: Annotated[str, typer.Argument(help="The new model, as `serve` takes it.")],
+    drain_timeout: Annotated[float | None, typer.Option(min=0, max=86_400, help="Seconds for open requests [--shutdown-timeout].")] = None,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Put another model in the place of the one that serves: it loads beside it, is checked, and takes the requests that come then."""
+    body = {"model": model, "drain_seconds": drain_timeout}
+    found = ask_admin(server, key_file, "POST", "/swap", body, SWAP_SECONDS)
+    if as_json:
+        print_json(found)
+        return
+    print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
+    print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")

@@ -195,7 +195,8 @@ class HttpConnection(HttpToolsProtocol):
                 cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error
         text = "connection closed: its client does not read"
         log.info(text, extra=with_fields(client=self.client and self.client[0], unsent_bytes=unsent))
-        self._accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FORGET_UNSENT)
+        with suppress(OSError):  # it is closed already, or the system has another form of it
+            self._accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FORGET_UNSENT)
         self.drop()
 
     @property

@@ -17,9 +17,10 @@ HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 MAX_HEADERS: Final = 64
 EVERY: Final = "*"
 METHODS: Final = "GET, POST, DELETE, OPTIONS"
-EXPOSED: Final = "x-request-id, request-id, retry-after, x-ridgeline-ignored-fields, x-ridgeline-folded-roles, " + ", ".join(
-    f"x-ratelimit-{name}-{unit}" for unit in ("requests", "tokens") for name in ("limit", "remaining", "reset")
-)
+EXPOSED: Final = ", ".join((
+    "x-request-id", "request-id", "retry-after", "x-ridgeline-ignored-fields", "x-ridgeline-folded-roles", "x-ridgeline-brown-out",
+    *(f"x-ratelimit-{name}-{unit}" for unit in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
+))  # fmt: skip
 """Headers of answers that a page may read besides those that every page may."""
 MAX_AGE_SECONDS: Final = 600
 """Time for which a browser need not ask again; browsers have limits of their own."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter, sleep
 from types import SimpleNamespace
+from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -220,6 +221,31 @@ def test_an_optional_grammar_that_cannot_go_on_leaves_its_row_free(compiler: Gra
     masks = state.masks(work)  # type: ignore[arg-type]
     assert masks.of_rows[0] is not None and bool(masks.of_rows[0].all()) is is_optional
     assert bool(masks.failures) is not is_optional and (state.grammars[0] is None) is is_optional
+
+
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_what_a_step_says_of_its_rows(compiler: GrammarCompiler, is_optional: bool) -> None:
+    """Those that are lost or took too long; a row that has to move by several ids is left to masks first."""
+    asked = replace(grammar('start: x\nx: x x | "a" | "b"'), is_optional=is_optional)
+    assert ready(compiler, asked) is None
+    state, params = RowState(3, VOCAB), [RowParams(0, 0, 1, Sampling(logprobs=count)) for count in (None, 1, None)]
+    state.compiler = compiler
+    state.grammars[:] = [compiler.start(asked, [ord("a")] * outputs) for outputs in (0, 1, 2)]
+    rows = SimpleNamespace(sampling_ids=np.arange(3, dtype=np.int32), sampling_params=params)
+    work: Any = SimpleNamespace(rows=rows, inputs=SimpleNamespace(select=np.arange(3)), drafts=[[]] * 3, keep=np.zeros(3, np.int32))
+    assert state.follow(work) is None
+    state.masks(work)
+    state.sampled(rows.sampling_ids, [(), (ord("b"),), (ord("b"),)])
+    following = state.follow(work)
+    assert following is not None
+    records, addresses = following.places.records, following.places.addresses
+    assert records[:, 2].tolist() == [-1, ord("b"), ord("b")] and (addresses > 0).tolist() == [True, False, True]
+    assert [mask is not None for mask in following.masks(are_applied=True)] == [False, True, False]
+    records[:, 4:] = [(-1, 0), (1, 10**9), (1, 1000)]
+    failures = state.followed(work, following)
+    assert sorted(failures) == ([] if is_optional else [0, 1]) and [each is None for each in state.grammars] == [is_optional] * 2 + [False]
+    if not is_optional:
+        assert "4 ms per token" in failures[1]
 
 
 def samplers() -> list[sampler.Sampled]:
