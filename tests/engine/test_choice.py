@@ -1,6 +1,9 @@
 """The end of a choice: which outputs count, and that it is closed once."""
 
+from dataclasses import asdict
 from typing import Any
+
+import pytest
 
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Finish
@@ -77,3 +80,26 @@ def test_log_probabilities_are_summed_up_to_where_the_answer_ends() -> None:
         choice.process(Output("r", 0, (token,), (TokenLogprobs(value),)))
     choice.process(Output("r", 0, tuple(b"cd"), (TokenLogprobs(-1.0), TokenLogprobs(-99.0))))
     assert choice.cumulative_logprob == -1.75
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": ("京, zur",)}, {"stop": ("京, zür", "🌍x"), "min_tokens": 30, "include_stop_str_in_output": True}]
+)
+def test_a_fresh_pipeline_goes_on_behind_any_delivered_point(fields: dict[str, Any]) -> None:
+    """A replica that knows request and ids alone: what was delivered, in one piece, leads to the text behind it, cut within a character or
+    a stop string too."""
+    ids = "Grüße 🌍, 東京, zurück 東京, zür".encode()
+    params = SamplingParams(max_tokens=len(ids), **fields)
+
+    def feed(choice: ChoiceBuilder, pieces: list[bytes]) -> list[tuple[str, Close | None]]:
+        found = []
+        for piece in pieces:
+            end = Finish.LENGTH if choice._count + len(piece) == len(ids) else None
+            deltas, close = choice.process(Output("r", 0, tuple(piece), None, end))
+            found.append(("".join(delta.text for delta in deltas), close))
+        return found
+
+    whole = feed(a_choice(**asdict(params)), [ids[at : at + 1] for at in range(len(ids))])
+    for cut in range(1, len(ids)):
+        before, *behind = feed(a_choice(**asdict(params)), [ids[:cut], *(ids[at : at + 1] for at in range(cut, len(ids)))])
+        assert before[0] == "".join(text for text, _ in whole[:cut]) and behind == whole[cut:], cut

@@ -59,7 +59,7 @@ def test_steps_that_ask_say_what_masks_do(llm: LLM, monkeypatch: pytest.MonkeyPa
     """In company: greedy rows ask their grammar first, and few of them need a mask; so do sampled ones where masks are dear."""
     monkeypatch.setattr("ridgeline.compute.decoding.grammar.DEAR_SECONDS", dear)
     kinds = [StructuredOutputs(json=PERSON), StructuredOutputs(json_object=True), StructuredOutputs(regex="([A-Z][a-z]+ ){3,9}"), None]
-    asked = [replace(params(kind, temperature), max_tokens=40) for kind in (*kinds, *kinds)]
+    asked = [replace(params(kind, temperature), max_tokens=24) for kind in (*kinds, *kinds)]
     asked[5:7] = [replace(asked[5], top_p=0.9), replace(asked[6], min_tokens=9, logprobs=1)]
     answers, moved, move = [], [], RowGrammar.moved
     monkeypatch.setattr(RowGrammar, "moved", lambda self, *said: (moved.append(said), move(self, *said)))

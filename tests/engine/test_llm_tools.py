@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gold import TEMPLATES
 from ridgeline.core.params import SamplingParams, StructuredOutputs
+from ridgeline.engine.answer import ChoiceDelta
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import RequestError
+from ridgeline.text.chat_content import Conversation
+from ridgeline.text.stream import TextDelta
+from ridgeline.text.tools.calling import read_offer, read_tools
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Zürich"]}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": CITY, "strict": True}} for name in ("weather", "clock")]
@@ -67,3 +72,17 @@ def test_a_form_comes_behind_reasoning(llm: LLM) -> None:
 def test_choices_that_cannot_be(llm: LLM, more: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="tool"):
         answer(llm, "free?", **more)
+
+
+def test_marks_that_are_control_tokens_reach_the_reader_and_not_the_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = llm.chat_template
+    assert template is not None and template.family is not None
+    monkeypatch.setattr(template, "family", replace(template.family, begin="<bos>"))
+    offer = read_offer(read_tools(TOOLS), "auto", True)
+    request = llm.prepare(Conversation([{"role": "user", "content": "free?"}], TOOLS), PARAMS, offer=offer)
+    assert not request._params.skip_special_tokens
+    said = ("Hm.", "<bos>", '{"name": "clock", "arguments": {}}', "<eos>")
+    request.choices[0].add(ChoiceDelta(0, TextDelta(0, (65, 256, 66, 257), said)))
+    (found,) = request.output().outputs
+    assert found.text == said[0] + said[2] and found.content == "Hm."
+    assert [(call.name, call.arguments) for call in found.tool_calls] == [("clock", "{}")]

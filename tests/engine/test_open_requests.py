@@ -67,7 +67,7 @@ def test_what_an_engine_did_not_confirm_is_carried_out() -> None:
     assert setting.open.abort(Abort("stops")) and len(setting.open) == 0 and setting.open.choices == {}
 
 
-def test_suspects_come_one_at_a_time_and_the_third_end_names_one() -> None:
+def test_suspects_come_one_at_a_time_and_the_fourth_end_names_one() -> None:
     setting = Setting(*map(request, "abc"))
     setting.engine_ends()
     (first,) = setting.engine_ends()
@@ -75,6 +75,9 @@ def test_suspects_come_one_at_a_time_and_the_third_end_names_one() -> None:
     setting.frame(Output("a", 0, (4,)))
     assert [each.request.request_id for each in setting.open.admissions()] == ["b"]
     assert not list(setting.open.admissions())
+    setting.open.engine_lost()
+    assert [each.request.request_id for each in setting.open.admissions()] == ["a", "b"]
+    setting.frame(Output("a", 0, (4,)))
     setting.open.engine_lost()
     with pytest.raises(RequestError, match="got no further"):
         _ = setting.streams[1].pop()

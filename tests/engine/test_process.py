@@ -237,7 +237,7 @@ def test_a_request_that_ends_engines_is_found_and_the_others_go_on() -> None:
             (failed,) = [each for each in results if isinstance(each, BaseException)]
             assert results[3] is failed and isinstance(failed, RequestError) and failed.code == "engine_failed"
             assert [len(each[0]) for each in results if not isinstance(each, BaseException)] == [8] * 5
-            assert client.starts <= 4 and client.last_failure is not None and "no answer at position 12" in client.last_failure
+            assert client.starts in (4, 5) and client.last_failure is not None and "no answer at position 12" in client.last_failure
             await asyncio.wait_for(client.ready(), 10)
             ids, _ = await read(client.submit(await request(client, "after", max_tokens=3)))
             assert len(ids) == 3

@@ -51,7 +51,7 @@ def test_a_line_while_something_is_computed_and_none_at_rest(monkeypatch: pytest
     metrics = Metrics()
 
     async def run() -> None:
-        logging_task = asyncio.create_task(log_throughput(lambda: metrics, 100))
+        logging_task = asyncio.create_task(log_throughput(lambda: metrics, lambda: 100))
         await asyncio.sleep(0.05)
         assert not caplog.records
         for event in step(1, (5,), (1,)):

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+import pstats
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,7 @@ class Opened:
         site.loop.call_soon_threadsafe(self._start, listening)
 
     def _start(self, listening: socket.socket) -> None:
-        self.admin = Admin(listening, self.site.service, self.drain, list)
+        self.admin = Admin(listening, self.site.service, self.drain, list, lambda config: None)
         self.admin.start()
 
     def drain(self, reason: str, seconds: float | None) -> float:
@@ -232,3 +234,19 @@ def test_what_counts_as_a_loss() -> None:
     assert looks.between(0, 1).share is None, "ten requests are too few"
     assert knob_watch.loss(knob_watch.Yield(None, 100.0), knob_watch.Yield(0.1, 85.0)) == "85 tokens/s with requests waiting, 100 before"
     assert knob_watch.loss(knob_watch.Yield(0.9, 100.0), knob_watch.Yield(None, None)) is None
+
+
+def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    load = threading.Thread(target=lambda: [opened.site.complete(prompt=[1], max_tokens=40, ignore_eos=True) for _ in range(6)])
+    load.start()
+    found = opened.ask("POST", "/profile", {"seconds": 0.3})
+    load.join()
+    for name, function in (("front_end", "client.py"), ("engine", "engine.py")):
+        file = Path(found[name])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.parent == tmp_path / "run" / "ridgeline" / "profiles"
+        assert any(where.endswith(function) for where, _, _ in pstats.Stats(str(file)).stats)
+        assert any("tottime" in line for line in found[f"{name}_top"]) and len(found[f"{name}_top"]) <= 16
+    assert opened.site.complete(prompt=[1], max_tokens=3).status_code == 200
+    with pytest.raises(ConfigError, match="outside 0 … 60"):
+        opened.ask("POST", "/profile", {"seconds": 61})

@@ -109,8 +109,8 @@ async def killed_under_load(site: Any, kills: int, rng: random.Random, how: int 
     client, metrics, pauses = site.service.deployment.client, site.service.metrics, []
     answers = asyncio.ensure_future(all_answered(site))
     for _ in range(kills):
-        before = metrics.generation_tokens
-        while metrics.generation_tokens < before + rng.randrange(1, 250) and not answers.done():
+        enough = metrics.generation_tokens + rng.randrange(1, 400)
+        while metrics.generation_tokens < enough and not answers.done():
             await asyncio.sleep(0.002)
         if answers.done():
             break

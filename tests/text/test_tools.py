@@ -166,6 +166,11 @@ def test_answers_in_channels() -> None:
     assert "{" in content and thought == "Hm." and not calls, "without tools a call is text"
 
 
+STARTS = {
+    "pythonic": ("[f(", "[f(a='", "[f(a=[{"), "functionary-3.2": ("f\n{", "all\n"),
+    "minimax-m3": (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>',),
+}  # fmt: skip
+"""Beginnings of calls, within which anything comes."""
 BY_DAY = ("hermes", "mistral", "qwen3-coder")
 """Families of one form each; those of a form behave alike."""
 
@@ -176,9 +181,8 @@ BY_DAY = ("hermes", "mistral", "qwen3-coder")
 def test_near_marks_take_linear_time(family: Any) -> None:
     """The time for eight times the text is not many times eight times as long."""
 
-    def seconds(piece: str, size: int, step: int) -> float:
-        text, parser = (piece * (size // len(piece) + 1))[:size], AnswerParser(family, REASONING[0])
-        gc.collect()
+    def seconds(start: str, piece: str, size: int, step: int) -> float:
+        text, parser = start + (piece * (size // len(piece) + 1))[:size], AnswerParser(family, REASONING[0])
         gc.disable()
         began = time.process_time()
         for at in range(0, size, step):
@@ -188,7 +192,10 @@ def test_near_marks_take_linear_time(family: Any) -> None:
         gc.enable()
         return taken
 
-    mark = family.begin or '{"name'
-    for piece in (mark, mark[:-1] + "x", mark + '{"name": "', mark + "[[{", mark + "\\", " ", mark + " "):
+    mark = family.begin or {"pythonic": "[f(", "functionary-3.2": ">>>f\n"}.get(family.name, '{"name')
+    pieces = [("", piece) for piece in (mark, mark[:-1] + "x", mark + '{"name": "', mark + "[[{", mark + "\\", " ", mark + " ")]
+    inner = ("x", "'", "[(", "\\", "]<]minimax[>[<a>", ">>>")
+    pieces += [(start, piece) for start in STARTS.get(family.name, ()) for piece in (*inner, start)]
+    for start, piece in pieces:
         for step in (16, 1 << 20):
-            assert seconds(piece, 1 << 16, step) < 40 * max(seconds(piece, 1 << 13, step), 0.001), piece
+            assert seconds(start, piece, 1 << 16, step) < 40 * max(seconds(start, piece, 1 << 13, step), 0.001), (start, piece)

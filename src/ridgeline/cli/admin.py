@@ -12,8 +12,12 @@ from ridgeline.errors import ConfigError
 VERBS: Final[dict[str, str]] = {
     "status": "Say what a server does now: state, start, engine, requests.",
     "knobs": "List the settings that can change now, or change one.",
+    "swap": "Put another model in the place of the one that serves.",
+    "profile": "Profile front end and engine for some seconds.",
     "drain": "Take no new request, and end when the open ones have ended.",
 }
+
+SWAP_SECONDS: Final = 86_400.0
 
 admin = group(VERBS, dict.fromkeys(VERBS, "admin"))
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -35,7 +39,8 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
     if startup["eta_seconds"]:
         found["start"] += f", {startup['eta_seconds']:.0f} s left"
     found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
-    print_table("", ("", ""), [(name.replace("_", " "), "–" if value is None else str(value)) for name, value in found.items()])
+    width = max(map(len, found))
+    print("\n".join(f"{name.replace('_', ' '):<{width}}  {'–' if value is None else value}" for name, value in found.items()))
 
 
 def knobs(
@@ -75,3 +80,35 @@ def drain(
         print_json(found)
     else:
         print_status(f"The server ends: {found['open_requests']} open requests have {found['timeout_seconds']:g} s.")
+
+
+def swap(
+    model: Annotated[str, typer.Argument(help="The new model, as `serve` takes it.")],
+    drain_timeout: Annotated[float | None, typer.Option(min=0, max=86_400, help="Seconds for open requests [--shutdown-timeout].")] = None,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Put another model in the place of the one that serves: it loads beside it, is checked, and takes the requests that come then."""
+    body = {"model": model, "drain_seconds": drain_timeout}
+    found = ask_admin(server, key_file, "POST", "/swap", body, SWAP_SECONDS)
+    if as_json:
+        print_json(found)
+        return
+    print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
+    print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")
+
+
+def profile(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long; both are slower meanwhile.")] = 10.0,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Profile front end and engine for some seconds: a file for each, and their functions of most time."""
+    found = ask_admin(server, key_file, "POST", "/profile", {"seconds": seconds}, seconds + 60)
+    if as_json:
+        print_json(found)
+        return
+    for name, lines in (("front end", found["front_end_top"]), ("engine", found["engine_top"])):
+        print_status("\n".join([f"{name}: {found[name.replace(' ', '_')] or 'it wrote no file in time'}", *lines]))

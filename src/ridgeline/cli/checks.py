@@ -275,6 +275,8 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "chaos": _nothing,
     "admin status": _nothing,
     "admin knobs": _nothing,
+    "admin swap": _nothing,
+    "admin profile": _nothing,
     "admin drain": _nothing,
     "run": _check_run,
     "generate": _check_generate,

@@ -35,6 +35,7 @@ def serve(
 
 
 def _run(settings: Settings) -> None:
+    from ridgeline.cli.fit import check_fit
     from ridgeline.observe.logs import logging_to, with_fields
     from ridgeline.server.run import run
     from ridgeline.server.service import Service
@@ -64,7 +65,7 @@ def _run(settings: Settings) -> None:
             report(line, model=model.name, url=url, start_seconds=seconds)
 
         try:
-            run(Service(settings.engine, config, loading.show), ready)
+            run(Service(settings.engine, config, loading.show), ready, check_fit)
         except RidgelineError as error:
             if not has_reader:
                 log.error("ended", extra=with_fields(reason=str(error)))

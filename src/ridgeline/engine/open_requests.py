@@ -22,7 +22,8 @@ from ridgeline.errors import EngineDeadError, OverloadedError, RequestError
 BLAME: Final = 4
 """Of a request that had a row when its engine ended, or of which that engine had told nothing yet. One that waited is blamed with 1."""
 SUSPECT: Final = 2 * BLAME
-MAX_BLAME: Final = 3 * BLAME
+MAX_BLAME: Final = 4 * BLAME
+"""Of a request that three engines have gone on with in a row, all of which ended before it got further, as the first had."""
 
 
 class OpenRequests:

@@ -132,6 +132,15 @@ class Metrics(Histograms):
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
 
+    def engine_replaced(self) -> None:
+        """Gives choices in rows numbers that no sequence has: the engine of another model counts its own, and this one's go on beside."""
+        for rows in (self._rows, self._ended_rows):
+            kept = {-1 - number: choice for number, choice in rows.items()}
+            for number, choice in kept.items():
+                choice.sequence = number
+            rows.clear()
+            rows.update(kept)
+
     def http_ended(self, status: int, error: str | None, tenant: str) -> None:
         """Counts the answer to an HTTP request. One that is rejected, at the door or in a stream, is the tenant's."""
         self.answers[status, error or ""] += 1

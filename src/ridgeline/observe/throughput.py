@@ -39,7 +39,7 @@ class Totals:
         )  # fmt: skip
 
 
-async def log_throughput(current: Callable[[], Metrics], blocks: int) -> NoReturn:
+async def log_throughput(current: Callable[[], Metrics], blocks: Callable[[], int]) -> NoReturn:
     """Writes the lines until it is cancelled. `blocks`: those of the KV cache."""
     before = Totals.read(current(), time.monotonic())
     while True:
@@ -47,7 +47,7 @@ async def log_throughput(current: Callable[[], Metrics], blocks: int) -> NoRetur
         metrics = current()
         now = Totals.read(metrics, time.monotonic())
         if now.steps > before.steps or metrics.running or metrics.waiting:
-            log.info("throughput", extra=with_fields(**throughput(before, now), **queue(metrics, blocks)))
+            log.info("throughput", extra=with_fields(**throughput(before, now), **queue(metrics, blocks())))
         before = now
 
 

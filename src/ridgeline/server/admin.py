@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline import __version__
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RidgelineError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
@@ -30,8 +30,10 @@ from ridgeline.server.chaos import Chaos, Dropped
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
+from ridgeline.server.profile import Profiler
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
+from ridgeline.server.swap import CheckFit, Swapper
 from ridgeline.server.transport import Disconnected, json_response, read_body
 
 audit_log = logging.getLogger("ridgeline.audit")
@@ -42,6 +44,8 @@ ADMIN_ROWS: Final = (
     Row("POST", "/drain", "Ends the server behind its open requests", shapes.Draining, (), shapes.DrainRequest, access="admin"),
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
+    Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
+    Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
@@ -57,9 +61,13 @@ def audit(request: Request, action: str, **fields: object) -> None:
 class Admin:
     """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
 
-    def __init__(self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]]) -> None:
+    def __init__(
+        self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]],
+        check_fit: CheckFit,
+    ) -> None:
         self._watches = Watches(service)
-        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, Chaos(service, connections)))
+        chaos, swapper = Chaos(service, connections), Swapper(service, check_fit)
+        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -75,14 +83,16 @@ class Admin:
             self._looking.cancel()
 
 
-def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> ASGIApp:
+def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper) -> ASGIApp:
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain, watches, chaos)
+    built = _routes(service, drain, chaos, swapper) + _knob_routes(service, watches)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> list[BaseRoute]:
+    profiler = Profiler(service)
+
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
@@ -96,6 +106,41 @@ def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> l
         audit(request, "drain", open_requests=open_requests, timeout_seconds=seconds)
         return json_response(shapes.Draining(open_requests, drain("admin", seconds)))
 
+    async def inject(request: Request) -> Response:
+        asked = parse(shapes.ChaosRequest, await read_body(request))
+        audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds)
+        audit(request, "chaos ended", **msgspec.to_builtins(report))
+        return json_response(report)
+
+    async def swap(request: Request) -> Response:
+        asked = parse(shapes.SwapRequest, await read_body(request))
+        if asked.drain_seconds is not None and not 0 <= asked.drain_seconds <= MAX_DRAIN_SECONDS:
+            raise ApiError("invalid_value", f"drain_seconds is outside 0 … {MAX_DRAIN_SECONDS:g}", param="drain_seconds")
+        audit(request, "swap", old=service.deployment.engine_config.model, new=asked.model)
+        try:
+            report = await swapper.swap(asked.model, asked.drain_seconds)
+        except RidgelineError as error:
+            audit(request, "swap failed", new=asked.model, reason=str(error))
+            raise
+        audit(request, "swap ended", **msgspec.to_builtins(report))
+        return json_response(report)
+
+    async def profile(request: Request) -> Response:
+        asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
+        audit(request, "profile", profile_seconds=asked.seconds)
+        return json_response(await profiler.profile(asked.seconds))
+
+    return [
+        Route("/profile", profile, methods=["POST"]),
+        Route("/swap", swap, methods=["POST"]),
+        Route("/chaos", inject, methods=["POST"]),
+        Route("/status", status, methods=["GET"]),
+        Route("/drain", start_drain, methods=["POST"]),
+    ]
+
+
+def _knob_routes(service: Service, watches: Watches) -> list[BaseRoute]:
     async def get_knobs(request: Request) -> Response:
         return json_response(knob_values(service))
 
@@ -110,20 +155,7 @@ def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos) -> l
             watches.begin(partial(audit, request), name, old, new, seconds)
         return json_response(shapes.KnobChange(name, old, new))
 
-    async def inject(request: Request) -> Response:
-        asked = parse(shapes.ChaosRequest, await read_body(request))
-        audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
-        report = await chaos.inject(asked.fault, asked.seconds)
-        audit(request, "chaos ended", **msgspec.to_builtins(report))
-        return json_response(report)
-
-    return [
-        Route("/chaos", inject, methods=["POST"]),
-        Route("/status", status, methods=["GET"]),
-        Route("/drain", start_drain, methods=["POST"]),
-        Route("/knobs", get_knobs, methods=["GET"]),
-        Route("/knobs", change_knob, methods=["POST"]),
-    ]
+    return [Route("/knobs", get_knobs, methods=["GET"]), Route("/knobs", change_knob, methods=["POST"])]
 
 
 def describe(service: Service) -> shapes.Status:
@@ -191,7 +223,7 @@ class AdminGate:
 
 
 def _answer(error: Exception, scope: Scope) -> ApiError:
-    if isinstance(error, ConfigError):
+    if isinstance(error, (ConfigError, ModelFormatError, ModelNotFoundError)):
         return ApiError("invalid_value", str(error))
     if isinstance(error, HTTPException):
         table = ", ".join(f"{row.method} {row.path}" for row in ADMIN_ROWS)

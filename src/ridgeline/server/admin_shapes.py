@@ -70,3 +70,37 @@ class ChaosReport(Struct, frozen=True):
     engine_restarted: bool
     recovered: bool
     seconds: float
+
+
+class SwapRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`drain_seconds`: for the old model's open requests; null is that of --shutdown-timeout."""
+
+    model: str
+    drain_seconds: float | None = None
+
+
+class SwapReport(Struct, frozen=True):
+    """The models before and behind; `load_seconds` until requests went to the new one, which the old one's `open_requests` did not;
+    `aborted`: of them, those that had not ended in their time."""
+
+    old: str
+    new: str
+    load_seconds: float
+    open_requests: int
+    aborted: int
+    total_seconds: float
+
+
+class ProfileRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float = 10.0
+
+
+class ProfileReport(Struct, frozen=True):
+    """Files that `python -m pstats` reads, and lines about the functions of most time of their own. `engine`: null where its file was not
+    written in time."""
+
+    seconds: float
+    front_end: str
+    engine: str | None
+    front_end_top: list[str]
+    engine_top: list[str]

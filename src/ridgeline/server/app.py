@@ -68,7 +68,8 @@ class QueueGate:
                 brown_out = self._service.brown_out
                 if brown_out is not None and brown_out.level:
                     send = _with_header(send, HEADER, brown_out.measures(current_caller()).encode())
-        await self._app(scope, receive, send)
+        with self._service.deployments.pinned():
+            await self._app(scope, receive, send)
 
 
 def _telling(quota: Quota, send: Send) -> Send:

@@ -53,6 +53,8 @@ class Deployment:
     ) -> None:
         self.startup = Startup()
         self.engine_config = engine_config
+        self.users = 0
+        """HTTP requests that have begun with it."""
         self.knobs: dict[Knob, int] = {}
         """Settings of the engine that were changed while it ran."""
         self._config = config

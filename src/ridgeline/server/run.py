@@ -31,6 +31,7 @@ from ridgeline.server.loading import Model
 from ridgeline.server.running import announced
 from ridgeline.server.service import Service
 from ridgeline.server.signals import MIN_SHUTDOWN_SECONDS, Shutdown, reload_on_signal
+from ridgeline.server.swap import CheckFit
 from ridgeline.server.tls import Certificate
 
 log = logging.getLogger("ridgeline.server")
@@ -38,8 +39,8 @@ log = logging.getLogger("ridgeline.server")
 BACKLOG: Final = 2048
 
 
-def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL.
+def run(service: Service, on_ready: Callable[[Model, str], None], check_fit: CheckFit) -> None:
+    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL; `check_fit`: see `server.swap`.
 
     Raises a RidgelineError where it cannot start, KeyboardInterrupt where SIGINT comes while it loads.
     """
@@ -61,7 +62,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
         config.ssl = certificate.context
         server = _Server(config, Connections(limit, settings.max_connections_per_client))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            if runner.run(_serve(service, server, listener, admin, certificate, on_ready)):
+            if runner.run(_serve(service, server, listener, admin, certificate, on_ready, check_fit)):
                 raise KeyboardInterrupt
 
 
@@ -94,7 +95,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(
     service: Service, server: _Server, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
-    on_ready: Callable[[Model, str], None],
+    on_ready: Callable[[Model, str], None], check_fit: CheckFit,
 ) -> bool:
     """True if it was interrupted before it was ready."""
     is_ready = False
@@ -106,13 +107,14 @@ async def _serve(
         nonlocal is_ready
         is_ready = True
         on_ready(model, _url(listener, certificate))
-        await asyncio.gather(service.deployment.wait_failed(), log_throughput(service.current_metrics, model.limits.kv.blocks))
+        throughput = log_throughput(service.current_metrics, lambda: service.model.limits.kv.blocks)
+        await asyncio.gather(service.deployments.wait_failed(), throughput)
 
     shutdown = Shutdown(service, server)
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
-    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections)
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections, check_fit)
     if admin is not None:
         admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())

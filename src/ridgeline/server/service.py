@@ -28,6 +28,7 @@ from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
+from ridgeline.server.deployments import Deployments, renumbered
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
 from ridgeline.server.targets import Targets
@@ -61,7 +62,7 @@ class Service:
         self.metrics = Metrics(parse_goodput(config.goodput), None if self.tracer is None else self.tracer.choice_ended)
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
-        self.deployment = Deployment(engine_config, config, self._apply_events, on_progress)
+        self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
         self._engine_starts = 0
         self.brown_out: BrownOut | None = None
         self.set_brown_out(config.brown_out)
@@ -82,12 +83,30 @@ class Service:
 
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
-        await self.deployment.stop()
+        await self.deployments.stop()
         await asyncio.to_thread(self._grammars.close)
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
-    def _apply_events(self, events: Sequence[Event]) -> None:
+    @property
+    def deployment(self) -> Deployment:
+        """The deployment that answers: within a request, the one that it belongs to."""
+        return self.deployments.mine
+
+    def switch(self, new: Deployment) -> None:
+        """New requests go to `new`, which has started."""
+        self.deployments.switch(new)
+        self._engine_starts = 0 if new.client is None else new.client.starts
+        self.metrics.engine_replaced()
+        self.metrics.ends.chats = new.model.kind.kind == "instruct"
+
+    def _apply_events(self, source: Deployment, events: Sequence[Event]) -> None:
+        if source is not self.deployments.current:
+            for event in events:
+                other = renumbered(event)
+                if other is not None:
+                    self.metrics.apply(other)
+            return
         self._detect_restart()
         ended = 0
         for event in events:
@@ -96,7 +115,7 @@ class Service:
                 ended += 1
             elif type(event) is StepLate:
                 self.late_steps.apply(event)
-        client = self.deployment.client
+        client = self.deployments.current.client
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
@@ -106,7 +125,9 @@ class Service:
         """The wait from which on less is done for each request; None: never."""
         if self.brown_out is not None:
             self.brown_out.end()
-        self.brown_out = None if seconds is None else BrownOut(seconds, self._knobs, lambda knob: self.engine.send(knob))
+        self.brown_out = None
+        if seconds is not None:
+            self.brown_out = BrownOut(seconds, lambda: _knobs(self.deployment), lambda knob: self.engine.send(knob))
         self.metrics.brown_out = 0
 
     def _update_brown_out(self) -> None:
@@ -118,17 +139,9 @@ class Service:
             self.brown_out.update(wait, now, client.starts)
             self.metrics.brown_out = self.brown_out.level
 
-    def _knobs(self) -> dict[Knob, int]:
-        """Settings that a brown-out changes, as they are without it."""
-        config, knobs = self.deployment.engine_config, self.deployment.knobs
-        found: dict[Knob, int] = {"step_ms": knobs.get("step_ms", config.step_ms)}
-        if config.speculative != "off":
-            found["num_speculative_tokens"] = knobs.get("num_speculative_tokens", config.num_speculative_tokens)
-        return found
-
     def _detect_restart(self) -> None:
         """Tells the metrics of an engine that has ended."""
-        client = self.deployment.client
+        client = self.deployments.current.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
             self._engine_starts = self.metrics.engine_starts = client.starts
             self.metrics.engine_lost()
@@ -244,8 +257,17 @@ class Service:
         """
         engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
         self._update_brown_out()
-        asked = self._with_objective(caller.targets if targets is None else targets)
+        asked = caller.targets if targets is None else targets
         if asked.ttft_ms and self.has_targets:
             ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, asked.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _knobs(deployment: Deployment) -> dict[Knob, int]:
+    """Settings that a brown-out changes, as they are without it."""
+    config, knobs = deployment.engine_config, deployment.knobs
+    found: dict[Knob, int] = {"step_ms": knobs.get("step_ms", config.step_ms)}
+    if config.speculative != "off":
+        found["num_speculative_tokens"] = knobs.get("num_speculative_tokens", config.num_speculative_tokens)
+    return found

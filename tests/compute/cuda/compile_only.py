@@ -2,7 +2,7 @@
 
 Each module `compiled_*.py` beside this one has CASES. A case calls launchers on CPU tensors; every launch in it is compiled, with the
 launcher's own tiles, types and alignments, and not run. Started as a process of its own, in which Triton does not interpret:
-`compile_only.py CAPABILITY …` writes one JSON object a compiled kernel and line.
+`compile_only.py CAPABILITY …` writes one JSON object a compiled kernel and line; with `once` of a kernel's launches the first alone.
 """
 
 import importlib
@@ -70,8 +70,8 @@ class Absent:
         return GPUTarget("cuda", self.capability, 32)
 
 
-def compiled(case: Case, capability: int) -> Iterator[Compiled]:
-    """Everything that a case launches, compiled for a capability."""
+def compiled(case: Case, capability: int, done: set[str]) -> Iterator[Compiled]:
+    """What a case launches, compiled for a capability, but for kernels that are `done`."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -82,6 +82,8 @@ def compiled(case: Case, capability: int) -> Iterator[Compiled]:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         assert all(isinstance(size, int) and 0 < size < limit for size, limit in zip(grid, (2**31, 2**16, 2**16), strict=False)), grid
+        if self.__name__ in done:
+            return
         found.append((self, original(self, *args, grid=grid, warmup=True, **kwargs)))
 
     driver.set_active(Absent(capability))
@@ -117,13 +119,16 @@ def main() -> None:
     """Compiles the cases for the capabilities of the command line; further words pick cases whose names contain one."""
     assert os.environ.get("TRITON_INTERPRET") != "1"
     capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()]
-    picked = [word for word in sys.argv[1:] if not word.isdigit()]
+    picked, once = [word for word in sys.argv[1:] if not word.isdigit() and word != "once"], "once" in sys.argv[1:]
+    done: dict[int, set[str]] = {capability: set() for capability in capabilities}
     for case in cases():
         if not picked or any(word in case.name for word in picked):
             for capability in capabilities:
                 if capability in case.capabilities:
-                    for made in compiled(case, capability):
+                    for made in compiled(case, capability, done[capability]):
                         print(json.dumps(asdict(made)), flush=True)
+                        if once:
+                            done[capability].add(made.kernel)
 
 
 if __name__ == "__main__":

@@ -23,19 +23,27 @@ KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(80, marks=pytest.mark.night), 90])
-def capability(request: pytest.FixtureRequest) -> int:
-    """By day the machine that launches every kernel."""
-    return int(request.param)
+ALL = [pytest.param((80,), marks=pytest.mark.night), pytest.param((90,), marks=pytest.mark.night), (90, "once")]
+
+
+@pytest.fixture(scope="module", params=ALL, ids=lambda words: " ".join(map(str, words)))
+def words(request: pytest.FixtureRequest) -> tuple[int | str, ...]:
+    """By day one launch of every kernel, on the machine that launches all of them."""
+    return tuple(request.param)
 
 
 @pytest.fixture(scope="module")
-def compiled(capability: int, tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    """What all cases became, in a process of its own."""
+def capability(words: tuple[int | str, ...]) -> int:
+    return int(words[0])
+
+
+@pytest.fixture(scope="module")
+def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    """What the cases became, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
-    command = [sys.executable, str(HERE / "compile_only.py"), str(capability)]
+    command = [sys.executable, str(HERE / "compile_only.py"), *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]

@@ -1,0 +1,121 @@
+"""The deployments of a server: the one that serves, and beside it, while a model is swapped, one that loads or ends.
+
+Owns which of them a request belongs to. A request stays with the deployment that it met first, from its prompt's ids to its answer's: ids
+of one model mean nothing to another.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Final
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
+from ridgeline.errors import ConfigError
+from ridgeline.server.deployment import Deployment
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+
+class _Pin:
+    """The deployment of one HTTP request; None before it has met one."""
+
+    __slots__ = ("deployment",)
+
+    def __init__(self) -> None:
+        self.deployment: Deployment | None = None
+
+
+_PIN: Final[ContextVar[_Pin | None]] = ContextVar("pin", default=None)
+
+
+class Deployments:
+    """`current` serves; `others` load to take its place, or end behind it. `on_events` is told whose events they are."""
+
+    def __init__(
+        self, engine_config: EngineConfig, config: ServerConfig, on_events: Callable[[Deployment, Sequence[Event]], None],
+        on_progress: Progress,
+    ) -> None:  # fmt: skip
+        self._on_events = on_events
+        self.others: list[Deployment] = []
+        self.current = self._make(engine_config, config, on_progress)
+
+    def _make(self, engine_config: EngineConfig, config: ServerConfig, on_progress: Progress) -> Deployment:
+        made = Deployment(engine_config, config, lambda events: self._on_events(made, events), on_progress)
+        return made
+
+    def add(self, engine_config: EngineConfig, config: ServerConfig) -> Deployment:
+        """Another deployment, to be started and then switched to."""
+        self.others.append(self._make(engine_config, config, lambda stage, fraction: None))
+        return self.others[-1]
+
+    @property
+    def mine(self) -> Deployment:
+        """The deployment of the request that this task answers; elsewhere the current one."""
+        pin = _PIN.get()
+        if pin is None:
+            return self.current
+        if pin.deployment is None:
+            pin.deployment = self.current
+            pin.deployment.users += 1
+        return pin.deployment
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Within it, everything is of one deployment."""
+        pin = _Pin()
+        token = _PIN.set(pin)
+        try:
+            yield
+        finally:
+            _PIN.reset(token)
+            if pin.deployment is not None:
+                pin.deployment.users -= 1
+
+    def switch(self, new: Deployment) -> Deployment:
+        """New requests go to `new`, one of the others, which has started. Returns the one before, which keeps those that it has."""
+        old, self.current = self.current, new
+        self.others.remove(new)
+        self.others.append(old)
+        for name, value in old.knobs.items():
+            new.set_knob(name, value)
+        return old
+
+    async def stop(self) -> None:
+        """Ends all engines and their open requests."""
+        await asyncio.gather(*(each.stop() for each in (self.current, *self.others)))
+
+    async def drain(self, seconds: float) -> bool:
+        """Takes no new request from now on, and waits until those that were accepted have ended, at most `seconds`. True if all have."""
+        return all(await asyncio.gather(*(each.drain(seconds) for each in (self.current, *self.others))))
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that engines have not ended yet."""
+        return sum(each.open_requests for each in (self.current, *self.others))
+
+    async def wait_failed(self) -> None:
+        """Waits until no engine of the one that serves will ever run again; raises ConfigError with the reason. Call it after a start."""
+        while True:
+            watched = self.current
+            try:
+                await watched.wait_failed()
+            except ConfigError:
+                if watched is self.current:
+                    raise
+
+
+def renumbered(event: Event) -> Event | None:
+    """An event of a deployment that ends, for metrics that count the one that serves: its sequences have numbers that no other has
+    (`Metrics.engine_replaced`). None for gauges of its cache, which say nothing of the other's."""
+    match event:
+        case Scheduled() | Idle():
+            return None
+        case Started():
+            return replace(event, sequence=-1 - event.sequence)
+        case Computed():
+            return replace(event, sequences=tuple(-1 - sequence for sequence in event.sequences))
+    return event
