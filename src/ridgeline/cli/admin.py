@@ -39,7 +39,8 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
     if startup["eta_seconds"]:
         found["start"] += f", {startup['eta_seconds']:.0f} s left"
     found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
-    print_table("", ("", ""), [(name.replace("_", " "), "–" if value is None else str(value)) for name, value in found.items()])
+    width = max(map(len, found))
+    print("\n".join(f"{name.replace('_', ' '):<{width}}  {'–' if value is None else value}" for name, value in found.items()))
 
 
 def knobs(
