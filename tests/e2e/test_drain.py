@@ -14,7 +14,7 @@ import pytest
 from processes import COMMAND
 
 FAKE = 'fake:{"rows": 16, "step_seconds": 0.004}'
-CLIENTS = 24
+CLIENTS = 16
 
 
 async def one_request(client: httpx.AsyncClient, number: int, signalled: asyncio.Event, ends: Counter[str]) -> None:
@@ -83,7 +83,7 @@ async def storm(server: Any, end: signal.Signals | Callable[[Any], None]) -> tup
     return ends, ready
 
 
-@pytest.mark.parametrize("number", [*[signal.SIGTERM] * 4, signal.SIGINT])
+@pytest.mark.parametrize("number", [*[signal.SIGTERM] * 3, signal.SIGINT])
 def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
     end_under_load(serving, number)
 

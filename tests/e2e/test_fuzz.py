@@ -99,6 +99,6 @@ def test_a_hundred_thousand_malformed_requests(serving: Callable[..., Any], temp
 
 @pytest.mark.night
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "deepseek-ai-DeepSeek-V3.1"])
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "deepseek-ai-DeepSeek-V3.1", "MiniMax-M3"])
 def test_malformed_requests_to_models_that_call_tools_and_reason(serving: Callable[..., Any], name: str) -> None:
     run_fuzz(serving, TEMPLATES / f"{name}.jinja", 3, 2_000, 12_000, FAKE.replace("192", "512"))

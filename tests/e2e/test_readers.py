@@ -15,14 +15,17 @@ import pytest
 from ridgeline.server.connection import SEND_TIMEOUT_SECONDS
 
 FAKE = 'fake:{"rows": 96, "blocks": 40000, "max_model_len": 16384, "step_seconds": %s}'
-EVENTS = 2_600
+EVENTS = 1_800
 """Events that fill the buffers between engine and client."""
 BODY = b'{"prompt": "p", "max_tokens": %d, "stream": true, "ignore_eos": true, "n": %d}'
 
 
 def ask(server: Any, tokens: int, choices: int = 1) -> socket.socket:
+    """A request on a new connection, for which its system holds 128 kB: else it takes megabytes, and it is not seen that nobody reads."""
     address, body = urlsplit(server.url), BODY % (tokens, choices)
-    client = socket.create_connection((address.hostname, address.port))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.connect((address.hostname, address.port))
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     return client
 

@@ -130,6 +130,8 @@ class Client:
     def _problem(self, answer: Answer, request: Request) -> str | None:
         """What is wrong with an answer."""
         self._tally.statuses[answer.status] += 1
+        if answer.status == 504 and b"deadline_ms" in request.data and b'"deadline_exceeded"' in answer.body:
+            return error_problem(answer, request)  # the end that the client asked for
         if answer.status >= 500:
             return f"{answer.status} {answer.body[:600]!r}"
         if request.is_head or answer.status == 102:

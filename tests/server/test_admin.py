@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+import pstats
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from ridgeline.cli import chaos
 from ridgeline.cli.admin_client import ask_admin
 from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import Result
 from ridgeline.server import admin_listener, knob_watch
+from ridgeline.server import chaos as faults
 from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.keys import ApiKeys
@@ -232,3 +236,23 @@ def test_what_counts_as_a_loss() -> None:
     assert looks.between(0, 1).share is None, "ten requests are too few"
     assert knob_watch.loss(knob_watch.Yield(None, 100.0), knob_watch.Yield(0.1, 85.0)) == "85 tokens/s with requests waiting, 100 before"
     assert knob_watch.loss(knob_watch.Yield(0.9, 100.0), knob_watch.Yield(None, None)) is None
+
+
+def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    load = threading.Thread(target=lambda: [opened.site.complete(prompt=[1], max_tokens=40, ignore_eos=True) for _ in range(6)])
+    load.start()
+    found = opened.ask("POST", "/profile", {"seconds": 0.3})
+    load.join()
+    for name, function in (("front_end", "client.py"), ("engine", "engine.py")):
+        file = Path(found[name])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.parent == tmp_path / "run" / "ridgeline" / "profiles"
+        assert any(where.endswith(function) for where, _, _ in pstats.Stats(str(file)).stats)
+        assert any("tottime" in line for line in found[f"{name}_top"]) and len(found[f"{name}_top"]) <= 16
+    assert opened.site.complete(prompt=[1], max_tokens=3).status_code == 200
+    with pytest.raises(ConfigError, match="outside 0 … 60"):
+        opened.ask("POST", "/profile", {"seconds": 61})
+
+
+def test_the_command_line_lists_the_faults_there_are() -> None:
+    assert set(chaos.FAULTS) == set(faults.FAULTS)

@@ -14,7 +14,7 @@ MARKS = (1, 2, 3)
 @pytest.fixture
 def site(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     fim = Fim(ByteTokenizer(), *MARKS, False, frozenset({*MARKS, *b"0123456789"}))
-    monkeypatch.setattr(chat_site.service, "_model", replace(chat_site.service.model, fim=lambda: fim))
+    monkeypatch.setattr(chat_site.service.deployment, "_model", replace(chat_site.service.model, fim=lambda: fim))
     return chat_site
 
 
@@ -41,7 +41,7 @@ def test_what_a_suffix_excludes(site: Any, monkeypatch: pytest.MonkeyPatch) -> N
     for more in ({"echo": True}, {"truncate_prompt_tokens": 4}):
         answer = site.complete(prompt="a", suffix="b", **more)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == next(iter(more))
-    monkeypatch.setattr(site.service, "_model", replace(site.service.model, fim=lambda: None))
+    monkeypatch.setattr(site.service.deployment, "_model", replace(site.service.model, fim=lambda: None))
     answer = site.complete(prompt="a", suffix="b")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "suffix" and "middle" in answer.json()["error"]["message"]
     assert site.complete(prompt="a", suffix="", max_tokens=1).status_code == 200, "nothing follows"

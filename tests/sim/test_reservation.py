@@ -6,10 +6,9 @@ from random import Random
 import pytest
 from arriving import Job, Served, serve
 
-from ridgeline.core import preemption
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.core.reservation import BUCKETS, MIN_SAMPLES, SAMPLES_PER_TABLE, OutputLengths, _bucket, _longest, most_blocks_to_come
+from ridgeline.core.reservation import BUCKETS, MIN_SAMPLES, SAMPLES_PER_TABLE, OutputLengths, Reservation, _bucket, _longest
 from ridgeline.sim.fleet.durations import ConstantDurations
 
 LIMITS = Limits(rows=32, token_budget=512, max_model_len=4_096, depth=2, mixed_tokens=256)
@@ -26,16 +25,14 @@ def scarce(monkeypatch: pytest.MonkeyPatch, fits: Callable[..., bool] | None = N
     ]
     with monkeypatch.context() as patch:
         if fits is not None:
-            patch.setattr(preemption, "will_fit", fits)
+            patch.setattr(Reservation, "will_fit", fits)
         return serve(jobs, LIMITS, KV, ConstantDurations(0.01, 0.0001, 1e-6), max_tokens=MAX_TOKENS)
 
 
 def test_preemptions_fall_and_throughput_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     learned = scarce(monkeypatch)
-    prompts_alone = scarce(monkeypatch, lambda shape, sequences, lengths, available: True)
-    worst_case = scarce(
-        monkeypatch, lambda shape, sequences, lengths, available: sum(most_blocks_to_come(shape, each) for each in sequences) <= available
-    )
+    prompts_alone = scarce(monkeypatch, lambda self, sequences, available: True)
+    worst_case = scarce(monkeypatch, lambda self, sequences, available: sum(map(self.most_to_come, sequences)) <= available)
     print(f"\n{'':14}{'preemptions':>12}{'running':>9}{'tokens/s':>10}")
     for name, served in {"prompts alone": prompts_alone, "learned": learned, "worst case": worst_case}.items():
         print(f"{name:14}{served.counts['Preempted']:12}{served.running:9.1f}{served.tokens_per_second:10.0f}")

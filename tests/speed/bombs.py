@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from bombs import BOMBS
 from processes import ServerProcess
+from streams import note_pauses
 
 LINE = "{:8} {:>10} {:>10} {:>10} {:>9}   {}"
 
@@ -26,15 +27,8 @@ LINE = "{:8} {:>10} {:>10} {:>10} {:>9}   {}"
 async def listen(client: httpx.AsyncClient, until: float, pauses: list[float]) -> None:
     """Streams one answer after the other; notes the time between their events."""
     while time.monotonic() < until:
-        body = {"prompt": "Once upon a time", "max_tokens": 128, "ignore_eos": True, "stream": True, "temperature": 0.7}
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            last = None
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    now = time.monotonic()
-                    if last is not None:
-                        pauses.append(now - last)
-                    last = now
+        body = {"prompt": "Once upon a time", "max_tokens": 128, "ignore_eos": True, "temperature": 0.7}
+        await note_pauses(client, body, pauses)
 
 
 async def throw(client: httpx.AsyncClient, until: float, first: int, statuses: Counter[int]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import jsonschema
 from schemas import ORDER, PERSON, REVIEW, large
+from streams import note_pauses
 
 from ridgeline.bench.servers import Server, ServerSize, ServerSpec, parse_spec
 from ridgeline.bench.session import RequestOptions
@@ -49,19 +50,6 @@ async def first_token(client: httpx.AsyncClient, asked: dict[str, Any]) -> float
     raise SystemExit("an answer without a token")
 
 
-async def pauses(client: httpx.AsyncClient, tokens: int, found: list[float]) -> None:
-    """Seconds between events of a stream."""
-    asked = body(STORY, None, tokens, stream=True) | {"ignore_eos": True}
-    async with client.stream("POST", "/v1/completions", json=asked) as response:
-        last = None
-        async for line in response.aiter_lines():
-            if line.startswith("data:"):
-                now = time.perf_counter()
-                if last is not None:
-                    found.append(now - last)
-                last = now
-
-
 async def new(options: argparse.Namespace) -> None:
     size = ServerSize(threads=2, streams=4, context=4_096)
     server = parse_spec(f"ridgeline:{options.model}", size, {})
@@ -73,7 +61,7 @@ async def new(options: argparse.Namespace) -> None:
             seconds: dict[bool, list[float]] = {False: [], True: []}
             gaps: dict[bool, list[float]] = {False: [], True: []}
             for bound in (False, True):
-                other = asyncio.create_task(pauses(client, 600, gaps[bound]))
+                other = asyncio.create_task(note_pauses(client, body(STORY, None, 600) | {"ignore_eos": True}, gaps[bound]))
                 await asyncio.sleep(0.5)
                 for number in range(options.requests):
                     schema = large(number) if bound else None

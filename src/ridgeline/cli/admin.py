@@ -13,6 +13,7 @@ VERBS: Final[dict[str, str]] = {
     "status": "Say what a server does now: state, start, engine, requests.",
     "knobs": "List the settings that can change now, or change one.",
     "swap": "Put another model in the place of the one that serves.",
+    "profile": "Profile front end and engine for some seconds.",
     "drain": "Take no new request, and end when the open ones have ended.",
 }
 
@@ -38,7 +39,8 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
     if startup["eta_seconds"]:
         found["start"] += f", {startup['eta_seconds']:.0f} s left"
     found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
-    print_table("", ("", ""), [(name.replace("_", " "), "–" if value is None else str(value)) for name, value in found.items()])
+    width = max(map(len, found))
+    print("\n".join(f"{name.replace('_', ' '):<{width}}  {'–' if value is None else value}" for name, value in found.items()))
 
 
 def knobs(
@@ -95,3 +97,18 @@ def swap(
         return
     print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
     print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")
+
+
+def profile(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long; both are slower meanwhile.")] = 10.0,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Profile front end and engine for some seconds: a file for each, and their functions of most time."""
+    found = ask_admin(server, key_file, "POST", "/profile", {"seconds": seconds}, seconds + 60)
+    if as_json:
+        print_json(found)
+        return
+    for name, lines in (("front end", found["front_end_top"]), ("engine", found["engine_top"])):
+        print_status("\n".join([f"{name}: {found[name.replace(' ', '_')] or 'it wrote no file in time'}", *lines]))

@@ -276,6 +276,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin status": _nothing,
     "admin knobs": _nothing,
     "admin swap": _nothing,
+    "admin profile": _nothing,
     "admin drain": _nothing,
     "run": _check_run,
     "generate": _check_generate,

@@ -5,14 +5,12 @@ pinned: it starts again only if blocks up to its last token are available, and t
 the first and the pinned sequences can always advance. Allocates no blocks itself.
 """
 
-from functools import partial
-
 from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
-from ridgeline.core.reservation import most_blocks_to_come, will_fit
+from ridgeline.core.reservation import Reservation
 from ridgeline.core.sequence import Sequence, State
 
 
@@ -23,6 +21,7 @@ class Preemptor:
         self.policy = policy
         self.cache = cache
         self.lifecycle = lifecycle
+        self.reservation = Reservation(cache.shape, lifecycle.lengths)
 
     def ensure_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Returns True if there is a free row within the policy's limit. A higher class preempts the last sequence of the lowest class."""
@@ -52,7 +51,7 @@ class Preemptor:
         if available < max(0, blocks_needed(shape, len(sequence.known)) - held):
             return False
         growing = [each for each in lifecycle.running if each not in lifecycle.pinned] if lifecycle.pinned else lifecycle.running
-        return will_fit(shape, [*growing, sequence], lifecycle.lengths, available - on_host)
+        return self.reservation.will_fit([*growing, sequence], available - on_host)
 
     def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """Returns how many of `count` tokens can have blocks, after preempting others if that is needed for one; 0: it waits."""
@@ -97,7 +96,7 @@ class Preemptor:
         """
         available, pinned = self.cache.pool.available, self.lifecycle.pinned
         if pinned:
-            reserved = self._blocks_to_finish if sequence in pinned else partial(most_blocks_to_come, self.cache.shape)
+            reserved = self._blocks_to_finish if sequence in pinned else self.reservation.most_to_come
             available -= sum([reserved(other) for other in pinned if other is not sequence])
         return available
 

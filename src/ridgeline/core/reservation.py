@@ -6,7 +6,6 @@ freed its blocks (Gong et al. 2025, past-future scheduling). Integers throughout
 
 from typing import Final
 
-from ridgeline.core.admission import blocks_needed
 from ridgeline.core.plan import KVShape
 from ridgeline.core.sequence import Sequence
 
@@ -70,39 +69,51 @@ class OutputLengths:
 
     def remaining(self, sequence: Sequence) -> int:
         """Further tokens that the sequence is expected to have, at most those that it may have."""
-        outputs = sequence.outputs
-        return min(max(self.expected(outputs), sequence.request.min_tokens) - outputs, sequence.limit - len(sequence.known))
+        known = len(sequence.known)
+        outputs = known - sequence.prompt_tokens
+        return min(max(self.expected(outputs), sequence.request.min_tokens) - outputs, sequence.limit - known)
 
 
-def most_blocks_to_come(shape: KVShape, sequence: Sequence) -> int:
-    """Blocks that a sequence takes beyond those it covers, in the worst case: it reaches its limit. Its windows count in full: others may
-    come to share their blocks."""
-    full = sum([not group.window for group in shape.groups])
-    return blocks_needed(shape, sequence.limit - 1) - sequence.capacity // shape.block_tokens * full
+class Reservation:
+    """Decides whether blocks suffice for what running sequences will still need."""
 
+    def __init__(self, shape: KVShape, lengths: OutputLengths) -> None:
+        self._lengths = lengths
+        self._size = size = shape.block_tokens
+        self._full = sum([not group.window for group in shape.groups])
+        self._windows = [-(-(group.window - 1) // size) + 1 for group in shape.groups if group.window]
+        """Blocks of each group with a window, at most."""
 
-def will_fit(shape: KVShape, sequences: list[Sequence], lengths: OutputLengths, available: int) -> bool:
-    """True if `available` blocks are enough until all of the sequences have ended: in the worst case, or as outputs are expected."""
-    if not lengths.is_known or sum([most_blocks_to_come(shape, each) for each in sequences]) <= available:
+    def most_to_come(self, sequence: Sequence) -> int:
+        """Blocks that a sequence takes beyond those it covers, in the worst case: it reaches its limit. Its windows count in full: others
+        may come to share their blocks."""
+        blocks = -(-(sequence.limit - 1) // self._size)
+        return self._full * (blocks - sequence.capacity // self._size) + sum([min(blocks, most) for most in self._windows])
+
+    def will_fit(self, sequences: list[Sequence], available: int) -> bool:
+        """True if `available` blocks are enough until all of the sequences have ended: as outputs are expected, or in the worst case."""
+        return self._is_likely_to_fit(sequences, available) or sum(map(self.most_to_come, sequences)) <= available
+
+    def _is_likely_to_fit(self, sequences: list[Sequence], available: int) -> bool:
+        if not self._lengths.is_known:
+            return True
+        size, full, windows, remaining_of = self._size, self._full, self._windows, self._lengths.remaining
+        ends, half = list[tuple[int, int, int]](), size // 2
+        for sequence in sequences:
+            known, capacity, remaining = len(sequence.known), sequence.capacity, remaining_of(sequence)
+            ends.append((remaining, known - capacity + half, capacity - min(capacity, max(0, sequence.cached_tokens))))
+            for most in windows:
+                covered = min(known, capacity)
+                if covered < most * size:
+                    available -= min(most, -(-(known + remaining) // size)) - -(-covered // size)
+        if not full:
+            return available >= 0
+        ends.sort()
+        free, alive, owed = available * size // full, len(ends), sum([owes for _, owes, _ in ends])
+        for remaining, owes, holds in ends:
+            if owed + alive * remaining > free:
+                return False
+            owed -= owes
+            free += holds
+            alive -= 1
         return True
-    size, ends = shape.block_tokens, list[tuple[int, int, int]]()
-    full = sum([not group.window for group in shape.groups])
-    for sequence in sequences:
-        known, capacity = len(sequence.known), sequence.capacity
-        remaining = lengths.remaining(sequence)
-        ends.append((remaining, known - capacity + size // 2, capacity - min(capacity, max(0, sequence.cached_tokens))))
-        if full < len(shape.groups):
-            grown = blocks_needed(shape, known + remaining) - blocks_needed(shape, min(known, capacity))
-            available -= max(0, grown - full * (-(-(known + remaining) // size) - -(-min(known, capacity) // size)))
-    if not full:
-        return available >= 0
-    ends.sort()
-    free, alive = available * size // full, len(ends)
-    owed = sum([each[1] for each in ends])
-    for remaining, owes, holds in ends:
-        if owed + alive * remaining > free:
-            return False
-        owed -= owes
-        free += holds
-        alive -= 1
-    return True

@@ -78,7 +78,14 @@ class Fatal:
     fix: Mapping[str, str | None] = field(default_factory=dict)
 
 
-Message = Command | Progress | Ready | Frame | Health | Fatal
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Begins a profile of the engine's loop; with a `path`, ends it and writes it there."""
+
+    path: str | None
+
+
+Message = Command | Progress | Ready | Frame | Health | Fatal | Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 MESSAGE_TYPES: Final[tuple[type, ...]] = (
     commands.Admit, commands.Close, commands.Abort, Progress, Ready, Frame, Health, Fatal,
-    commands.GrammarReady, commands.SetKnob,
+    commands.GrammarReady, commands.SetKnob, Profile,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.Preempted, events.Evicted, events.Moved,

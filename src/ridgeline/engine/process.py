@@ -5,6 +5,7 @@ third tells the parent that the executor moves, in the middle of a long step too
 Errors that it cannot recover from it reports as `Fatal`, and ends: the parent starts another process.
 """
 
+import cProfile
 import gc
 import os
 import select
@@ -24,7 +25,7 @@ from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor
-from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
+from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, WireError, encode
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
@@ -45,6 +46,7 @@ class Connection:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._buffer = FrameBuffer()
+        self._profiler: cProfile.Profile | None = None
 
     def send(self, message: Message) -> None:
         """Blocks until the kernel has taken the frame: a front end that does not read stops the engine rather than filling memory."""
@@ -70,9 +72,26 @@ class Connection:
             if not data:
                 raise Disconnected
             for message in self._buffer.feed(data):
+                if isinstance(message, Profile):
+                    self._profile(message)
+                    continue
                 if not isinstance(message, COMMANDS):
                     raise WireError(f"the engine was sent a {type(message).__name__}")
                 commands.append(message)
+
+    def _profile(self, message: Profile) -> None:
+        """Begins to profile this thread, or writes what was found, whole or not at all."""
+        if message.path is None:
+            self._profiler = cProfile.Profile()
+            self._profiler.enable()
+        elif self._profiler is not None:
+            self._profiler.disable()
+            with suppress(OSError):
+                part = f"{message.path}.part"
+                self._profiler.dump_stats(part)
+                os.chmod(part, 0o600)
+                os.replace(part, message.path)
+            self._profiler = None
 
 
 def run(engine: Engine, connection: Connection) -> None:

@@ -30,6 +30,7 @@ from ridgeline.server.chaos import Chaos, Dropped
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
+from ridgeline.server.profile import Profiler
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
 from ridgeline.server.swap import CheckFit, Swapper
@@ -44,6 +45,7 @@ ADMIN_ROWS: Final = (
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
+    Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
@@ -83,12 +85,14 @@ class Admin:
 
 def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper) -> ASGIApp:
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain, watches, chaos, swapper)
+    built = _routes(service, drain, chaos, swapper) + _knob_routes(service, watches)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> list[BaseRoute]:
+    profiler = Profiler(service)
+
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
@@ -101,20 +105,6 @@ def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swap
         open_requests = service.deployment.open_requests
         audit(request, "drain", open_requests=open_requests, timeout_seconds=seconds)
         return json_response(shapes.Draining(open_requests, drain("admin", seconds)))
-
-    async def get_knobs(request: Request) -> Response:
-        return json_response(knob_values(service))
-
-    async def change_knob(request: Request) -> Response:
-        asked = parse(shapes.KnobRequest, await read_body(request))
-        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
-        if not 0 <= seconds <= KEPT_SECONDS:
-            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
-        old, new = set_knob(service, name, asked.value)
-        audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
-        if seconds:
-            watches.begin(partial(audit, request), name, old, new, seconds)
-        return json_response(shapes.KnobChange(name, old, new))
 
     async def inject(request: Request) -> Response:
         asked = parse(shapes.ChaosRequest, await read_body(request))
@@ -136,14 +126,36 @@ def _routes(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swap
         audit(request, "swap ended", **msgspec.to_builtins(report))
         return json_response(report)
 
+    async def profile(request: Request) -> Response:
+        asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
+        audit(request, "profile", profile_seconds=asked.seconds)
+        return json_response(await profiler.profile(asked.seconds))
+
     return [
+        Route("/profile", profile, methods=["POST"]),
         Route("/swap", swap, methods=["POST"]),
         Route("/chaos", inject, methods=["POST"]),
         Route("/status", status, methods=["GET"]),
         Route("/drain", start_drain, methods=["POST"]),
-        Route("/knobs", get_knobs, methods=["GET"]),
-        Route("/knobs", change_knob, methods=["POST"]),
     ]
+
+
+def _knob_routes(service: Service, watches: Watches) -> list[BaseRoute]:
+    async def get_knobs(request: Request) -> Response:
+        return json_response(knob_values(service))
+
+    async def change_knob(request: Request) -> Response:
+        asked = parse(shapes.KnobRequest, await read_body(request))
+        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
+        if not 0 <= seconds <= KEPT_SECONDS:
+            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+        old, new = set_knob(service, name, asked.value)
+        audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
+        if seconds:
+            watches.begin(partial(audit, request), name, old, new, seconds)
+        return json_response(shapes.KnobChange(name, old, new))
+
+    return [Route("/knobs", get_knobs, methods=["GET"]), Route("/knobs", change_knob, methods=["POST"])]
 
 
 def describe(service: Service) -> shapes.Status:

@@ -89,3 +89,18 @@ class SwapReport(Struct, frozen=True):
     open_requests: int
     aborted: int
     total_seconds: float
+
+
+class ProfileRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float = 10.0
+
+
+class ProfileReport(Struct, frozen=True):
+    """Files that `python -m pstats` reads, and lines about the functions of most time of their own. `engine`: null where its file was not
+    written in time."""
+
+    seconds: float
+    front_end: str
+    engine: str | None
+    front_end_top: list[str]
+    engine_top: list[str]

@@ -257,7 +257,7 @@ class Service:
         """
         engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
         self._update_brown_out()
-        asked = self._with_objective(caller.targets if targets is None else targets)
+        asked = caller.targets if targets is None else targets
         if asked.ttft_ms and self.has_targets:
             ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, asked.patience(has_order=self.has_targets), ahead)

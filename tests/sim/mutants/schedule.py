@@ -29,7 +29,7 @@ BUGS = (
     (
         "more is reserved than the worst case",
         "row 10: an operator's memory stands empty while requests wait",
-        [("will_fit", "not lengths.is_known or sum([most_blocks_to_come(shape, each) for each in sequences]) <= available", "False")],
+        [("will_fit", " or sum(map(self.most_to_come, sequences)) <= available", "")],
     ),
     (
         "who is late goes first, and makes others late",
