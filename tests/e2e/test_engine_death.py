@@ -23,8 +23,9 @@ FAKE = 'fake:{"step_seconds": 0.01}'
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
     async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         assert answer.status_code == 200
-        events = [line[6:] async for line in answer.aiter_lines() if line]
+        events = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]  # the others keep the connection
     assert events[-1] == "[DONE]"
+    assert not any("error" in event for event in map(json.loads, events[:-1])), events[-2]
     texts: dict[int, str] = {}
     for choice in (choice for event in events[:-1] for choice in json.loads(event)["choices"]):
         texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
@@ -87,7 +88,9 @@ def test_a_hundred_kills_of_a_real_engine(serving: Callable[..., Any]) -> None:
             while len(pauses) < 100:
                 clients = asyncio.gather(*(stream(client, body) for body in asked))
                 while not clients.done() and len(pauses) < 100:
-                    await asyncio.sleep(rng.uniform(0.0, 2.0))
+                    enough = server.metric("vllm:generation_tokens_total") + 100 + rng.randrange(200)  # each stream gets some further
+                    while server.metric("vllm:generation_tokens_total") < enough and not clients.done():
+                        await asyncio.sleep(0.05)
                     before, at = server.metric("vllm:generation_tokens_total"), time.monotonic()
                     killed.append(server.engine_pid())
                     os.kill(killed[-1], signal.SIGKILL)

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from ridgeline.cli import chaos
 from ridgeline.cli.admin_client import ask_admin
 from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import Result
 from ridgeline.server import admin_listener, knob_watch
+from ridgeline.server import chaos as faults
 from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.keys import ApiKeys
@@ -250,3 +252,7 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     assert opened.site.complete(prompt=[1], max_tokens=3).status_code == 200
     with pytest.raises(ConfigError, match="outside 0 … 60"):
         opened.ask("POST", "/profile", {"seconds": 61})
+
+
+def test_the_command_line_lists_the_faults_there_are() -> None:
+    assert set(chaos.FAULTS) == set(faults.FAULTS)
