@@ -112,6 +112,7 @@ class RequestStream:
         """`wakeup` is set whenever something arrives; several streams may share one."""
         self.request = request
         self.choices = {number: OpenChoice() for number in range(request.choices)}
+        self._first = self.choices[0]
         self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
         self.goes_on = True
         self.blame = 0
@@ -122,8 +123,9 @@ class RequestStream:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from the prefix cache, as far as the engine has said and the first choice is open."""
-        return (self.choices[0].cached_tokens or 0) if 0 in self.choices else 0
+        """Tokens of the first choice's prompt that came from the prefix cache, as far as the engine has said. Its end may be here before
+        its first output is read."""
+        return self._first.cached_tokens or 0
 
     def __aiter__(self) -> "RequestStream":
         return self
