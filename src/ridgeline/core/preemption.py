@@ -38,8 +38,8 @@ class Preemptor:
         """Returns True if a waiting sequence, whose cached prefix is attached, has the blocks to start.
 
         If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, and beside running
-        sequences so does what is expected of its output and theirs, or one of them would soon be preempted. A pinned one needs the blocks up
-        to its last token. Attached host blocks need device blocks too.
+        sequences so does what is expected of its output and theirs, or one of them would soon be preempted. A pinned one needs the
+        blocks up to its last token. Attached host blocks need device blocks too.
         """
         shape, on_host = self.cache.shape, self.cache.count_host_blocks(sequence)
         if self.lifecycle.is_pinned(sequence):
