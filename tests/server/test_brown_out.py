@@ -57,6 +57,15 @@ def test_drafts_go_first_then_prefill_and_both_come_back() -> None:
     assert len(sent) == 6, "nothing is left out of the engine's own settings"
 
 
+def test_a_server_without_drafts_does_not_say_that_it_leaves_them_out() -> None:
+    found = BrownOut(2.0, lambda: {"step_ms": 60}, lambda knob: None)
+    told = []
+    for at in range(3):
+        found.update(5.0, at * UP_SECONDS, 1)
+        told.append(found.measures(Caller()))
+    assert told == ["", "", "smaller-prefill"]
+
+
 def test_only_who_agreed_gets_shorter_answers_or_none() -> None:
     found, _ = climbed(Level.SHORTER_ANSWERS)
     asked = SamplingParams(max_tokens=1_000)

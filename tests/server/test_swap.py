@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError, ModelNotFoundError
+from ridgeline.server.app import QueueGate
 from ridgeline.server.swap import Swapper
 
 OLD = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 400}'
@@ -61,10 +62,17 @@ def test_a_request_on_its_way_stays_with_its_model(new_site: Any) -> None:
             new = service.deployments.add(EngineConfig(NEW), service.config)
             await new.start()
             service.switch(new)
+            await QueueGate(pipelined, service)({"type": "http", "method": "POST", "path": "/v1/completions"}, pipelined, pipelined)
             return first, service.engine.pid
 
+    async def pipelined(*_: Any) -> None:
+        """The next request of the connection: its task has the context of the one before."""
+        met.append(service.engine.pid)
+
+    met: list[int] = []
+    service.check_capacity = lambda *_: met.append(service.engine.pid)
     before, behind = site.wait(request())
-    assert before == behind != service.engine.pid
+    assert before == behind != service.engine.pid and met == [service.engine.pid] * 2
     assert [each.users for each in service.deployments.others] == [0]
     service.engine.starts += 1
     assert service.current_metrics().engine_starts == 6, "those of the old model's engines count on"

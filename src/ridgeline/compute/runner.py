@@ -53,7 +53,8 @@ class Runner(Protocol):
               one a runner may return their lowest ids, `best` [S], in place of `logits`. It may leave out logits that are not needed where
               it also returns `maxima`, which tell its sampler where the others are.
         masks  waits for int64 [S]: of each row the address of a mask of ids (`decoding.edits.Context`) that `keep` is of, 0: of all ids.
-               A runner that leaves nothing out does not call it; `best` is of these ids, logits are of all.
+               A runner that leaves nothing out does not call it; `best` is of these ids; logits are of all, beside `maxima` -infinity where
+               forbidden.
                Runners that move rows along their grammars take these: they move them, and write the masks that are needed.
         """
         ...

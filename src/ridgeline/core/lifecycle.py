@@ -91,7 +91,7 @@ class Lifecycle:
             self._demote_late(self._slack.now)
 
     def _demote_late(self, now: int) -> None:
-        """Ranks later, once, whoever has not started and has missed his latest start."""
+        """Ranks later, once, each sequence that has not started and has missed its latest start."""
         overdue = takewhile(lambda sequence: sequence.latest_start < now, self.waiting)
         for sequence in [each for each in overdue if each.can_be_late and each.request.request_id in self.unstarted]:
             self.waiting.remove(sequence)

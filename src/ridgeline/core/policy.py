@@ -41,7 +41,7 @@ class Policy:
     classes      numbers at the beginning of a rank that make its class
     joins        (number of running sequences) → True if waiting ones may start in the step
     max_running  limit of running sequences, if it is below the rows
-    has_targets  it needs latest starts, and ranks later who has missed his
+    has_targets  it needs latest starts, and ranks later what has missed its own
     """
 
     name: str

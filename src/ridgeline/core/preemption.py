@@ -37,9 +37,9 @@ class Preemptor:
     def can_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Returns True if a waiting sequence, whose cached prefix is attached, has the blocks to start.
 
-        If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, and so does what is
-        expected of its output and those of running sequences, or one of them would soon be preempted. A pinned one needs the blocks up to
-        its last token. Attached host blocks need device blocks too.
+        If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, and beside running
+        sequences so does what is expected of its output and theirs, or one of them would soon be preempted. A pinned one needs the
+        blocks up to its last token. Attached host blocks need device blocks too.
         """
         shape, on_host = self.cache.shape, self.cache.count_host_blocks(sequence)
         if self.lifecycle.is_pinned(sequence):
@@ -50,6 +50,8 @@ class Preemptor:
         available, lifecycle = self.available_blocks(sequence), self.lifecycle
         if available < max(0, blocks_needed(shape, len(sequence.known)) - held):
             return False
+        if not lifecycle.running:
+            return True  # alone it fits, as admission has checked; blocks of its windows would be counted twice below
         growing = [each for each in lifecycle.running if each not in lifecycle.pinned] if lifecycle.pinned else lifecycle.running
         return self.reservation.will_fit([*growing, sequence], available - on_host)
 

@@ -85,8 +85,8 @@ class Reservation:
         """Blocks of each group with a window, at most."""
 
     def most_to_come(self, sequence: Sequence) -> int:
-        """Blocks that a sequence takes beyond those it covers, in the worst case: it reaches its limit. Its windows count in full: others
-        may come to share their blocks."""
+        """Blocks that a sequence takes beyond those of its full-attention groups, in the worst case: it reaches its limit. Its windows
+        count in full, whatever they hold: others may come to share their blocks."""
         blocks = -(-(sequence.limit - 1) // self._size)
         return self._full * (blocks - sequence.capacity // self._size) + sum([min(blocks, most) for most in self._windows])
 

@@ -12,8 +12,8 @@ from ridgeline.core.params import Admitted
 DEFAULT_TTFT_MS: Final = 10_000
 """Target of requests that name none."""
 LATE_TARGETS, MAX_LATE_MS = 10, 30_000
-"""Later by so many times his target, and no more than that, ranks who has missed the latest start and has not begun: he would delay others
-who can still be in time. More than that he does not wait for them."""
+"""A request that has missed its latest start and has not begun ranks later by so many times its target, and no more than that: it would
+delay others that can still be in time."""
 
 
 def target_ms(request: Admitted) -> int:
@@ -24,7 +24,6 @@ def target_ms(request: Admitted) -> int:
 def late_by(request: Admitted) -> int:
     """Microseconds by which a request ranks later that is late."""
     return 1_000 * min(MAX_LATE_MS, LATE_TARGETS * target_ms(request))
-
 
 
 class Slack:
@@ -38,8 +37,8 @@ class Slack:
     def latest_start(self, request: Admitted, lead: int | None) -> tuple[int, bool]:
         """Returns the latest start of a request that arrives, and whether it ranks later once that is missed.
 
-        lead  prefill tokens by which its tenant is ahead of its share: it counts as having come so much later. Who is ahead by less than
-              the target keeps his place: others have made him late. None: there is one tenant
+        lead  prefill tokens by which its tenant is ahead of its share: it counts as having come so much later. One that is ahead by
+              less than the target keeps its place: others have made it late. None: there is one tenant
         """
         if request.arrived is not None:
             self.now = max(self.now, round(request.arrived * 1e6))

@@ -84,8 +84,8 @@ class EngineClient:
         self._ready: Ready | None = None
         self.is_checked = False
         """Its user looks at each engine that is ready, and calls `go_on`."""
-        self._gone_on_at: int | None = None
-        """Steps that this engine had done at `go_on`; None before."""
+        self._has_gone_on = self._got_further = False
+        """Since this engine started: `go_on` has been called; and open requests have had an output."""
         self._failed_starts = 0
         self._cause: str | None = None
         self._permanent = False
@@ -133,6 +133,7 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
+        self._open.fail_all("the engine has been shut down")  # of an engine that was yet to start
         await self._set_state(State.DEAD)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,8 +177,8 @@ class EngineClient:
 
     def go_on(self) -> None:
         """Gives the engine that is ready the open requests that it has not."""
-        if self._gone_on_at is None:
-            self._gone_on_at, self._failed_starts = self._steps, 0
+        if not self._has_gone_on:
+            self._has_gone_on, self._failed_starts = True, 0
         for admission in self._open.admissions():
             self.send(admission)
 
@@ -189,7 +190,7 @@ class EngineClient:
             while not self._permanent:
                 await self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
-                if self._gone_on_at is not None and self._steps > self._gone_on_at:  # open requests got further: a start like any other
+                if self._got_further:  # a start like any other
                     self.failures = 0
                 self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
                 delay = self._delay(self.failures)
@@ -209,7 +210,8 @@ class EngineClient:
     async def _run_once(self, loop: asyncio.AbstractEventLoop) -> float:
         """Runs one engine process from its start to its end; returns the seconds for which it was ready."""
         self.starts += 1
-        self._ready, self._cause, self._steps, self._gone_on_at, ready_at = None, None, 0, None, math.inf
+        self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
+        self._has_gone_on = self._got_further = False
         try:
             self._child = child = await EngineProcess.spawn(self._config)
         except OSError as error:
@@ -266,7 +268,7 @@ class EngineClient:
     def _on_lost(self) -> None:
         """The engine has ended: open requests wait for the next one, unless none will come."""
         self.state = State.DEAD
-        self._failed_starts += self._gone_on_at is None
+        self._failed_starts += not self._has_gone_on
         self._child, self._ready, self._is_busy = None, None, False
         self._open.engine_lost()
         if self._permanent or self._failed_starts >= MAX_FAILED_STARTS:
@@ -283,6 +285,7 @@ class EngineClient:
         match message:
             case Frame():
                 self._steps = message.step
+                self._got_further = self._got_further or (self._has_gone_on and bool(message.outputs))
                 for request_id in self._open.deliver(message):
                     self.send(Abort(request_id))
                 self._on_events(message.events)

@@ -117,7 +117,9 @@ class OpenRequests:
         stream.is_aborted = True
         if not stream.has_engine:
             self._close_finished(stream)
-        return not stream.has_engine
+            return True
+        self._close_left(stream)
+        return False
 
     def engine_lost(self) -> None:
         """Takes all requests from an engine that has ended, and fails those that are to blame."""
@@ -145,6 +147,11 @@ class OpenRequests:
             elif stream.is_aborted:
                 self._close_here(stream, stream.closed(number, Finish.ABORT, len(choice.ids), self._now()))
 
+    def _close_left(self, stream: RequestStream) -> None:
+        """Closes the choices of an aborted request that had ended in an engine that is gone: no other one knows them."""
+        for number in [number for number, choice in stream.choices.items() if choice.is_left]:
+            self._close_here(stream, stream.closed(number, Finish.ABORT, len(stream.choices[number].ids), self._now()))
+
     def _close_here(self, stream: RequestStream, closed: Closed) -> None:
         self._end_choice(stream, closed)
         self._on_events([closed])
@@ -160,6 +167,7 @@ class OpenRequests:
             if stream is not None:
                 stream.put(output)
                 if stream.is_overflowing:
+                    self._close_left(stream)
                     message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
                     self._fail(stream, RequestError(message, code="client_too_slow", status=408))
                     slow.append(output.request_id)

@@ -55,6 +55,10 @@ class QueueGate:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._service.deployments.pinned():  # for the checks too: the next request of a connection begins in the context of the last
+            await self._admit(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         row = routes.find_row(scope)
         if row is not None:
             routes.note_limits(scope, row)
@@ -66,10 +70,9 @@ class QueueGate:
                     quota.take_request(time.monotonic())
                     send = _telling(quota, send)
                 brown_out = self._service.brown_out
-                if brown_out is not None and brown_out.level:
-                    send = _with_header(send, HEADER, brown_out.measures(current_caller()).encode())
-        with self._service.deployments.pinned():
-            await self._app(scope, receive, send)
+                if brown_out is not None and (measures := brown_out.measures(current_caller())):
+                    send = _with_header(send, HEADER, measures.encode())
+        await self._app(scope, receive, send)
 
 
 def _telling(quota: Quota, send: Send) -> Send:

@@ -96,7 +96,7 @@ class BrownOut:
             return
         if level is not self._level:
             text, told = ("brown-out", logging.WARNING) if level > self._level else ("brown-out recedes", logging.INFO)
-            fields = with_fields(level=int(level), measures=_measures(level, None) or None, expected_wait_seconds=wait)
+            fields = with_fields(level=int(level), measures=self._measures(level, None) or None, expected_wait_seconds=wait)
             _LOG.log(told, text, extra=fields)
         changed = (self._level, level) if starts == self._starts else (Level.NONE, level)
         for name, value in self._knobs().items():
@@ -116,8 +116,8 @@ class BrownOut:
                 self._send(SetKnob(name, value))
 
     def measures(self, caller: Caller) -> str:
-        """What the caller's answers go without, for `HEADER`; "" without brown-out."""
-        return _measures(self._level, caller)
+        """What the caller's answers go without, for `HEADER`; "" where that is nothing."""
+        return self._measures(self._level, caller) if self._level else ""
 
     def check(self, caller: Caller, priority: int) -> None:
         """Raises OverloadedError for requests of the lowest class: of keys that may be shed, and of less than the usual priority."""
@@ -134,17 +134,18 @@ class BrownOut:
             return params
         return replace(params, max_tokens=max(limit, params.min_tokens))
 
+    def _measures(self, level: Level, caller: Caller | None) -> str:
+        found = [each.name.lower().replace("_", "-") for each in Level if Level.NONE < each <= level]
+        if "num_speculative_tokens" not in self._knobs():
+            found = [each for each in found if each != "no-drafts"]
+        if caller is not None:
+            if caller.brown_out_tokens is None:
+                found = [each for each in found if each != "shorter-answers"]
+            found = [f"{each}={caller.brown_out_tokens}" if each == "shorter-answers" else each for each in found if each != "shed"]
+        return ", ".join(found)
+
 
 def _knob(name: Knob, value: int, level: Level) -> int:
     if name == "num_speculative_tokens":
         return 0 if level >= Level.NO_DRAFTS else value
     return max(1, value // 2) if level >= Level.SMALLER_PREFILL else value
-
-
-def _measures(level: Level, caller: Caller | None) -> str:
-    found = [each.name.lower().replace("_", "-") for each in Level if Level.NONE < each <= level]
-    if caller is not None:
-        if caller.brown_out_tokens is None:
-            found = [each for each in found if each != "shorter-answers"]
-        found = [f"{each}={caller.brown_out_tokens}" if each == "shorter-answers" else each for each in found if each != "shed"]
-    return ", ".join(found)

@@ -241,6 +241,9 @@ class Simulation:
             if preemptor.find_victim(sequence) is None and most <= preemptor.available_blocks(sequence):
                 raise LawViolation(6, f"sequence {sequence.number} waits for blocks although {most} are the most that all can still need")
             needed = blocks_needed(kv, len(sequence.known)) - sequence.capacity // kv.block_tokens * full
+            alone = not lifecycle.running and not lifecycle.is_pinned(sequence)
+            if alone and needed + self.scheduler.cache.count_host_blocks(sequence) <= preemptor.available_blocks(sequence):
+                raise LawViolation(6, f"sequence {sequence.number} waits for blocks although none runs and it needs {needed}")
             self.coverage.counts["waits for outputs to come"] += needed <= preemptor.available_blocks(sequence)
             return False
 
