@@ -21,7 +21,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import Result
-from ridgeline.server import admin_listener, knob_watch
+from ridgeline.server import admin_listener, knob_watch, profile
 from ridgeline.server import chaos as faults
 from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
@@ -252,6 +252,11 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     assert opened.site.complete(prompt=[1], max_tokens=3).status_code == 200
     with pytest.raises(ConfigError, match="outside 0 … 60"):
         opened.ask("POST", "/profile", {"seconds": 61})
+    stale = Path(found["engine"]).with_name(f"engine-{os.getpid()}-2.pstats")
+    stale.write_text("of a server before this one that had its number")
+    monkeypatch.setattr(opened.site.service.engine, "send", lambda command: None)
+    monkeypatch.setattr(profile, "WRITE_SECONDS", 0.05)
+    assert opened.ask("POST", "/profile", {"seconds": 0.01})["engine"] is None and not stale.exists()
 
 
 def test_the_command_line_lists_the_faults_there_are() -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from gold import TEMPLATES
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.errors import OverloadedError
 from ridgeline.server import tapes
 from ridgeline.server.errors import ApiError
 
@@ -473,16 +474,24 @@ def test_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("a", "b"):
         for _ in range(12):
-            (tape := kept.begin(name) if _ == 0 else kept.find(name)).add(b"0123456789")
+            (tape := kept.begin(b"me", name) if _ == 0 else kept.find(name)).add(b"0123456789")
         tape.is_over = True
     with pytest.raises(ApiError, match="before number 5 are not kept"):
         asyncio.run(read(kept.find("a"), 4))
     assert asyncio.run(read(kept.find("a"), 5)) == [b"0123456789"] * 7
     for name in ("c", "d"):
-        kept.begin(name).add(b"0" * 90)
+        kept.begin(b"me", name).add(b"0" * 90)
     with pytest.raises(ApiError, match="not kept"):
         kept.find("a")
     assert kept.find("c").bytes == 90
+    with pytest.raises(OverloadedError, match="no more room"):
+        kept.check_room()
+    kept.find("c").is_over = kept.find("d").is_over = True
+    kept.check_room()
+    kept.begin(b"other", "e").add(b"0" * 90)
+    kept.find("e").is_over = True
+    kept.begin(b"other", "f")
+    assert kept.find("d").bytes == 90, "one's own answers go first"
 
 
 CODEX: dict[str, Any] = {

@@ -74,19 +74,21 @@ def test_who_would_be_late_is_told_at_once(slo: Any) -> None:
     """By the pace of the queue. A target finds its place in the order of the queue, however long that is."""
 
     async def burst() -> list[Any]:
-        def ask(**body: Any) -> Any:
-            return slo.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 15, "ignore_eos": True, **body})
+        def ask(headers: Any = None, **body: Any) -> Any:
+            more = {"prompt": "a", "max_tokens": 15, "ignore_eos": True, **body}
+            return slo.client.post("/v1/completions", json=more, headers=headers)
 
         known = asyncio.gather(*(ask(max_tokens=2) for _ in range(4)))  # by these the pace is known
         await known
         waiting = [asyncio.create_task(ask(ttft_ms=9_000)) for _ in range(6)]
         await asyncio.sleep(0.1)
-        found = await asyncio.gather(ask(ttft_ms=60_000, deadline_ms=20), ask(ttft_ms=1), ask(ttft_ms=60_000))
+        wide = ask({"x-slo-deadline-ms": "20"}, deadline_ms=60_000)
+        found = await asyncio.gather(ask(ttft_ms=60_000, deadline_ms=20), ask(ttft_ms=1), wide)
         return [*found, *(await asyncio.gather(*waiting))]
 
     late, first, patient, *others = slo.wait(burst())
     assert late.status_code == 429 and "too late for its target or deadline behind 0.0 s" in late.json()["error"]["message"]
-    assert first.status_code == patient.status_code == 200, "nobody goes before the first; the other has time"
+    assert first.status_code == patient.status_code == 200, "nobody goes before the first; the body gives the other time"
     assert all(each.status_code == 200 for each in others)
 
 

@@ -22,6 +22,7 @@ from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
 from ridgeline.server.service import Service
+from ridgeline.server.targets import NO_TARGETS
 from ridgeline.server.traces import TraceLayer
 from ridgeline.server.transport import Disconnected
 
@@ -64,7 +65,7 @@ class QueueGate:
             routes.note_limits(scope, row)
             note_tenant(scope, current_caller().tenant)
             if row.is_queued and self._service.is_ready:
-                self._service.check_capacity(1)
+                self._service.check_capacity(1, NO_TARGETS)  # the body's come first, and are judged when it is read
                 quota = current_caller().quota
                 if quota is not None:
                     quota.take_request(time.monotonic())

@@ -47,15 +47,17 @@ class Profiler:
 
     async def _profile(self, seconds: float, engine: EngineClient) -> ProfileReport:
         folder = state_directory() / "profiles"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{str(folder)!r:.200} cannot be made: {error.strerror}") from None
         self._count += 1
         front_end, loop = (folder / f"{name}-{os.getpid()}-{self._count}.pstats" for name in ("front-end", "engine"))
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for file in (front_end, loop):  # of a server before this one that had its number, as servers in containers have
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"a profile cannot be written to {str(folder)!r:.200}: {error.strerror}") from None
         profile = cProfile.Profile()
-        engine.send(Profile(None))
         profile.enable()
+        engine.send(Profile(None))
         try:
             await asyncio.sleep(seconds)
         finally:

@@ -65,6 +65,8 @@ def routes(service: Service) -> list[BaseRoute]:
         owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
         _check_background(payload, is_stored)
+        if payload.background and payload.stream:
+            shelf.tapes.check_room()
         with body.told_as(NAMES):
             items, tools, chat = await read(payload, owner, notes)
             begun = await _start(service, chat, notes, truncates=payload.truncation == "auto")
@@ -76,7 +78,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
         if payload.background:
             first = answer.response("in_progress")
-            tape = shelf.tapes.begin(first.id) if payload.stream else None
+            tape = shelf.tapes.begin(owner, first.id) if payload.stream else None
             shelf.work(first.id, _finish_alone(answer, store, tape), begun.source.abort)
             await answer.is_begun.wait()
             background = json_response(first) if tape is None else _replayed(tape, 0, service)

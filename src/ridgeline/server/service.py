@@ -266,18 +266,17 @@ class Service:
         objective = self.metrics.objective.ttft
         return targets if targets.ttft_ms or not objective else replace(targets, ttft_ms=max(1, round(1e3 * objective)))
 
-    def check_capacity(self, choices: int, targets: Targets | None = None) -> EngineClient:
-        """The engine's client, if the caller may submit that many more choices. `targets`: of the request; None: of its headers and key.
+    def check_capacity(self, choices: int, targets: Targets) -> EngineClient:
+        """The engine's client, if the caller may submit that many more choices with these targets.
 
         Raises OverloadedError where too many wait already, or for too long, RequestError where so many never may, EngineDeadError while no
         engine takes requests.
         """
         engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
         self._update_brown_out()
-        asked = caller.targets if targets is None else targets
-        if asked.ttft_ms and self.has_targets:
-            ahead = engine.waiting_before(caller.tenant, now, now + asked.ttft_ms / 1e3)
-        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, asked.patience(has_order=self.has_targets), ahead)
+        if targets.ttft_ms and self.has_targets:
+            ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
+        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
 
 

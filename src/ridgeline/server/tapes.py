@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from ridgeline.errors import OverloadedError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.transport import KEEP_ALIVE
 
@@ -17,13 +18,16 @@ KEPT_SECONDS: Final = 300.0
 MAX_BYTES: Final = 8 << 20
 """Bytes of events of one answer: the oldest make room."""
 MAX_ALL_BYTES: Final = 64 << 20
-"""Those of all answers: those that have ended make room, the oldest first."""
+"""Those of all answers: those that have ended make room, the owner's first, then the oldest; with so many of answers that go on, no other
+begins."""
+RETRY_SECONDS: Final = 10
 
 
 class Tape:
     """The events of one answer, numbered from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: bytes) -> None:
+        self.owner = owner
         self._events: list[bytes] = []
         self._gone = 0
         """Events that have made room."""
@@ -75,14 +79,21 @@ class Tapes:
     def __init__(self) -> None:
         self._tapes: OrderedDict[str, Tape] = OrderedDict()
 
-    def begin(self, response_id: str) -> Tape:
+    def check_room(self) -> None:
+        """Raises OverloadedError where answers that go on have all the bytes there are."""
+        if sum(tape.bytes for tape in self._tapes.values() if not tape.is_over) > MAX_ALL_BYTES:
+            message = "the events of answers in the background that go on have no more room; leave stream out, or try again later"
+            raise OverloadedError(message, RETRY_SECONDS)
+
+    def begin(self, owner: bytes, response_id: str) -> Tape:
         """A tape for a new answer."""
         size = sum(tape.bytes for tape in self._tapes.values())
-        for gone in [each for each, tape in self._tapes.items() if tape.is_over]:
+        ended = [each for each, tape in self._tapes.items() if tape.is_over]
+        for gone in sorted(ended, key=lambda each: self._tapes[each].owner != owner):
             if size <= MAX_ALL_BYTES:
                 break
             size -= self._tapes.pop(gone).bytes
-        tape = self._tapes[response_id] = Tape()
+        tape = self._tapes[response_id] = Tape(owner)
         return tape
 
     def end(self, response_id: str) -> None:
