@@ -52,6 +52,9 @@ def test_drafts_go_first_then_prefill_and_both_come_back() -> None:
     found.update(0.0, 5.0, 2)
     found.update(0.0, 100.0, 2)
     assert sent[4:] == [SetKnob("step_ms", 60), SetKnob("num_speculative_tokens", 4)] and found.level is Level.NONE
+    found.forget()
+    found.update(0.0, 101.0, 2)
+    assert len(sent) == 6, "nothing is left out of the engine's own settings"
 
 
 def test_a_server_without_drafts_does_not_say_that_it_leaves_them_out() -> None:
@@ -82,7 +85,7 @@ def test_only_who_agreed_gets_shorter_answers_or_none() -> None:
     assert climbed(Level.SMALLER_PREFILL)[0].limit(asked, BATCH) is asked
 
 
-def test_a_full_server_says_what_it_leaves_out(new_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_server_says_what_it_leaves_out_and_drains(new_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a key-of-a\nbatch key-of-b tenant=b sheddable=yes brown_out_tokens=3\n")
     keys.chmod(0o600)
@@ -102,8 +105,18 @@ def test_a_full_server_says_what_it_leaves_out(new_site: Any, tmp_path: Path, mo
         while site.service.brown_out.level < Level.SHED:
             time.sleep(0.01)
         shed, metrics = ask("key-of-b", 40), site.get("/metrics", headers={"Authorization": "Bearer key-of-a"}).text
+        client, sent = site.service.deployment.client, list[SetKnob]()
+        send = client.send
+        monkeypatch.setattr(client, "send", lambda each: (sent.append(each) if isinstance(each, SetKnob) else None, send(each)))
+        monkeypatch.setattr(brown_out, "DOWN_SECONDS", 0.02)
+        site.loop.call_soon_threadsafe(site.service.set_knob, "step_ms", 40)
+        assert site.wait(site.service.deployments.drain(0)) is False
         told = [each.result() for each in long]
     assert batch.headers["x-ridgeline-brown-out"].startswith("no-drafts") and batch.json()["usage"]["completion_tokens"] in (3, 40)
     assert shed.status_code == 429 and int(shed.headers["retry-after"]) >= 5 and "lowest class" in shed.text
     assert 'ridgeline_brown_out_level{model_name="fake"} 4.0' in metrics
     assert all(each.json()["usage"]["completion_tokens"] == 40 for each in told), "who did not agree has whole answers"
+    drafts = site.service.deployment.engine_config.num_speculative_tokens
+    assert [(each.name, each.value) for each in sent] == [
+        ("step_ms", 40), ("step_ms", 20), ("num_speculative_tokens", 0), ("step_ms", 40), ("num_speculative_tokens", drafts),
+    ]  # fmt: skip

@@ -54,6 +54,7 @@ def test_a_request_on_its_way_stays_with_its_model(new_site: Any) -> None:
     """Whoever has read the old model's tokenizer submits to the old model's engine, though the new one serves by then."""
     site = new_site(EngineConfig(OLD))
     service = site.service
+    service.current_metrics().engine_starts = 5
 
     async def request() -> tuple[int, int]:
         with service.deployments.pinned():
@@ -73,6 +74,8 @@ def test_a_request_on_its_way_stays_with_its_model(new_site: Any) -> None:
     before, behind = site.wait(request())
     assert before == behind != service.engine.pid and met == [service.engine.pid] * 2
     assert [each.users for each in service.deployments.others] == [0]
+    service.engine.starts += 1
+    assert service.current_metrics().engine_starts == 6, "those of the old model's engines count on"
 
 
 def test_a_swap_that_fails_changes_nothing(new_site: Any) -> None:

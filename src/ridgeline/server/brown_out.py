@@ -105,6 +105,10 @@ class BrownOut:
                 self._send(SetKnob(name, after))
         self._level, self._starts = level, starts
 
+    def forget(self) -> None:
+        """The engine has its own settings now: the next update tells it what there is to leave out."""
+        self._starts = -1
+
     def end(self) -> None:
         """Gives the engine its own settings back."""
         for name, value in self._knobs().items():

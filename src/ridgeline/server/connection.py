@@ -132,7 +132,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        if self._is_answered:
+        if self._is_answered and not self.flow.write_paused:
             self._table.await_client(self, HEAD_TIMEOUT_SECONDS)
         super().on_message_begin()
         if self._is_crowded:
@@ -140,7 +140,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
-        if self._is_answered:
+        if self._is_answered and not self.flow.write_paused:
             self._table.await_client(self, UNREAD_BODY_SECONDS)
         super().on_headers_complete()
         if len(self.pipeline) < MAX_PIPELINED:
@@ -149,10 +149,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body = 0, False
-        if self._is_answered:
-            self._table.await_client(self, IDLE_TIMEOUT_SECONDS)
-        else:
-            self._table.await_server(self)
+        if not self.flow.write_paused:  # else another request gives it no more time to read the answers that it has
+            if self._is_answered:
+                self._table.await_client(self, IDLE_TIMEOUT_SECONDS)
+            else:
+                self._table.await_server(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

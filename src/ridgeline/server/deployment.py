@@ -168,8 +168,13 @@ class Deployment:
     @property
     def is_ready(self) -> bool:
         """True if a request would be taken now."""
+        return not self._draining and self.is_checked
+
+    @property
+    def is_checked(self) -> bool:
+        """True while there is an engine whose answers have been checked."""
         client = self._client
-        return not self._draining and client is not None and client.is_ready and client.starts == self._checked_start
+        return client is not None and client.is_ready and client.starts == self._checked_start
 
     @property
     def model(self) -> Model:

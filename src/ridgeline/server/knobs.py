@@ -24,11 +24,11 @@ def _queue(service: Service, value: Any) -> None:
 
 def _step(service: Service, value: Any) -> None:
     service.late_steps.step_ms = value
-    service.deployment.set_knob("step_ms", value)
+    service.set_knob("step_ms", value)
 
 
 def _drafts(service: Service, value: Any) -> None:
-    service.deployment.set_knob("num_speculative_tokens", value)
+    service.set_knob("num_speculative_tokens", value)
 
 
 def _brown_out(service: Service, value: Any) -> None:

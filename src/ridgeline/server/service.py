@@ -13,7 +13,7 @@ from typing import Final
 
 from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.core.commands import Knob
+from ridgeline.core.commands import Knob, SetKnob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.admit import admit, make_seed_source, tenant_domain
@@ -99,6 +99,8 @@ class Service:
         self._engine_starts = 0 if new.client is None else new.client.starts
         self.metrics.engine_replaced()
         self.metrics.ends.chats = new.model.kind.kind == "instruct"
+        if self.brown_out is not None:
+            self.brown_out.forget()
 
     def _apply_events(self, source: Deployment, events: Sequence[Event]) -> None:
         if source is not self.deployments.current:
@@ -127,14 +129,28 @@ class Service:
             self.brown_out.end()
         self.brown_out = None
         if seconds is not None:
-            self.brown_out = BrownOut(seconds, lambda: _knobs(self.deployment), lambda knob: self.engine.send(knob))
+            self.brown_out = BrownOut(seconds, lambda: _knobs(self.deployments.current), self._send_knob)
         self.metrics.brown_out = 0
 
+    def set_knob(self, name: Knob, value: int) -> None:
+        """Changes a setting of the engine; a brown-out takes its part of the new value."""
+        self.deployments.current.set_knob(name, value)
+        if self.brown_out is not None:
+            self.brown_out.forget()
+
+    def _send_knob(self, knob: SetKnob) -> None:
+        """Tells the engine, which also takes it while it drains; one that has just ended takes nothing."""
+        client = self.deployments.current.client
+        if client is not None:
+            client.send(knob)
+
     def _update_brown_out(self) -> None:
-        """Called with every frame and every request, so that the level is that of now whenever it matters."""
-        client = self.deployment.client
-        if self.brown_out is not None and client is not None and client.is_ready:
-            now, rows = time.monotonic(), self.model.engine.info.rows
+        """Called with every frame and every request, so that the level is that of now whenever it matters. An engine that has started again
+        is told when its answers are checked: its own settings have been sent by then."""
+        current = self.deployments.current
+        client = current.client
+        if self.brown_out is not None and client is not None and current.is_checked:
+            now, rows = time.monotonic(), current.model.engine.info.rows
             wait = self.waiting_room.wait_seconds(sum(client.open_choices.values()), rows, now)
             self.brown_out.update(wait, now, client.starts)
             self.metrics.brown_out = self.brown_out.level
@@ -143,7 +159,8 @@ class Service:
         """Tells the metrics of an engine that has ended."""
         client = self.deployments.current.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
-            self._engine_starts = self.metrics.engine_starts = client.starts
+            self.metrics.engine_starts += client.starts - self._engine_starts
+            self._engine_starts = client.starts
             self.metrics.engine_lost()
 
     def answer_ended(self, end: ChoiceEnd) -> None:
