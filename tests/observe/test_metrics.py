@@ -118,10 +118,10 @@ def test_tenants_have_a_bound() -> None:
         m.apply(events.Admitted(f"r{number}", 0.0, 3, 1, 0.0, f"t{number}"))
     m.http_ended(429, "overloaded", "t70")
     assert len(m.tenants.by_label) == MAX_TENANTS + 1
-    others = m.tenants.by_label["other"]
+    others = m.tenants.by_label["(other)"]
     assert (others.prompt_tokens, others.rejected, m.tenants.by_label["t5"].prompt_tokens) == (27, 1, 3)
     body = exposition(m, "m", KV, m.tenants.by_label).decode()
-    assert 'ridgeline_tenant_open_choices{model_name="m",tenant="other"} 9.0' in body
+    assert 'ridgeline_tenant_open_choices{model_name="m",tenant="(other)"} 9.0' in body
     assert 'ridgeline_tenant_requests_total{model_name="m",result="good",tenant="t5"} 0.0' in body
     assert "tenant" not in exposition(m, "m", KV).decode()
 

@@ -100,7 +100,7 @@ def test_a_full_server_says_what_it_leaves_out_and_drains(new_site: Any, tmp_pat
     assert brown_out.HEADER.decode() not in ask("key-of-a", 3).headers
     with ThreadPoolExecutor(7) as threads:
         long = [threads.submit(ask, "key-of-a", 40) for _ in range(6)]
-        time.sleep(0.3)
+        time.sleep(0.35)
         batch = threads.submit(ask, "key-of-b", 40).result()
         while site.service.brown_out.level < Level.SHED:
             time.sleep(0.01)

@@ -14,6 +14,7 @@ from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.admit import tenant_domain
+from ridgeline.observe import requests
 from ridgeline.server.callers import private_salt, serving
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Caller
@@ -132,6 +133,15 @@ def test_metrics_of_all_tenants_are_for_admins(shared: Any) -> None:
     assert 'ridgeline_rejected_requests_total{model_name="fake",reason="rate_limit_exceeded"}' in texts["one"]
     tenants = {text: set(re.findall(r'tenant="([^"]*)"', text)) for text in texts.values()}
     assert tenants[texts["four"]] == {"few"} and len(tenants[texts["six"]]) > 1 and len(tenants[texts["one"]]) == 1
+
+
+def test_who_shares_metrics_with_other_tenants_reads_none(shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_TENANTS", 0)
+    monkeypatch.setattr(shared.service.metrics, "tenants", requests.Tenants())
+    assert complete(shared, "two").status_code == 200
+    for key, seen in (("six", {"(other)"}), ("two", set())):
+        text = shared.get("/metrics", headers={"Authorization": f"Bearer {key}"}).text
+        assert set(re.findall(r'tenant="([^"]*)"', text)) == seen, key
 
 
 def test_buckets() -> None:

@@ -115,18 +115,19 @@ def test_a_request_and_its_phases(traced: Any, collector: Collector) -> None:
 
 
 def test_choices_errors_and_streams(traced: Any, collector: Collector) -> None:
-    """A trace begins here where a client has none; each choice has its phases; an error says its code."""
+    """A trace begins here where a client has none; each choice has its phases; an error says its code. A search has one span."""
     count = len(collector.spans)
     assert "traceparent" not in post(traced, n=2, stream=True).headers
     assert post(traced, max_tokens=-7).status_code == 400 and post(traced, path=f"/{SECRET}").status_code == 404
+    assert post(traced, use_beam_search=True, n=2, max_tokens=2).status_code == 200
     end = time.monotonic() + 10
-    while len(collector.spans) < count + 9:
+    while len(collector.spans) < count + 10:
         assert time.monotonic() < end
         traced.service.tracer._provider.force_flush()
     new = collector.spans[count:]
     errors = sorted((attributes(span).get("error.type"), span.name) for span in new if "error.type" in attributes(span))
     assert errors == [("invalid_value", "text_completion fake"), ("not_found", "POST /")]
-    assert len({span.trace_id for span in new}) == 3 and not any(span.parent_span_id for span in new if span.kind == span.SPAN_KIND_SERVER)
+    assert len({span.trace_id for span in new}) == 4 and not any(span.parent_span_id for span in new if span.kind == span.SPAN_KIND_SERVER)
     decodes = [attributes(span)["ridgeline.choice"] for span in new if span.name == "decode"]
     assert sorted(decodes) == [0, 1] and not traced.service.tracer._open
 

@@ -100,6 +100,13 @@ def test_behind_a_burst_a_polite_client_is_refused_once_more_at_most(seed: int) 
     assert all(seconds >= 4 for at, seconds, _ in told if at > 2), "nobody is told less than the queue takes: 64 at 16 per second"
 
 
+def test_a_pace_that_nobody_has_measured_promises_no_wait_but_that_until_now() -> None:
+    room = WaitingRoom(QUEUE)
+    assert [room.wait_seconds(total, 1, now) for total, now in ((6, 3.0), (9, 3.5), (1, 3.5))] == [0.0, 0.5, 0.0]
+    room.on_ended(1, 1, 2, 4.0)
+    assert room.wait_seconds(3, 1, 4.0) == 2.0
+
+
 def test_the_pace_is_that_of_a_full_engine() -> None:
     _, told, _ = overload([(0.1, 60), (3, 20)], exponential, 2, 1)
     assert told and 8 < median([pace for _, _, pace in told]) < 24 and min(pace for _, _, pace in told) > 6, "not the 1.6 per second before"

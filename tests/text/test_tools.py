@@ -15,6 +15,7 @@ from gold import TEMPLATES
 from ridgeline.text.tools.families import FAMILIES, REASONING
 from ridgeline.text.tools.forms import Head, Objects, Recipients
 from ridgeline.text.tools.parser import AnswerParser
+from ridgeline.text.tools.values import from_text
 
 SPLITS = 200
 
@@ -113,6 +114,27 @@ def test_what_is_no_call_stays_text() -> None:
     ):  # fmt: skip
         for cuts in ((), range(len(text))):
             assert parsed(AnswerParser(by_name[name], None), text, cuts) == (text, "", []), (name, text)
+
+
+def test_behind_a_call_what_is_none_stays_text() -> None:
+    family = next(each for each in FAMILIES if each.name == "pythonic")
+    for rest in (", g(b=x+1)] So.", ", g(b='"):
+        text = f"[f(a=1){rest}"
+        for cuts in ((), range(len(text))):
+            assert parsed(AnswerParser(family, None), text, cuts) == (rest, "", [("f", '{"a": 1}')]), text
+
+
+def test_an_open_quote_takes_linear_time() -> None:
+    lfm2 = next(each for each in FAMILIES if each.name == "lfm2")
+    for end in ("", "\\"):
+        text = "<|tool_call_start|>[f(a='" + "\\'" * (1 << 14) + end + "<|tool_call_end|>"
+        began = time.process_time()
+        assert parsed(AnswerParser(lfm2, None), text) == (text, "", [])
+        assert time.process_time() - began < 0.5
+
+
+def test_half_a_letter_of_a_literal_can_be_sent() -> None:
+    assert from_text("['\\ud83d', '\\ud83d\\ude42']", frozenset({"array"})) == '["\ufffd", "🙂"]'
 
 
 def test_keys_in_any_order_and_arguments_as_text() -> None:

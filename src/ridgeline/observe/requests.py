@@ -17,7 +17,8 @@ from ridgeline.planning.objectives import Objective
 
 MAX_TENANTS: Final = 64
 """Tenants with metrics of their own; those that come later share one."""
-OTHER_TENANTS: Final = "other"
+OTHER_TENANTS: Final = "(other)"
+"""No tenant can be named so (`server.keys.NAME`)."""
 GOODPUT: Final = "--goodput"
 TARGET: Final = re.compile(r"([a-z]{1,8})([=:])([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)?")
 NAMES: Final = {"ttft": "ttft", "itl": "itl", "tpot": "itl"}

@@ -105,14 +105,15 @@ class Tracer:
         header = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}".encode() if is_asked else None
         return RequestSpan(span, trace.set_span_in_context(span), header)
 
-    def admitted(self, request: Admitted) -> None:
-        """A request of the engine, made for the HTTP request that this task answers."""
-        current = _SPAN.get()
+    def admitted(self, requests: Sequence[Admitted]) -> None:
+        """Requests, alike but for their prompts, that go to the engine for the HTTP request that this task answers."""
+        current, request = _SPAN.get(), requests[0]
         if current is None or not current.span.is_recording():
             return
-        self._open[request.request_id] = current, request.choices
-        if len(self._open) > MAX_OPEN:
-            self._open.popitem(last=False)
+        for each in requests:
+            self._open[each.request_id] = current, each.choices
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
         sampling = request.sampling
         current.span.set_attributes({
             "gen_ai.request.max_tokens": request.max_tokens, "gen_ai.request.choice.count": request.choices,

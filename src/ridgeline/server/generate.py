@@ -67,7 +67,10 @@ async def start_generation(
     tokenizer = service.model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
-        return Generation(_enter(service, requests, requests, targets), tokenizer, requests, params, on_end, until)
+        engine = _enter(service, requests, requests, targets)
+        if service.tracer is not None:
+            service.tracer.admitted(requests)
+        return Generation(engine, tokenizer, requests, params, on_end, until)
     engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES], targets)
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt, targets=targets)
 

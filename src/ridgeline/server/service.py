@@ -234,10 +234,7 @@ class Service:
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
-            request = replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
-            if self.tracer is not None:
-                self.tracer.admitted(request)
-            return request
+            return replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
 
         return admit_prompt
 

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
+from ridgeline.observe.requests import OTHER_TENANTS
 from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
@@ -50,9 +51,10 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(replies.Version(__version__))
 
     async def metrics(request: Request) -> Response:
-        """Of tenants, a key of scope admin reads all, another its own."""
+        """Of tenants, a key of scope admin reads all, another its own; who shares one with others reads none."""
         model, caller, found = service.model, current_caller(), service.current_metrics()
-        labels = found.tenants.by_label if caller.is_admin else (found.tenants.label(caller.tenant),) if caller.owner else ()
+        own = {found.tenants.label(caller.tenant)} - {OTHER_TENANTS} if caller.owner else ()
+        labels = found.tenants.by_label if caller.is_admin else own
         client, pids = service.deployment.client, {"": os.getpid()}
         if client is not None and client.pid is not None:
             pids["ridgeline_engine"] = client.pid

@@ -58,10 +58,15 @@ class QueuePace:
         """True once something has ended while others waited."""
         return self._sum > 0
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which ends have been waited for, as far back as is known."""
+        return self._busy - self._began
+
     def per_second(self) -> float:
         """The pace, of all that is known or of its newer half, whichever is slower: where answers grow the older half is no measure. With
         no end yet, that of one end in all the time for which it was waited, or in a second."""
-        pace = max(1, self._sum) / max(self._busy - self._began, 1e-3 if self._sum else 1.0)
+        pace = max(1, self._sum) / max(self.waited, 1e-3 if self._sum else 1.0)
         if len(self._ends) < 2:
             return pace
         if self._half is None:
@@ -129,9 +134,12 @@ class WaitingRoom:
         )
 
     def wait_seconds(self, total: int, rows: int, now: float) -> float:
-        """Seconds until those who wait should have been served; `total` sequences are open."""
+        """Seconds until those who wait should have been served; `total` sequences are open. Before any has ended, the time for which they
+        have waited."""
         self._pace.advance(now, total > rows)
-        return max(0, total - rows) / self._pace.per_second()
+        if total <= rows:
+            return 0.0
+        return (total - rows) / self._pace.per_second() if self._pace.is_known else self._pace.waited
 
     def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
         """Counts sequences that have ended; `total` are open still."""

@@ -269,7 +269,8 @@ class Literal:
 
 
 _OPENED: Final = re.compile(rf"[\s\[,]*(?:call:)?({_NAME})\s*([({{])")
-_PARTS: Final = re.compile(r"""<\|"\|>.*?<\|"\|>|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\[({\])}]""", re.DOTALL)
+_PARTS: Final = re.compile(r"""<\|"\|>.*?<\|"\|>|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[({\])}]""", re.DOTALL)
+"""A text without its end goes on to the end of all: one that were looked for again from each quote within would take for ever."""
 
 
 def _literal_calls(text: str) -> list[tuple[str, str]]:
@@ -301,9 +302,13 @@ class Pythonic:
     def read(self, scanner: Scanner, calls: Calls, parameters: Parameters) -> Reading:
         count = 0
         while (head := (yield from scanner.take(_CALLED))) is not None and head["name"] is not None:
-            members = yield from _within(scanner)
-            arguments = None if members is None else from_literal("{" + members + "}")
+            held = list[str]()
+            is_whole = yield from _within(scanner, held.append)
+            members = "".join(held)
+            arguments = from_literal("{" + members[:-1] + "}") if is_whole else None
             if arguments is None:
+                if count:  # else the caller gives out all that was read
+                    calls.say(head[0] + members)
                 break
             count += 1
             calls.begin(head["name"])
@@ -312,26 +317,26 @@ class Pythonic:
         return count > 0
 
 
-def _within(scanner: Scanner) -> Generator[None, None, str | None]:
-    """The text up to the bracket that closes the one before it; None where there is none."""
-    held, depth, quote = list[str](), 1, ""
+def _within(scanner: Scanner, sink: Callable[[str], None]) -> Reading:
+    """Gives the text to `sink`, up to the bracket that closes the one before it; False where there is none."""
+    depth, quote = 1, ""
     while True:
         found = _STRUCTURE[quote].search(scanner.text, scanner.at)
         end = len(scanner.text) if found is None else found.end()
         if found is not None and found[0] == "\\":
             end = found.start() if end == len(scanner.text) else end + 1
         piece, scanner.at = scanner.text[scanner.at : end], end
-        held.append(piece)
+        sink(piece)
         if found is None or end == found.start():
             if scanner.is_closed:
-                return None
+                return False
             yield
         elif found[0] in "'\"":
             quote = "" if quote else found[0]
         elif found[0] != "\\":
             depth += 1 if found[0] in "[({" else -1
             if not depth:
-                return "".join(held)[:-1]
+                return True
 
 
 _MARK: Final = Marks([">>>"])

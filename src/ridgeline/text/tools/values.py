@@ -56,7 +56,7 @@ def from_text(text: str, types: frozenset[str]) -> str:
         pass
     if types and "string" not in types and len(value) <= MAX_LITERAL:
         try:
-            return json.dumps(ast.literal_eval(value), ensure_ascii=False, allow_nan=False)
+            return paired(json.dumps(ast.literal_eval(value), ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             pass
     return quoted(text)
