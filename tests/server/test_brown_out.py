@@ -15,6 +15,7 @@ from ridgeline.errors import OverloadedError
 from ridgeline.server import brown_out
 from ridgeline.server.brown_out import DOWN_SECONDS, UP_SECONDS, BrownOut, Ladder, Level
 from ridgeline.server.keys import Caller
+from ridgeline.server.knobs import set_knob
 
 KNOBS: dict[Knob, int] = {"step_ms": 60, "num_speculative_tokens": 4}
 BATCH = Caller("batch", is_sheddable=True, brown_out_tokens=64)
@@ -109,7 +110,7 @@ def test_a_full_server_says_what_it_leaves_out_and_drains(new_site: Any, tmp_pat
         send = client.send
         monkeypatch.setattr(client, "send", lambda each: (sent.append(each) if isinstance(each, SetKnob) else None, send(each)))
         monkeypatch.setattr(brown_out, "DOWN_SECONDS", 0.02)
-        site.loop.call_soon_threadsafe(site.service.set_knob, "step_ms", 40)
+        site.loop.call_soon_threadsafe(set_knob, site.service, "step_ms", 40)
         assert site.wait(site.service.deployments.drain(0)) is False
         told = [each.result() for each in long]
     assert batch.headers["x-ridgeline-brown-out"].startswith("no-drafts") and batch.json()["usage"]["completion_tokens"] in (3, 40)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
 from ridgeline.errors import ConfigError
 from ridgeline.server.deployment import Deployment
@@ -83,6 +84,11 @@ class Deployments:
         for name, value in old.knobs.items():
             new.set_knob(name, value)
         return old
+
+    def send(self, knob: SetKnob) -> None:
+        """Tells the engine that serves, also while it drains; one that has just ended takes nothing."""
+        if self.current.client is not None:
+            self.current.client.send(knob)
 
     async def stop(self) -> None:
         """Ends all engines and their open requests."""

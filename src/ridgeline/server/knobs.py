@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.values import read_value, unknown_name
+from ridgeline.core.commands import Knob
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import set_level
 from ridgeline.server.service import Service
@@ -22,13 +23,20 @@ def _queue(service: Service, value: Any) -> None:
     service.waiting_room.max_waiting = value
 
 
+def _tell_engine(service: Service, name: Knob, value: int) -> None:
+    """A brown-out takes its part of the new value."""
+    service.deployment.set_knob(name, value)
+    if service.brown_out is not None:
+        service.brown_out.forget()
+
+
 def _step(service: Service, value: Any) -> None:
     service.late_steps.step_ms = value
-    service.set_knob("step_ms", value)
+    _tell_engine(service, "step_ms", value)
 
 
 def _drafts(service: Service, value: Any) -> None:
-    service.set_knob("num_speculative_tokens", value)
+    _tell_engine(service, "num_speculative_tokens", value)
 
 
 def _brown_out(service: Service, value: Any) -> None:

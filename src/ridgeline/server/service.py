@@ -13,7 +13,7 @@ from typing import Final
 
 from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.core.commands import Knob, SetKnob
+from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.admit import admit, make_seed_source, tenant_domain
@@ -129,20 +129,8 @@ class Service:
             self.brown_out.end()
         self.brown_out = None
         if seconds is not None:
-            self.brown_out = BrownOut(seconds, lambda: _knobs(self.deployments.current), self._send_knob)
+            self.brown_out = BrownOut(seconds, lambda: _knobs(self.deployments.current), self.deployments.send)
         self.metrics.brown_out = 0
-
-    def set_knob(self, name: Knob, value: int) -> None:
-        """Changes a setting of the engine; a brown-out takes its part of the new value."""
-        self.deployments.current.set_knob(name, value)
-        if self.brown_out is not None:
-            self.brown_out.forget()
-
-    def _send_knob(self, knob: SetKnob) -> None:
-        """Tells the engine, which also takes it while it drains; one that has just ended takes nothing."""
-        client = self.deployments.current.client
-        if client is not None:
-            client.send(knob)
 
     def _update_brown_out(self) -> None:
         """Called with every frame and every request, so that the level is that of now whenever it matters. An engine that has started again
