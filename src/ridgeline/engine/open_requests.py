@@ -192,7 +192,7 @@ class OpenRequests:
 
     def _end_choice(self, stream: RequestStream, closed: Closed) -> None:
         stream.close(closed)
-        self._subtract(stream.request.tenant, 1)
+        _subtract(self.choices, stream.request.tenant, 1)
         if stream.is_ended:
             del self._streams[closed.request_id]
 
@@ -205,13 +205,14 @@ class OpenRequests:
     def _fail(self, stream: RequestStream, error: Exception, tell: bool = False) -> None:
         """Fails a stream. `tell`: no engine tells the end of its choices."""
         del self._streams[stream.request.request_id]
-        self._subtract(stream.request.tenant, len(stream.choices))
+        _subtract(self.choices, stream.request.tenant, len(stream.choices))
         stream.fail(error)
         if tell:
             now = self._now()
             self._on_events([stream.closed(number, Finish.ERROR, len(each.ids), now) for number, each in stream.choices.items()])
 
-    def _subtract(self, tenant: str, choices: int) -> None:
-        self.choices[tenant] -= choices
-        if not self.choices[tenant]:
-            del self.choices[tenant]
+
+def _subtract(counts: dict[str, int], tenant: str, choices: int) -> None:
+    counts[tenant] -= choices
+    if not counts[tenant]:
+        del counts[tenant]
