@@ -115,11 +115,8 @@ class OpenRequests:
         if stream is None:
             return False
         stream.is_aborted = True
-        if not stream.has_engine:
-            self._close_finished(stream)
-            return True
-        self._close_left(stream)
-        return False
+        self._close_finished(stream)
+        return not stream.has_engine
 
     def engine_lost(self) -> None:
         """Takes all requests from an engine that has ended, and fails those that are to blame."""
@@ -140,17 +137,13 @@ class OpenRequests:
             self._fail(stream, EngineDeadError(message), tell=True)
 
     def _close_finished(self, stream: RequestStream) -> None:
-        """Carries out what an engine that has ended did not confirm."""
-        for number, choice in list(stream.choices.items()):
+        """Carries out what no engine will: closes and aborts of choices that the engine does not have."""
+        gone = [(number, choice) for number, choice in stream.choices.items() if choice.is_left or not stream.has_engine]
+        for number, choice in gone:
             if choice.close is not None:
                 self._close_here(stream, stream.closed(number, choice.close.reason, choice.close.keep, self._now()))
             elif stream.is_aborted:
                 self._close_here(stream, stream.closed(number, Finish.ABORT, len(choice.ids), self._now()))
-
-    def _close_left(self, stream: RequestStream) -> None:
-        """Closes the choices of an aborted request that had ended in an engine that is gone: no other one knows them."""
-        for number in [number for number, choice in stream.choices.items() if choice.is_left]:
-            self._close_here(stream, stream.closed(number, Finish.ABORT, len(stream.choices[number].ids), self._now()))
 
     def _close_here(self, stream: RequestStream, closed: Closed) -> None:
         self._end_choice(stream, closed)
@@ -167,7 +160,8 @@ class OpenRequests:
             if stream is not None:
                 stream.put(output)
                 if stream.is_overflowing:
-                    self._close_left(stream)
+                    stream.is_aborted = True
+                    self._close_finished(stream)
                     message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
                     self._fail(stream, RequestError(message, code="client_too_slow", status=408))
                     slow.append(output.request_id)
