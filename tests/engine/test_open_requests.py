@@ -67,6 +67,16 @@ def test_what_an_engine_did_not_confirm_is_carried_out() -> None:
     assert setting.open.abort(Abort("stops")) and len(setting.open) == 0 and setting.open.choices == {}
 
 
+def test_an_abort_ends_choices_that_only_a_lost_engine_knew() -> None:
+    setting = Setting(request(two_phase=True, choices=2))
+    setting.frame(Output("r", 0, (4,), end=Finish.STOP), Output("r", 1, (5,)))
+    assert setting.engine_ends() == [Admit(setting.streams[0].request, (Delivered(1, (5,)),))]
+    assert not setting.open.abort(Abort("r")), "the other choice is the engine's to end"
+    assert setting.told == [Closed("r", 0, Finish.ABORT, Usage(3, 1), 9.0)]
+    setting.frame(events=(Closed("r", 1, Finish.ABORT, Usage(3, 1), 9.0),))
+    assert not len(setting.open) and setting.open.choices == {}
+
+
 def test_suspects_come_one_at_a_time_and_the_fourth_end_names_one() -> None:
     setting = Setting(*map(request, "abc"))
     setting.engine_ends()

@@ -346,6 +346,20 @@ def test_shutdown_leaves_no_process_and_no_waiter() -> None:
     run(main())
 
 
+def test_a_shutdown_between_two_engines_ends_what_is_open() -> None:
+    async def main() -> None:
+        async with serving(SLOW, delay=lambda failures: 60.0) as client:
+            stream = client.submit(await request(client, "a", max_tokens=2000))
+            await anext(stream)
+            os.kill(client.pid or 0, signal.SIGKILL)
+            await until(lambda: client.state is State.DEAD, 5)
+            await client.shutdown()
+            with pytest.raises(EngineDeadError):
+                await read(stream)
+
+    run(main())
+
+
 PARENT = """
 import asyncio, sys
 from ridgeline.config.groups import EngineConfig
