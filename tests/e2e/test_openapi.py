@@ -136,7 +136,7 @@ def check_cases(server: Any, total: int, number: int) -> None:
 
 
 def test_cases_made_from_the_document(server: Any) -> None:
-    check_cases(server, 200, 1)
+    check_cases(server, 100, 1)
 
 
 @pytest.mark.night
