@@ -2,7 +2,7 @@
 
 `python tests/arch/follow.py` prints them per process, in the order of their first call and with the function that was entered first;
 `test_follow.py` holds their number, and the sum of their lines as whole files, to a budget. What runs at start-up alone does not count:
-`serve demo` is warm and has answered once. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
+`serve demo` is warm and has answered. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
 native call on: files are followed through the names that they use, those of experts only where the model has some. Kernels and the sampler
 behind its tables are a list of their own: all of them, whichever the model uses.
 """
@@ -90,8 +90,8 @@ def listen() -> None:
     sys.setprofile(note)
 
 
-def ask(url: str) -> str:
-    request = Request(f"{url}/v1/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"})
+def ask(url: str, **more: object) -> str:
+    request = Request(f"{url}/v1/completions", json.dumps(BODY | more).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=60) as answer:
         text: str = answer.read().decode()
     assert text.endswith("data: [DONE]\n\n"), text
@@ -120,6 +120,7 @@ def calls(folder: Path) -> tuple[dict[str, list[list[str]]], bool]:
         while not (ready := re.search(r" at (http://\S+)", (folder / "log").read_text())):
             assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.05)
+        ask(ready[1], ignore_eos=False, structured_outputs={"regex": "(.|\\n)*"})  # behind it the vocabulary has been read for grammars
         ask(ready[1])
         (folder / "begin").touch()
         until(2, folder, "*.ready")
