@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from arriving import Job, Served, serve
+from jobs import Job, Served, serve
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from arriving import Job, Served, serve
+from jobs import Job, Served, serve
 
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
