@@ -23,7 +23,7 @@ from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.connection import HttpConnection
-from ridgeline.server.listener import ACCEPTS_PER_TURN, Connections, Listener
+from ridgeline.server.listener import Connections, Listener
 
 log = logging.getLogger("ridgeline.audit")
 log.setLevel(logging.INFO)  # whatever --log-level says: an audit has no gaps
@@ -127,20 +127,10 @@ class AdminListener(Listener):
         for connection in list(self._state.connections):
             cast(HttpConnection, connection).shutdown()
 
-    def _accept_some(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                accepted, _ = self._socket.accept()
-                raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                log.warning("no connection can be accepted", extra=with_fields(reason=error.strerror))
-                self._pause(self._listen)
-                return
-            pid, uid, _ = _CREDENTIALS.unpack(raw)
-            if uid not in (0, os.geteuid()):
-                log.warning("admin connection of another user was closed", extra=with_fields(uid=uid, pid=pid))
-                accepted.close()
-            elif not self._place(accepted, f"uid={uid} pid={pid}".encode()):
-                return
+    def _address_of(self, accepted: socket.socket, peer: Any) -> bytes | None:
+        raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        if uid not in (0, os.geteuid()):
+            log.warning("admin connection of another user was closed", extra=with_fields(uid=uid, pid=pid))
+            return None
+        return f"uid={uid} pid={pid}".encode()

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
@@ -193,14 +193,21 @@ class Listener:
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 accepted, peer = self._socket.accept()
+                address = self._address_of(accepted, peer)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.warning("no connection can be accepted", extra=with_fields(reason=error.strerror))
                 self._pause(self._listen)
                 return
-            if not self._place(accepted, address_of(peer[0])):
+            if address is None:
+                accepted.close()
+            elif not self._place(accepted, address):
                 return
+
+    def _address_of(self, accepted: socket.socket, peer: Any) -> bytes | None:
+        """Whose connection it is, for limits and logs; None: it is closed."""
+        return address_of(peer[0])
 
     def _place(self, accepted: socket.socket, address: bytes) -> bool:
         """Opens the connection, or closes it where there is no room. False: it waits, and so do those behind it."""
