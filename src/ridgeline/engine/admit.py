@@ -12,7 +12,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ridgeline.core.admission import blocks_needed
-from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Grammar, Sampling, SamplingParams
+from ridgeline.core.params import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    OPTIONS,
+    Adapter,
+    Admitted,
+    Bound,
+    Grammar,
+    Sampling,
+    SamplingParams,
+)
 from ridgeline.core.plan import KVShape
 from ridgeline.core.thinking import Thinking
 from ridgeline.errors import RequestError
@@ -80,6 +90,7 @@ def admit(
     weight: int = 1,
     priority: int = 0,
     arrived: float | None = None,
+    adapter: Adapter | None = None,
 ) -> Admitted:
     """The accepted request.
 
@@ -88,7 +99,7 @@ def admit(
     grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
     domain     of the prefix cache: the tenant's, with a salt
-    arrived    see `Admitted`
+    arrived, adapter  see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -111,8 +122,7 @@ def admit(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        seed=seed & INT64_MAX,
-        choices=_choices(params),
+        seed=seed & INT64_MAX, choices=_choices(params),
         sampling=sampling,
         prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
@@ -123,6 +133,7 @@ def admit(
         weight=weight,
         priority=priority,
         arrived=arrived,
+        adapter=adapter,
     )
 
 

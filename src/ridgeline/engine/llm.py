@@ -17,6 +17,7 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
+from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
@@ -40,6 +41,8 @@ from ridgeline.text.tools.marks import begins_reasoning
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
 Prompts = Prompt | Sequence[Prompt]
+Lora = str | LoRARequest | Sequence[str | LoRARequest | None] | None
+"""An adapter for all prompts, or one for each."""
 Messages = Sequence[Mapping[str, object]]
 """A conversation: objects with role and content, as in OpenAI's API."""
 
@@ -84,6 +87,12 @@ class LLM:
         vocab = self._files.vocab(info.vocab)
         self.limits = ModelLimits(vocab, info.max_model_len, self._files.eos_ids(vocab), info.kv)
         self._draw_seed = make_seed_source(self.config.seed)
+        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0)
+        try:
+            self.adapters.add_all(self.config.lora)
+        except BaseException:
+            self.close()
+            raise
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -119,17 +128,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        lora: Lora = None,
+        lora_request: Lora = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
+        lora      name of an adapter, or vLLM's `LoRARequest`: for all prompts, or one (or None) for each. `lora_request`: the same
         use_tqdm  shows a progress bar
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
         texts = _as_list(prompts)
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
-        requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
+        columns = texts, params, ranks, _adapters(lora_request if lora is None else lora, len(texts))
+        requests = [self.prepare(text, each, priority=rank, lora=own) for text, each, rank, own in zip(*columns, strict=True)]
         return self._complete(requests, use_tqdm)
 
     @with_known_arguments
@@ -144,6 +157,8 @@ class LLM:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        lora: Lora = None,
+        lora_request: Lora = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
@@ -154,6 +169,7 @@ class LLM:
         tool_choice             "auto", "none", "required", or a function, as a server takes it; None: "auto" where this model's form of
                                 calls is known, else "none"
         chat_template_kwargs    further variables that the template reads (`enable_thinking` …)
+        lora, lora_request      as `generate`
         Raises as `generate`; RequestError also where there is no template, or where it rejects the conversation.
         """
         several = _conversations(messages)
@@ -162,17 +178,24 @@ class LLM:
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
         is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
         offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
-        return self._complete([self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
+        columns = zip(conversations, params, _adapters(lora_request if lora is None else lora, len(several)), strict=True)
+        return self._complete([self.prepare(prompt, own, offer=offer, lora=name) for prompt, own, name in columns], use_tqdm)
 
     @with_known_arguments
-    def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt | Messages | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str | LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
         """One answer as it comes: each output has the new part. Dropping the iterator, or closing it, aborts the request.
 
         Raises as `generate`, before anything runs.
         """
         target = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
         default = self.get_default_sampling_params(None if isinstance(target, Conversation) else 16)
-        request = self.prepare(target, sampling_params or default)  # type: ignore[arg-type]
+        request = self.prepare(target, sampling_params or default, lora=lora)  # type: ignore[arg-type]
         if request.has_extra_choices:
             raise RequestError("best_of cannot be streamed: which answers are best is known at their end; use generate", param="best_of")
         return self._engine.stream(request)
@@ -186,9 +209,16 @@ class LLM:
         return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
 
     def prepare(
-        self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0, offer: Offer | None = None
+        self,
+        prompt: Prompt | Conversation,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        offer: Offer | None = None,
+        lora: str | LoRARequest | None = None,
     ) -> LLMRequest:
         """Admits a request for `run`, which is not submitted yet. offer: a chat's tools, whose answer is read; None: it is text.
+        lora: the adapter that answers.
 
         Raises RequestError.
         """
@@ -222,6 +252,7 @@ class LLM:
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
             grammar=None if form.asked is None else self._grammar(form.asked),
             thinking=self._thinking(ids, params.thinking_token_budget),
+            adapter=None if lora is None else self.adapters.named(lora),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
 
@@ -313,6 +344,14 @@ def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: in
         message = f"{count} prompts come with {len(result)} sampling_params; give one, or one per prompt."
         raise RequestError(message, param="sampling_params")
     return result
+
+
+def _adapters(asked: Lora, count: int) -> list[str | LoRARequest | None]:
+    if asked is None or isinstance(asked, (str, LoRARequest)):
+        return [asked] * count
+    if not isinstance(asked, Sequence) or len(asked) != count:
+        raise RequestError(f"lora is {asked!r:.80}; give a name or a LoRARequest for all prompts, or {count} of them", param="lora")
+    return list(asked)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def model_facts(header: Header) -> ModelFacts:
     )
     sizes = dense_sizes(complete, facts.context)
     required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
-    tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
+    tensors = canonical_tensors(header.tensors, gguf_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
 
@@ -116,7 +116,7 @@ def describe_gguf(header: Header) -> ModelFacts:
     )
 
 
-def _tensor_names(architecture: Architecture) -> TensorNames:
+def gguf_names(architecture: Architecture) -> TensorNames:
     """Tensor names of GGUF files: the canonical ones, and fused tensors."""
     whole = {row[0]: (row[0],) for row in architecture.tensors}
     outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
