@@ -273,7 +273,7 @@ def test_commands_in_sentences_stand_in_blocks_too() -> None:
     run = "\n".join(line for page in PAGES for line in lines(page))
     for page in PAGES:
         for command in spoken_of(page):
-            assert re.search(rf"(?<![\w-]){re.escape(command)}(?![\w-])", run), f"{page.name}: `{command}` is run by no test; give it a block"
+            assert re.search(rf"(?<![\w-]){re.escape(command)}(?![\w-])", run), f"{page.name}: no test runs `{command}`; give it a block"
 
 
 def test_commands_in_sentences_are_seen(tmp_path: Path) -> None:
