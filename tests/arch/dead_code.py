@@ -75,6 +75,7 @@ ALLOWED = {
     "server/replies.py:*": "fields that clients read",
     "server/admin_shapes.py:*": "fields that clients read",
     "server/anthropic.py:*": "fields that clients read",
+    "server/ollama_shapes.py:*": "fields that clients read",
     "server/responses_shapes.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
     "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
