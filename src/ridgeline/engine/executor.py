@@ -21,6 +21,7 @@ class ExecutorInfo:
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     has_grammars   True where rows may follow grammars
+    timed          (rows, tokens of each, seconds) of the steps of which `seconds` was made
     findings       problems of the model's header and weights
     """
 
@@ -37,6 +38,7 @@ class ExecutorInfo:
     samples: int = 0
     has_grammars: bool = False
     findings: tuple[Finding, ...] = ()
+    timed: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
@@ -28,9 +28,13 @@ from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
+from ridgeline.observe.verification import verify_engine
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
 from ridgeline.server.startup import Startup
 from ridgeline.text.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from ridgeline.planning.verify import Verification
 
 _log: Final = logging.getLogger("ridgeline.server")
 START_POLL_SECONDS: Final = 0.2
@@ -67,6 +71,9 @@ class Deployment:
         self._checked_start = 0
         """Number of the engine's start whose answers have been checked."""
         self._recheck: asyncio.Task[None] | None = None
+        self.verification: Verification | None = None
+        """The start beside its plan, some time behind it."""
+        self._verifying: asyncio.Task[None] | None = None
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
@@ -91,7 +98,12 @@ class Deployment:
         client.is_checked = True
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
+        if path is not None:
+            self._verifying = asyncio.create_task(self._verify(path, model.engine, client.pid))
         return model
+
+    async def _verify(self, path: Path, ready: Ready, pid: int | None) -> None:
+        self.verification = await verify_engine(path, ready, pid)
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
@@ -101,8 +113,9 @@ class Deployment:
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
         self._draining = True
-        if self._recheck is not None:
-            self._recheck.cancel()
+        for task in (self._recheck, self._verifying):
+            if task is not None:
+                task.cancel()
         if self._client is not None:
             await self._client.shutdown()
         if self._template is not None:
