@@ -71,9 +71,8 @@ class Deployment:
         self._checked_start = 0
         """Number of the engine's start whose answers have been checked."""
         self._recheck: asyncio.Task[None] | None = None
-        self.verification: Verification | None = None
-        """The start beside its plan, some time behind it."""
-        self._verifying: asyncio.Task[None] | None = None
+        self.verifying: asyncio.Task[Verification | None] | None = None
+        """Sets the start beside its plan."""
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
@@ -99,11 +98,8 @@ class Deployment:
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         if path is not None:
-            self._verifying = asyncio.create_task(self._verify(path, model.engine, client.pid))
+            self.verifying = asyncio.create_task(verify_engine(path, model.engine, client.pid))
         return model
-
-    async def _verify(self, path: Path, ready: Ready, pid: int | None) -> None:
-        self.verification = await verify_engine(path, ready, pid)
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
@@ -113,7 +109,7 @@ class Deployment:
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
         self._draining = True
-        for task in (self._recheck, self._verifying):
+        for task in (self._recheck, self.verifying):
             if task is not None:
                 task.cancel()
         if self._client is not None:
