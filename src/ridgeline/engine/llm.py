@@ -17,13 +17,22 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
-from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
+from ridgeline.engine.admit import ModelLimits, admit, admit_text, cut_text, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
+from ridgeline.engine.pooled import (
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    TextRequest,
+    pooled_as,
+)
 from ridgeline.errors import ConfigError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
@@ -32,7 +41,7 @@ from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.structured import Asked, StructuredOutputCompiler
-from ridgeline.text.tokenizer import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids, text_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 from ridgeline.text.tools.calling import Form, Offer, form_of, read_offer, read_tools
 from ridgeline.text.tools.marks import begins_reasoning
@@ -185,6 +194,54 @@ class LLM:
         """
         return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
 
+    @with_known_arguments
+    def embed(
+        self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector for each text or list of ids, by the model's pooling.
+
+        truncate_prompt_tokens  tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error
+        Raises as `generate`.
+        """
+        return [EmbeddingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def encode(
+        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """As `embed`, with vLLM's other name of the vector, `data`."""
+        return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = False
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
+        first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+        if not first or len(first) not in (1, len(second)):
+            raise RequestError(f"{len(first)} texts and {len(second)} are no pairs; give 1, or as many", param="data_1")
+        found = self._vectors([*first, *second], None, truncate_prompt_tokens, use_tqdm)
+        ahead, behind = found[: len(first)], found[len(first) :]
+        return [ScoringOutput.of(*pair) for pair in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
+
+    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: bool) -> list[TextRequest]:
+        """The texts, answered."""
+        self._engine.check_open()
+        info, longest = self._engine.info, self.limits.max_model_len
+        pooling = pooled_as(info.pooling, params or PoolingParams())
+        texts = [_plain(each) for each in _as_list(prompts)]
+        ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
+        ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
+        requests = [
+            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
+        ]
+        with _progress_bar(len(requests), progress) as advance:
+            for _ in self._engine.run(requests):
+                advance(1)
+        return requests
+
     def prepare(
         self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0, offer: Offer | None = None
     ) -> LLMRequest:
@@ -193,6 +250,8 @@ class LLM:
         Raises RequestError.
         """
         self._engine.check_open()
+        if not self._engine.info.generates:
+            raise RequestError("this model makes vectors of texts and generates none; use embed, or another model", param="prompt")
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
         if isinstance(params.logit_bias, Mapping):

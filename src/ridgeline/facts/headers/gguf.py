@@ -13,6 +13,7 @@ from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
 from ridgeline.facts.model import AttentionWidths, Experts, ModelFacts, StateLayers
@@ -63,6 +64,7 @@ def model_facts(header: Header) -> ModelFacts:
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
         long_rope=ropes.long,
+        pooling=gguf_pooling(header, name),
     )
     sizes = dense_sizes(complete, facts.context)
     required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
