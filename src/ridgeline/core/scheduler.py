@@ -237,7 +237,8 @@ class Scheduler:
             return
         lacks_budget = not self._prefill_left(builder) or (sequence.scored < sequence.to_score and not builder.scores_left)
         if sequence.pooling is not None and sequence.pooling.whole:
-            lacks_budget = not self._fits_whole(sequence, builder)
+            tokens = min(builder.budget_left, self._prefill_left(builder))
+            lacks_budget = sequence.target > tokens or not self.preemptor.has_blocks_for_all(sequence)
         if lacks_budget or self._is_still_blocked(sequence) or not self.preemptor.ensure_row(sequence, builder):
             builder.starts_closed = True
             return
@@ -261,13 +262,6 @@ class Scheduler:
         self.cache.index.mark_computing(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.allocate(sequence, sequence.scheduled + count)
         builder.add(sequence, count, is_new=True)
-
-    def _fits_whole(self, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """True if the step has tokens left for all of a sequence that is computed in one step, and the pool blocks."""
-        if sequence.target > min(builder.budget_left, self._prefill_left(builder)):
-            return False
-        blocks = -(-sequence.target // self._block_tokens)
-        return len(self.cache.shape.groups) * blocks <= self.preemptor.available_blocks(sequence)
 
     def _is_still_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence could not start before and no block has been freed since: its prefix is not looked up again."""

@@ -139,7 +139,7 @@ class LLM:
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
         requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
-        return self._complete(requests, use_tqdm)
+        return _complete(self, requests, use_tqdm)
 
     @with_known_arguments
     def chat(
@@ -171,7 +171,7 @@ class LLM:
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
         is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
         offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
-        return self._complete([self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
+        return _complete(self, [self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
 
     @with_known_arguments
     def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -260,7 +260,7 @@ class LLM:
         asked = None if params.structured_outputs is None else Asked(params.structured_outputs, "structured_outputs")
         form = Form(asked, None)
         if isinstance(prompt, Conversation):
-            template = self._template()
+            template = _template(self)
             ids: Sequence[int] = template.encode(prompt, self.tokenizer)
             limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
             if offer is not None:
@@ -279,8 +279,8 @@ class LLM:
             draw_seed=self._draw_seed,
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
-            grammar=None if form.asked is None else self._grammar(form.asked),
-            thinking=self._thinking(ids, params.thinking_token_budget),
+            grammar=None if form.asked is None else _grammar(self._grammars, form.asked),
+            thinking=_thinking(self, ids, params.thinking_token_budget),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
 
@@ -308,33 +308,37 @@ class LLM:
         if "chat_template" in self.__dict__ and self.chat_template is not None:
             self.chat_template.close()
 
-    def _thinking(self, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
-        """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
-        if tokens is None or self.chat_template is None or (ids := self.chat_template.reasoning_ids) is None:
+
+def _complete(llm: LLM, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
+    outputs = []
+    with _progress_bar(len(requests), progress) as advance:
+        for request in llm.run(requests):
+            outputs.append(request.output())
+            advance(1)
+    return outputs
+
+
+def _thinking(llm: LLM, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
+    """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
+    if tokens is None or llm.chat_template is None or (ids := llm.chat_template.reasoning_ids) is None:
+        return None
+    return ids.thinking(begins_reasoning(prompt, ids.texts, llm.tokenizer), tokens)
+
+
+def _grammar(grammars: StructuredOutputCompiler, asked: Asked) -> Grammar | None:
+    """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
+    try:
+        return replace(grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
+    except (RequestError, OverloadedError):
+        if asked.is_optional:
             return None
-        return ids.thinking(begins_reasoning(prompt, ids.texts, self.tokenizer), tokens)
+        raise
 
-    def _grammar(self, asked: Asked) -> Grammar | None:
-        """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
-        try:
-            return replace(self._grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
-        except (RequestError, OverloadedError):
-            if asked.is_optional:
-                return None
-            raise
 
-    def _template(self) -> ChatTemplate:
-        if self.chat_template is None:
-            raise no_template(self.config.model)
-        return self.chat_template
-
-    def _complete(self, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
-        outputs = []
-        with _progress_bar(len(requests), progress) as advance:
-            for request in self.run(requests):
-                outputs.append(request.output())
-                advance(1)
-        return outputs
+def _template(llm: LLM) -> ChatTemplate:
+    if llm.chat_template is None:
+        raise no_template(llm.config.model)
+    return llm.chat_template
 
 
 def _is_conversation(prompt: object) -> bool:

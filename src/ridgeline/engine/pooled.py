@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, replace
+from math import fsum
 from operator import mul
 from typing import Generic, TypeVar
 
@@ -18,7 +19,7 @@ def numbers(vector: bytes) -> "array[float]":
 
 def likeness(a: bytes, b: bytes) -> float:
     """Cosine of two vectors of length 1."""
-    return sum(map(mul, numbers(a), numbers(b)))
+    return fsum(map(mul, numbers(a), numbers(b)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class PoolingRequestOutput(Generic[Made]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
+    """A text's vector."""
+
     embedding: list[float]
 
     @classmethod
@@ -101,6 +104,8 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
+    """A text's vector, by another name."""
+
     data: list[float]
 
     @classmethod
@@ -111,6 +116,8 @@ class PoolingOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
+    """How alike two texts are, from -1 to 1."""
+
     score: float
 
     @classmethod

@@ -7,7 +7,7 @@ import asyncio
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -26,8 +26,6 @@ from ridgeline.server.vectors import Asked, Text, Vectors, embed
 
 LONG_ANSWER_NUMBERS: Final = 1 << 15
 """Numbers beyond which a body is encoded in a thread."""
-
-Item = TypeVar("Item")
 
 
 def routes(service: Service) -> list[BaseRoute]:

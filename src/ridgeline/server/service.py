@@ -209,7 +209,7 @@ class Service:
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
-        model, targets = self.model, self._with_objective(targets)
+        model, targets = self.model, _with_objective(targets, self.metrics.objective.ttft)
         model.check_generates()
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
@@ -261,11 +261,6 @@ class Service:
                 return None
             raise
 
-    def _with_objective(self, targets: Targets) -> Targets:
-        """The targets, with the server's objective (--goodput) for the first token where none is named."""
-        objective = self.metrics.objective.ttft
-        return targets if targets.ttft_ms or not objective else replace(targets, ttft_ms=max(1, round(1e3 * objective)))
-
     def check_capacity(self, choices: int, targets: Targets) -> EngineClient:
         """The engine's client, if the caller may submit that many more choices with these targets.
 
@@ -278,6 +273,11 @@ class Service:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _with_objective(targets: Targets, ttft: float | None) -> Targets:
+    """The targets, with the server's objective (--goodput) for the first token, in seconds, where none is named."""
+    return targets if targets.ttft_ms or not ttft else replace(targets, ttft_ms=max(1, round(1e3 * ttft)))
 
 
 def _knobs(deployment: Deployment) -> dict[Knob, int]:

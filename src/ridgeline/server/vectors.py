@@ -77,14 +77,13 @@ async def embed(service: Service, texts: Sequence[Text], notes: Notes, asked: As
         raise ApiError("invalid_value", f"dimensions is {asked.dimensions}; send at least 1, or leave it out", param="dimensions")
     ids = await _tokenise(model, texts, asked)
     notes.tokenised = time.monotonic()
-    priority = asked.priority if service.has_priorities else 0
     if asked.priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     if service.brown_out is not None:
-        service.brown_out.check(current_caller(), priority)
+        service.brown_out.check(current_caller(), asked.priority if service.has_priorities else 0)
     pooling = replace(pooling, dimensions=asked.dimensions or 0)
     try:
-        requests = service.admit_texts(ids, pooling, priority=priority, salt=asked.salt, arrived=notes.arrived)
+        requests = service.admit_texts(ids, pooling, priority=asked.priority, salt=asked.salt, arrived=notes.arrived)
     except RequestError as error:
         error.param = asked.param if error.param == "input" else error.param
         raise

@@ -142,7 +142,7 @@ class CudaBackend:
         if work.plan.score:
             assert hidden is not None
             scores = self._state.prompt_scores(work, hidden, self.runner.logits, self.runner.vocab, score)
-        vectors = () if hidden is None else self._state.pool(work, hidden)
+        vectors: tuple[bytes, ...] = () if hidden is None else self._state.pool(work, hidden)
         sampled, found = sampled_rows(work, ids, logprobs)
         return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors)
 
