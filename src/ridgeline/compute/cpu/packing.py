@@ -25,6 +25,7 @@ from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.small import RECORD_BYTES, RECORDED, records
 from ridgeline.compute.quant.weight import CodedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.model import ModelFacts
@@ -58,7 +59,7 @@ SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""
 
-SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) | RECORDED
 
 SUPERBLOCK: Final = 256
 LONG_SPAN: Final = 128
@@ -129,7 +130,8 @@ class PackedWeight:
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
+        """The file's rows, bit for bit: uint8 [rows, bytes of a row], all experts'. For INT8 and INT4 they are `GroupedWeight.records`,
+        and for formats among `RECORDED` the `records` of their superblocks."""
         if len(self.shape) > 2:
             return np.concatenate([self.part(number).unpack() for number in range(self.experts)])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
@@ -147,11 +149,13 @@ class PackedWeight:
 
 
 def row_bytes(kind: str, columns: int, group: int = 0) -> int:
-    """Bytes of a stored row of `columns` inputs; of INT8 and INT4 with `group` inputs a scale, of a record."""
+    """Bytes of a row of `columns` inputs as packing takes it: a stored one, a record of INT8 and INT4 with `group` inputs a scale, or
+    records of the superblocks of formats among `RECORDED`."""
     if group:
         return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
-    form = STORED[kind]
-    return columns // form.block_elements * form.block_bytes
+    if kind in RECORDED:
+        return columns // SUPERBLOCK * RECORD_BYTES
+    return _stored_bytes(kind, columns)
 
 
 def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
@@ -172,17 +176,35 @@ def pack(
     if not packable(kind, shape, screened=screened):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
     *experts, n, k = shape
-    width = row_bytes(kind, k)
+    width = _stored_bytes(kind, k)
     source = ext.address(codes, np.uint8, (prod(shape[:-1]), width))
     weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
     parts = [weight.part(number) for number in range(weight.experts)] if experts else [weight]
     for number, part in enumerate(parts):
 
-        def chunk(first: int, count: int, part: PackedWeight = part, source: int = source + number * n * width) -> None:
-            _pack(part, source, first, count)
+        own = codes[number * n : (number + 1) * n]
+
+        def chunk(first: int, count: int, part: PackedWeight = part, source: int = source + number * n * width, own: Bytes = own) -> None:
+            if kind in RECORDED:
+                _pack_records(part, own, first, count)
+            else:
+                _pack(part, source, first, count)
 
         _fill(part, pool, chunk)
     return weight
+
+
+def _stored_bytes(kind: str, columns: int) -> int:
+    form = STORED[kind]
+    return columns // form.block_elements * form.block_bytes
+
+
+def _pack_records(part: PackedWeight, codes: Bytes, first: int, count: int) -> None:
+    """A chunk of rows whose superblocks are brought into the form that packing takes."""
+    start = first * BLOCK_ROWS
+    made = records(part.kind, codes[start : start + count * BLOCK_ROWS], STORED[part.kind].block_bytes)
+    # Kernels count rows from the matrix's first; those before the chunk's are never touched.
+    _pack(part, ext.address(made, np.uint8, made.shape) - start * made.shape[1], first, count)
 
 
 def integer_kind(weight: GroupedWeight) -> str:
