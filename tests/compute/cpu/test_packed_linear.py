@@ -10,14 +10,14 @@ from calls import Codes, linear_codes, quantise
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable
 from ridgeline.compute.ops import quantised
-from ridgeline.compute.quant.formats import FORMATS as STORED
 from ridgeline.compute.quant.formats import dequantise
-from ridgeline.compute.quant.groups import KINDS, groups
+from ridgeline.compute.quant.groups import BLOCKS, groups
 from ridgeline.compute.quant.small import RECORDED, SMALL, records
+from ridgeline.facts.files.formats import FORMATS as STORED
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
-ALL = tuple(kind for kind in sorted(KINDS) if packable(kind, (16, 256)))
+ALL = tuple(kind for kind in sorted(BLOCKS) if packable(kind, (16, 256)))
 PACKED = tuple(kind for kind in ALL if kind not in ("TQ1_0", "IQ1_M", "IQ2_XXS", "IQ2_XS"))
 """Without those that share a kernel with another one."""
 
@@ -48,10 +48,6 @@ def rows_of(kind: str, n: int, k: int, seed: int, size: float = 1.0) -> np.ndarr
     if kind == "MXFP4":
         blocks[..., 0] = rng.integers(110, 130, blocks.shape[:2])
     return blocks.reshape(n, -1)
-
-
-def row_bytes(kind: str, k: int) -> int:
-    return k // STORED[kind].block_elements * STORED[kind].block_bytes
 
 
 def activations(m: int, k: int, seed: int, group: int) -> np.ndarray:
@@ -88,7 +84,7 @@ def test_numbers_of_formats() -> None:
 def test_round_trip(kind: str, n: int, pool: ThreadPoolExecutor) -> None:
     """Any bytes come back, scales that are no numbers too; also where a matrix takes several chunks."""
     k = 512
-    random = np.random.default_rng(n).integers(0, 256, (n, row_bytes(kind, k)), np.uint8)
+    random = np.random.default_rng(n).integers(0, 256, (n, STORED[kind].row_bytes(k)), np.uint8)
     for rows in (random, np.zeros_like(random), np.full_like(random, 255)):
         weight = pack(kind, rows, (n, k), pool)
         assert np.array_equal(weight.unpack(), records(kind, rows, STORED[kind].block_bytes) if kind in RECORDED else rows)
@@ -158,7 +154,7 @@ def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> No
     """Codes, integer scales and activations at their limits, of one sign and of both."""
     factors = np.array([byte, 0x00, 0x7F, 0x80, 0xFF], np.uint8)
     n, k = len(factors), 256
-    rows = np.full((n, row_bytes(kind, k)), byte, np.uint8)
+    rows = np.full((n, STORED[kind].row_bytes(k)), byte, np.uint8)
     blocks = rows.reshape(n, -1, STORED[kind].block_bytes)
     if kind in FACTORS:
         blocks[..., FACTORS[kind]] = factors[:, None, None]
@@ -219,7 +215,7 @@ def test_near_the_dequantised_product(outliers: int, tolerance: float, pool: Thr
     a hundred is 20 times as large."""
     rng = np.random.default_rng(9)
     for kind in sorted(PACKED, key=lambda kind: kind in SMALL):
-        rows, x = rng.integers(0, 256, (12, row_bytes(kind, 1024)), np.uint8), rng.standard_normal((16, 1024)).astype(np.float32)
+        rows, x = rng.integers(0, 256, (12, STORED[kind].row_bytes(1024)), np.uint8), rng.standard_normal((16, 1024)).astype(np.float32)
         for start in HALVES.get(kind, (0,)):
             rows.reshape(-1, STORED[kind].block_bytes)[:, start : start + 2] = np.ones(1, np.float16).view(np.uint8)
         if kind == "MXFP4":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.quant.formats import FORMATS, dequantise
-from ridgeline.compute.quant.groups import KINDS, groups
+from ridgeline.compute.quant.groups import BLOCKS, groups
 
 LIMITS = {
     "Q4_0": (0, 15, 32, 32), "Q4_1": (0, 15, 32, 32), "Q5_0": (0, 31, 32, 32), "Q5_1": (0, 31, 32, 32), "Q8_0": (-128, 127, 32, 32),
@@ -39,7 +39,7 @@ def finite_rows(kind: str, rows: int, blocks: int) -> np.ndarray:
     return data.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
 def test_parts_make_the_weights_exactly(kind: str) -> None:
     rows = finite_rows(kind, 64, 64)
     parts = groups(kind, rows)
@@ -64,6 +64,6 @@ def test_what_is_not_finite_stays_so() -> None:
 
 
 def test_every_format_but_floats() -> None:
-    assert set(FORMATS) - KINDS == {"F32", "F16", "BF16"}
+    assert set(FORMATS) - set(BLOCKS) == {"F32", "F16", "BF16"}
     with pytest.raises(ValueError, match="no whole number of 18-byte blocks"):
         groups("Q4_0", np.zeros((1, 19), np.uint8))

@@ -16,7 +16,7 @@ from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, merg
 from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.scaled import ScaledWeight
-from ridgeline.compute.quant.weight import CodedWeight, Weight
+from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.facts.headers.quantisation import FP8
 
 FP8_MAX: Final = 448.0
@@ -209,4 +209,5 @@ def _float_tiles(weight: Weight) -> Iterator[tuple[int, NDArray[np.float32]]]:
         if isinstance(weight, CodedWeight):
             yield start, dequantise(weight.kind, np.ascontiguousarray(weight.codes[start:end]))
         else:
+            assert isinstance(weight, DenseWeight)
             yield start, weight.rows(np.arange(start, end))

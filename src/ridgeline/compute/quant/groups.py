@@ -138,7 +138,7 @@ BLOCKS: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "IQ4_XS": iq4_xs,
     **SMALL,
 }
-"""Kind → the function that unpacks its blocks: uint8 [n, bytes of a block] → integers of n rows, one per block."""
+"""Kind → the function that unpacks its blocks: uint8 [n, bytes of a block] → integers of n rows, one per block. Other kinds are floats."""
 
 
 def groups(kind: str, rows: Bytes) -> Groups:

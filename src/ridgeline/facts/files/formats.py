@@ -17,6 +17,10 @@ class StoredFormat:
         """Bits per weight, scales included."""
         return self.block_bytes * 8 / self.block_elements
 
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of `columns` consecutive weights, whole blocks of them."""
+        return columns // self.block_elements * self.block_bytes
+
 
 FORMATS = {
     stored.name: stored
