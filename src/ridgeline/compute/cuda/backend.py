@@ -35,6 +35,7 @@ from ridgeline.compute.opening import ModelSource, OpenedModel, Progress
 from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import LAST, KVShape, TokenLogprobs
+from ridgeline.errors import ConfigError
 from ridgeline.planning.memory import kv_groups
 
 TIMED_ROWS: Final = 64
@@ -210,6 +211,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     load    source of weights: the model's files, or random numbers (`compute.cuda.load.random_weights`), for benchmarks
     graphs  starts the runner's steps; None: its own
     """
+    if source.facts.experts is not None:
+        raise ConfigError("there are no kernels of experts for a GPU yet; the native runner has them", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     attention = open_attention(config.attention_backend, _attention_case(source, dtype, device), ATTENTION_BACKENDS)
