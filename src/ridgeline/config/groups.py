@@ -153,7 +153,7 @@ class EngineConfig:
         "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
     )  # fmt: skip
     step_timeout_seconds: float = _set(
-        8.0, "Seconds after which an engine that has work and does not move is restarted.",
+        6.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",
         "engine restarts while it computes: too short",
         unit="seconds", bounds=(0.01, 3_600), name="step_timeout",

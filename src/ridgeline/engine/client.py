@@ -33,7 +33,7 @@ CRASH_LOOP_FAILURES: Final = 3
 """Engines in a row that ended early, from which on that is called what it is."""
 MAX_FAILED_STARTS: Final = 3
 """Engines in a row that did not come to go on with open requests, after which these wait no longer."""
-CHECKS_PER_TIMEOUT: Final = 8
+CHECKS_PER_TIMEOUT: Final = 12
 """Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
 when this process itself was stopped, its engine has not hung meanwhile."""
 
