@@ -141,7 +141,7 @@ class EngineConfig:
     )  # fmt: skip
     record: str | None = _set(
         None, "File for every command, plan and result, token ids included; see `replay`.",
-        "a file with every command, plan and result; it holds token ids", "the disk fills up: set", unit="FILE",
+        "every command, plan and result, with token ids; after a restart FILE.restart-1", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
     trace: str | None = _set(
         None, "File for a trace of every thread in every step, for Perfetto (native runner).",
