@@ -268,6 +268,11 @@ class ServerConfig:
         1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
         "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
     )  # fmt: skip
+    send_timeout: float = _set(
+        10.0, "Seconds that a client may leave its answer unread before its connection is reset.",
+        "its row and its memory are needed by others; what it reads meanwhile gives it as much again",
+        "access lines with client_too_slow of clients that meant to read: too short", unit="seconds", bounds=(0.1, 3_600),
+    )  # fmt: skip
     brown_out: float | None = _set(
         None, "Seconds of expected wait beyond which the server saves, step by step, and says so [never].",
         "drafts, then prefill beside decoding, then the length of answers and the requests of keys that agreed to it",
