@@ -12,7 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, messages, models, ollama, ollama_models, openapi, page, responses, routes, status
+from ridgeline.server import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    openapi,
+    page,
+    responses,
+    routes,
+    status,
+)  # fmt: skip
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
@@ -35,7 +48,8 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service), *responses.routes(service), *ollama.routes(service), *ollama_models.routes(service),
+        *messages.routes(service), *responses.routes(service), *embeddings.routes(service),
+        *ollama.routes(service), *ollama_models.routes(service),
     ]  # fmt: skip
     routes.check(built)
     for route in built:

@@ -70,6 +70,9 @@ CHAT: Final = FieldTable(wire.ChatCompletionRequest, unsupported.CHAT)
 TOKENIZE: Final = FieldTable(wire.TokenizeRequest, unsupported.TOKENIZE)
 LLAMA_TOKENIZE: Final = FieldTable(wire.LlamaTokenizeRequest, {})
 DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
+EMBEDDING: Final = FieldTable(wire.EmbeddingRequest, unsupported.POOLING)
+SCORE: Final = FieldTable(wire.ScoreRequest, unsupported.POOLING)
+RERANK: Final = FieldTable(wire.RerankRequest, unsupported.POOLING)
 MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
 COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})
 OLLAMA_CHAT: Final = FieldTable(ollama_shapes.ChatRequest, unsupported.OLLAMA, unsupported.OLLAMA_REASONS)
@@ -79,5 +82,7 @@ OLLAMA_COPY: Final = FieldTable(ollama_shapes.CopyRequest, {})
 RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
     each.shape: each.unsupported
-    for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES)
-} | {ollama_shapes.Options: {name.partition(".")[2]: values for name, values in unsupported.OLLAMA.items() if "." in name}}
+    for each in (
+        COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
+    )
+} | {ollama_shapes.Options: {name.partition(".")[2]: values for name, values in unsupported.OLLAMA.items() if "." in name}}  # fmt: skip
