@@ -135,6 +135,11 @@ class EngineConfig:
         "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
         also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
     )  # fmt: skip
+    pooling: str = _set(
+        "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
+        "the model's authors say what it was trained for", "similar texts have dissimilar vectors: another",
+        choices=("auto", "last", "mean", "cls"),
+    )  # fmt: skip
     threads: int | None = _set(
         None, "Threads of a step [available CPU cores].", "all CPU cores share a step", "other programs slow down: too many",
         bounds=(1, 1_024), also=_LEAST,

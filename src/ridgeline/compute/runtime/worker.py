@@ -28,6 +28,7 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
+from ridgeline.core.params import Pooling
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
@@ -35,6 +36,7 @@ from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.model import ModelFacts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:
@@ -74,9 +76,17 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
         has_grammars=True,
+        pooling=pooling_of(config.pooling, source.facts),
+        width=source.facts.hidden,
         findings=findings,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)
+
+
+def pooling_of(asked: str, facts: ModelFacts) -> Pooling:
+    """How vectors of texts are made: as `asked`, else as the model's files say, else of the last token, which has seen all others."""
+    kind = facts.pooling or "last" if asked == "auto" else asked
+    return Pooling(kind)  # type: ignore[arg-type]
 
 
 def _opener(config: EngineConfig, is_random: bool) -> OpenModel:
