@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype
 from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
@@ -80,8 +80,10 @@ class Deployment:
 
     @property
     def compute_dtype(self) -> str:
-        """Data type of the matrix products."""
-        return WEIGHT_FORMATS[self.dtype or self.model.dtype].compute
+        """Data type of the matrix products: the format's, or its codes where their ceiling is known."""
+        form = WEIGHT_FORMATS[self.dtype or self.model.dtype]
+        codes = code_dtype(form.code_bits)
+        return codes if codes in self.device.flops_per_second else form.compute
 
     @property
     def kv_bits(self) -> int:
