@@ -25,6 +25,7 @@ from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.small import RECORD_BYTES, RECORDED, records
 from ridgeline.compute.quant.weight import CodedWeight, StackedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.model import ModelFacts
@@ -58,7 +59,7 @@ SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""
 
-SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) | RECORDED
 
 SUPERBLOCK: Final = 256
 LONG_SPAN: Final = 128
@@ -134,7 +135,7 @@ class PackedWeight:
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
+        """The rows as packing took them, bit for bit: uint8 [rows, `row_bytes`], all experts'."""
         if len(self.shape) > 2:
             return np.concatenate([part.unpack() for part in self.parts])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
@@ -152,11 +153,10 @@ class PackedWeight:
 
 
 def row_bytes(kind: str, columns: int, group: int = 0) -> int:
-    """Bytes of a stored row of `columns` inputs; of INT8 and INT4 with `group` inputs a scale, of a record."""
+    """Bytes of a row of `columns` inputs as packing takes it: stored, `records`, or a record of INT8 and INT4, `group` inputs a scale."""
     if group:
         return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
-    form = STORED[kind]
-    return columns // form.block_elements * form.block_bytes
+    return columns // SUPERBLOCK * RECORD_BYTES if kind in RECORDED else STORED[kind].row_bytes(columns)
 
 
 def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
@@ -176,7 +176,7 @@ def pack(
     """
     if not packable(kind, shape, screened=screened):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
-    width = row_bytes(kind, shape[-1])
+    width = STORED[kind].row_bytes(shape[-1])
     ext.address(codes, np.uint8, (prod(shape[:-1]), width))
     weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
     matrices = codes.reshape(weight.experts, -1, width)
@@ -233,7 +233,11 @@ def _begin(weight: PackedWeight, codes: Bytes, pool: Executor) -> list[Future[No
     source = codes.ctypes.data
 
     def chunk(first: int, count: int) -> None:
-        _pack(weight, source, first, count)
+        start = first * BLOCK_ROWS
+        if weight.kind not in RECORDED:
+            return _pack(weight, source, first, count)
+        made = records(weight.kind, codes[start : start + count * BLOCK_ROWS], STORED[weight.kind].block_bytes)
+        return _pack(weight, ext.address(made, np.uint8, made.shape) - start * made.shape[1], first, count)
 
     return [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]
 

@@ -36,6 +36,9 @@ MAX_ELEMENT: Final = 1e6
 SCALES: Final = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
