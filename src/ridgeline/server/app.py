@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, messages, models, openapi, page, responses, routes, status
+from ridgeline.server import chat, completions, embeddings, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
@@ -35,7 +35,7 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service), *responses.routes(service),
+        *messages.routes(service), *responses.routes(service), *embeddings.routes(service),
     ]  # fmt: skip
     routes.check(built)
     origins = parse_origins(service.config.allowed_origins)

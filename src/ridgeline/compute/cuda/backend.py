@@ -122,7 +122,7 @@ class CudaBackend:
 
     def must_read_first(self, ticket: _InFlight) -> bool:
         """True where the host samples or scores: the next step overwrites the logits and hidden states that it reads."""
-        return bool(ticket.split.host) or bool(ticket.work.plan.score)
+        return bool(ticket.split.host) or bool(ticket.work.plan.score) or bool(ticket.work.rows.pooled)
 
     def read(self, ticket: _InFlight) -> StepOutput:
         """Waits for a step, and samples and scores on the host where the device does not."""
@@ -135,7 +135,7 @@ class CudaBackend:
         finite, logprobs, scores, failures = bytearray(flags), None, None, ()
         if 0 in finite:
             ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
-        hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score else None
+        hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score or work.rows.pooled else None
         if split.host:
             masks = self._state.masks(work) if work.rows.has_grammars or work.rows.has_budgets else None
             logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite, masks)
@@ -143,8 +143,9 @@ class CudaBackend:
         if work.plan.score:
             assert hidden is not None
             scores = self._state.prompt_scores(work, hidden, self.runner.logits, self.runner.vocab, score)
+        vectors: tuple[bytes, ...] = () if hidden is None else self._state.pool(work, hidden)
         sampled, found = sampled_rows(work, ids, logprobs)
-        return StepOutput(sampled, finite, found, scores, seconds, ended, failures)
+        return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors)
 
     def _on_host(
         self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray, masks: Masks | None

@@ -14,6 +14,7 @@ from ridgeline.facts.headers.config_json import Config, read_config
 from ridgeline.facts.headers.config_rope import read_config_ropes
 from ridgeline.facts.headers.experts import gather_experts
 from ridgeline.facts.headers.fields import MAX_LAYERS, Fields
+from ridgeline.facts.headers.pooling import checkpoint_pooling
 from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.headers.quantised import drop_zero_biases, gather_quantised
 from ridgeline.facts.headers.tensors import add_tensors, canonical_names, canonical_tensors, fingerprint
@@ -33,7 +34,8 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     stored = _without_predictors(read_shards(directory), config)
     matrices = gather_quantised(stored, quantisation)
     tied = _is_tied(config.fields, matrices, names)
-    facts = replace(facts, tied=tied, ties_ignored=not tied and config.fields.flag("tie_word_embeddings"))
+    ties_ignored = not tied and config.fields.flag("tie_word_embeddings")
+    facts = replace(facts, tied=tied, ties_ignored=ties_ignored, pooling=checkpoint_pooling(directory))
     files = sorted({tensor.file for tensor in stored.values()})
     required = config.shapes(tied=facts.tied)
     matrices = drop_zero_biases(matrices, lambda stored_name: set(canonical_names(stored_name, names) or ()) <= required.keys())

@@ -14,6 +14,7 @@ from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.experts import gguf_expert_sizes, gguf_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
 from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
@@ -70,6 +71,7 @@ def model_facts(header: Header) -> ModelFacts:
         residual_scale=_factor(header, f"{name}.residual_scale") or 1.0,
         logit_scale=1.0 / (_factor(header, f"{name}.logit_scale") or 1.0),
         long_rope=ropes.long,
+        pooling=gguf_pooling(header, name),
     )
     sizes = dense_sizes(complete, facts.context)
     sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
