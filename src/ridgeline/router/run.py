@@ -97,7 +97,7 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     app = AccessLog(ErrorHandler(AccessGuard(Proxy(replicas, metrics), settings.host, keys, origins)), lambda *_: None)
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
-        server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client))
+        server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
         url = url_of(listener, certificate)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(replicas, server, listener, config.shutdown_seconds, lambda: on_ready(url)))

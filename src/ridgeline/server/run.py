@@ -17,6 +17,7 @@ from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
+from ridgeline.server.chaos import Clients
 from ridgeline.server.http_server import HttpServer, listening_socket, loop_factory, url_of
 from ridgeline.server.listener import Connections, connection_limit
 from ridgeline.server.loading import Model
@@ -44,7 +45,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None], check_fit: Che
     ):
         limit = connection_limit(settings.max_connections)
         log.debug("listening", extra=with_fields(url=url_of(listener, certificate), max_connections=limit))
-        server = HttpServer(build_app(service), certificate, Connections(limit, settings.max_connections_per_client))
+        server = HttpServer(build_app(service), certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             if runner.run(_serve(service, server, listener, admin, certificate, on_ready, check_fit)):
                 raise KeyboardInterrupt
@@ -71,7 +72,8 @@ async def _serve(
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
-    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections, check_fit)
+    clients = Clients(server.open_connections, listener.getsockname()[:2], certificate.context is not None)
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, clients, check_fit)
     if admin is not None:
         admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
