@@ -78,14 +78,13 @@ class _State:
 
     sequence: int = -1
     runs: bool = False
-    has_run: bool = False
     preempted: Mark | None = None
     waits: dict[str, str | None] = field(default_factory=dict)
     """Waiting reason → the request that is the cause."""
 
     def apply(self, mark: Mark) -> None:
         if mark.kind == "started":
-            self.sequence, self.runs, self.has_run, self.waits = mark.sequence, True, True, {}
+            self.sequence, self.runs, self.waits = mark.sequence, True, {}
         elif mark.kind == "preempted":
             self.runs, self.preempted, self.waits = False, mark, {}
         elif mark.kind == "wait":
@@ -139,7 +138,7 @@ class _Walk:
             self.charges.add(cause, span)
             self._blame(cause, state.waits.get(cause), numbers, counts, state.sequence, span, cause == "budget")
             return
-        run = min(step.run, span)
+        run = min(step.run, span) if step.run > 0 else span  # an executor that is not timed
         self.charges.add("host", span - run)
         floor = self._log.floor(step.decode)
         tokens = step.prefill + step.decode

@@ -60,7 +60,7 @@ class FrontEnd:
     submitted  it was given to the engine
     first, ended  its first part was ready to be sent; its answer had been written. None: not yet
     paused   (from, to) in which its client did not read
-    name     the id in the answer's header; `path`: of the endpoint
+    name     the id in the answer's header
     """
 
     began: float
@@ -73,7 +73,6 @@ class FrontEnd:
     ended: float | None = None
     paused: Sequence[tuple[float, float]] = ()
     name: str = ""
-    path: str = ""
 
 
 @dataclass(slots=True)
@@ -133,13 +132,15 @@ class Ledger:
         if len(self._fronts) > self._max_requests:
             self._fronts.popitem(last=False)
 
-    def answered(self, request_ids: Sequence[str], name: str, paused: Sequence[tuple[float, float]], first: float | None) -> None:
-        """The answer of requests has been written, or its client has gone. `name` is the id in its header."""
+    def answered(
+        self, request_ids: Sequence[str], name: str, began: float, paused: Sequence[tuple[float, float]], first: float | None
+    ) -> None:
+        """The answer of requests has been written, or its client has gone. `name` is the id in its header; the others as in `FrontEnd`."""
         for request_id in request_ids:
             record = self._records.get(request_id)
             front = record.front if record is not None else None
             if front is not None:
-                front.name, front.paused, front.first, front.ended = name, paused, first, self._now()
+                front.name, front.began, front.paused, front.first, front.ended = name, began, paused, first, self._now()
                 self._aliases.setdefault(name, request_id)
 
     def choice_ended(self, event: events.Closed, times: ChoiceTimes) -> None:
