@@ -6,13 +6,15 @@ if TYPE_CHECKING:
     from ridgeline.core.params import SamplingParams, StructuredOutputs
     from ridgeline.engine.beams import BeamSearchParams
     from ridgeline.engine.llm import LLM
+    from ridgeline.engine.pooled import PoolingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "ridgeline.engine.llm",
     "BeamSearchParams": "ridgeline.engine.beams",
+    "PoolingParams": "ridgeline.engine.pooled",
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputs": "ridgeline.core.params",
 }

@@ -58,6 +58,7 @@ ALLOWED = {
     "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
+    "engine/pooled.py:EmbeddingOutput.embedding": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",
     "engine/outputs.py:Logprob.*": "for callers of LLM",
     "facts/hub/client.py:http_response(request)": "urllib calls it",

@@ -2,7 +2,7 @@
 
 A server that a line starts runs while the next lines ask it (`curl`, `prometheus`, `bench serve`, `ps`); without one the shared demo's
 does. What is put in the place of what stands there is in `STANDS_FOR` and `Reader.here`. Programs marked `py` need a package that the tests
-do not bring: they, and its installation, run by night. Commands in a sentence are verbs, or stand in a block too.
+do not bring: they, and its installation, run by night. A command in a sentence or a table stands in a block too, with its arguments.
 """
 
 import io
@@ -32,14 +32,16 @@ from hub_server import Hub, serve_hub
 from processes import COMMAND, SOURCE
 
 from ridgeline import __version__
-from ridgeline.cli.checks import CHECKS
 from ridgeline.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = "(?:ridgeline|python3?|pip|pytest|make|docker|sudo|curl|openssl|prometheus|systemctl|systemd-analyze|apt|apt-get|npm|git)"
-INLINE = re.compile(rf"`((?:[A-Z_]+=\S+ )*{PROGRAMS} [^`]+)`")
+PROGRAMS = (
+    "(?:ridgeline|python3?|pip|pytest|make|docker|podman|sudo|curl|wget|openssl|prometheus|alertmanager|systemctl|systemd-analyze|journalctl|apt|"
+    "apt-get|npm|npx|git|claude|codex|opencode|k6|wrk|locust|kubectl|helm|chmod|chown|umask|kill|cp|mkdir|cd|export|source|echo|printf|sha256sum)"
+)
+INLINE = re.compile(rf"`((?:[A-Z_]+=\S+ )*{PROGRAMS}(?: [^`]+)?)`")
 KINDS = {"sh", "python", "py", "toml", "yaml", "json", ""}
 NEEDED = re.compile(r"\b(curl|openssl|prometheus|systemctl|systemd-analyze)\b")
 """Programs that are not everywhere."""
@@ -51,14 +53,14 @@ STANDS_FOR = {
     # a root of the reader's own, in which services are enabled and not started
     r"\bsudo ": "", r" /etc/": ' "$PWD"/etc/', r"\bsystemctl enable --now ": 'systemctl --root="$PWD" enable ',
     # verbs that compute: a model without weights; the demo itself answers in the blocks of Python, and is served where a file names it
-    r"\bridgeline (serve|run|generate) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf(?! --expect))(?= |$)":
+    r"\bridgeline (serve|run|generate|admin swap) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf(?! --expect))(?= |$)":
     r"ridgeline \1 \2'fake:{}'",
     # the local hub's models in the place of those whose digest is known
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps", "prometheus ")
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "prometheus ")
 """Lines during which the server of the line before runs on."""
 
 
@@ -77,7 +79,7 @@ class Reader:
             line = re.sub(pattern, other, line)
         if line.startswith("ridgeline bench serve"):
             line += f" --url {self.url}"
-        return line.replace(":8000/", f":{self.url.rpartition(':')[2]}/")
+        return re.sub(r":8000(?=/|\s|$)", f":{self.url.rpartition(':')[2]}", line)
 
     def run(self, line: str) -> None:
         """One line, to its end, or until its server is ready. Fails if its status is not 0."""
@@ -261,11 +263,20 @@ def test_blocks_are_of_known_kinds(page: Path) -> None:
             assert page.name == "README.md" and not re.search(rf"^\s*(\$|{PROGRAMS}) ", text, re.MULTILINE)
 
 
+def spoken_of(page: Path) -> list[str]:
+    """Commands in sentences and tables, less what stands in capitals: `ridgeline plan` of `ridgeline plan MODEL`."""
+    return [re.sub(r" [A-Z:]+(?= |$)", "", command) for command in INLINE.findall(FENCE.sub("", page.read_text()))]
+
+
 def test_commands_in_sentences_stand_in_blocks_too() -> None:
-    """But for verbs alone, as `ridgeline plan MODEL`: what stands in capitals is not counted."""
+    """With every argument, so there is none that no test runs."""
     run = "\n".join(line for page in PAGES for line in lines(page))
-    verbs = {f"ridgeline {path}" for path in CHECKS}
     for page in PAGES:
-        for command in INLINE.findall(FENCE.sub("", page.read_text())):
-            bare = re.sub(r" [A-Z:]+(?= |$)", "", command)
-            assert bare in verbs or bare in run, (page.name, command)
+        for command in spoken_of(page):
+            assert re.search(rf"(?<![\w-]){re.escape(command)}(?![\w-])", run), f"{page.name}: no test runs `{command}`; give it a block"
+
+
+def test_commands_in_sentences_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nridgeline ps\n```\nSay `ridgeline plan MODEL`, `A=1 ridgeline ps`, `chmod 600 f` or `demo`.\n")
+    assert spoken_of(page) == ["ridgeline plan", "A=1 ridgeline ps", "chmod 600 f"]

@@ -56,6 +56,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _GEMMA = {
     "head_dim": HEAD_DIM,
     "query_pre_attn_scalar": HEAD_DIM,
@@ -117,6 +118,13 @@ RECIPES: dict[str, Recipe] = {
     "qwen2-window": Recipe("Qwen2Config", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
     "qwen3": Recipe("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}, gguf="qwen3", exact=True),
     "qwen3-biases": Recipe("Qwen3Config", {"head_dim": HEAD_DIM, "attention_bias": True}),
+    "qwen3moe": Recipe("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 24, "norm_topk_prob": True}, gguf="qwen3moe", exact=True),
+    "qwen3moe-some": Recipe(
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "head_dim": HEAD_DIM, "norm_topk_prob": False, "mlp_only_layers": [1], "attention_bias": True},
+        stored="bfloat16",
+        shard_bytes=100_000,
+    ),
     "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
     "gemma3": Recipe(
@@ -211,7 +219,9 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
     else:
         # Queries and keys are large, so that attention looks at few keys and every detail of it shows.
         gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn")) else 1.0
-        values *= gain * (shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[1]) ** -0.5
+        inputs = shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[-1]
+        # Routers too: near ties would turn into other experts.
+        values *= (4.0 if key.endswith("mlp.gate.weight") else gain) * inputs**-0.5
     return torch.from_numpy(values.astype(np.float32))
 
 

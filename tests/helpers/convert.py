@@ -21,6 +21,7 @@ def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     _write_sizes(writer, config)
+    _write_experts(writer, config)
     _write_rope(writer, config, architecture)
     add_vocabulary(writer, config.vocab_size)
     stored = gguf.GGMLQuantizationType[kind]
@@ -38,7 +39,7 @@ def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
 
 def quantised(name: str, values: np.ndarray) -> bool:
     """Whether a file with quantised matrices quantises this tensor."""
-    return values.ndim == 2 and not name.startswith("position_embd")
+    return values.ndim > 1 and not name.startswith("position_embd") and "ffn_gate_inp" not in name
 
 
 def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
@@ -57,10 +58,20 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
             values = permute(values, config.num_key_value_heads)
         if architecture.startswith("gemma") and key.endswith("norm.weight"):
             values = values + 1
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        assert name is not None, key
-        found[name] = np.ascontiguousarray(values, np.float32)
+        for part, own in _unfused(key, values):
+            name = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            assert name is not None, part
+            found[name] = np.ascontiguousarray(own, np.float32)
     return found
+
+
+def _unfused(key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Experts as files have them: transformers keeps gate and up in one tensor [E, 2 · F, D]."""
+    if key.endswith(".experts.gate_up_proj"):
+        gate, up = np.split(values, 2, axis=1)
+        stem = key.removesuffix("gate_up_proj")
+        return [(f"{stem}gate_proj.weight", gate), (f"{stem}up_proj.weight", up)]
+    return [(f"{key}.weight" if key.endswith(".experts.down_proj") else key, values)]
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -80,7 +91,7 @@ def dequantised(model: Any, architecture: str, kind: str) -> Any:
         for key, parameter in own.named_parameters():
             values = parameter.numpy()
             turned = architecture == "gpt2" and ".h." in key
-            if values.ndim == 2 and ".wpe" not in key:
+            if values.ndim > 1 and ".wpe" not in key and not key.endswith("mlp.gate.weight"):
                 rows = np.ascontiguousarray(values.T if turned else values)
                 rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.T if turned else rows)))
@@ -113,6 +124,14 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    count = getattr(config, "num_experts", 0)
+    if count:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:

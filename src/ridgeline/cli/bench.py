@@ -166,12 +166,13 @@ def import_compute(module: str) -> Any:
 
 def roofline(
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of the parallel rates [all available CPU cores].")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each of every rate: five take a second.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
     """Measure the peak rates of this machine: memory, caches, arithmetic, thread barriers. Takes about five seconds."""
     bench = import_compute("roofline")
     with progress_bar("measuring") as advance:
-        report = bench.roofline(threads, on_progress=advance)
+        report = bench.roofline(threads, rounds, advance)
     if as_json:
         print_json(report.as_dict())
     else:

@@ -15,7 +15,7 @@ class PlanBuilder:
     """A step that is being scheduled.
 
     chunks         row index → (tokens, samples) of rows that do anything but compute one token and sample once
-    score          as in `Plan`
+    score, pool    as in `Plan`
     drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
     new_sequences  sequences whose row is new
     starts_closed  no further waiting sequence may start in this step
@@ -31,6 +31,7 @@ class PlanBuilder:
         self.tokens: list[int] = []
         self.chunks: dict[int, tuple[int, int]] = {}
         self.score: list[tuple[int, int, int]] = []
+        self.pool: list[int] = []
         self.drafted = 0
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
@@ -61,7 +62,9 @@ class PlanBuilder:
         """Adds a row that computes the next `count` tokens of the sequence, and samples if they bring it to its target."""
         start = sequence.scheduled
         end = start + count
-        samples = end == sequence.target
+        samples = end == sequence.target and sequence.pooling is None
+        if end == sequence.target and not samples:
+            self.pool.append(len(self.sequences))
         ids = sequence.known[start:end]
         if is_new:
             self.new_sequences.append(sequence)
@@ -123,6 +126,7 @@ class PlanBuilder:
             blocks=tuple(self.blocks),
             copies=tuple(copies),
             score=tuple(self.score),
+            pool=tuple(self.pool),
         )
 
 

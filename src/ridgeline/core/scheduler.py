@@ -243,6 +243,9 @@ class Scheduler:
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
         lacks_budget = not self._prefill_left(builder) or (sequence.scored < sequence.to_score and not builder.scores_left)
+        if sequence.pooling is not None and sequence.pooling.whole:
+            tokens = min(builder.budget_left, self._prefill_left(builder))
+            lacks_budget = sequence.target > tokens or not self.preemptor.has_blocks_for_all(sequence)
         if lacks_budget or self._is_still_blocked(sequence):
             builder.close_starts("budget" if lacks_budget else "blocks")
             return

@@ -17,13 +17,22 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
-from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
+from ridgeline.engine.admit import ModelLimits, admit, admit_text, cut_text, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
+from ridgeline.engine.pooled import (
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    TextRequest,
+    pooled_as,
+)
 from ridgeline.errors import ConfigError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
@@ -32,7 +41,7 @@ from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.structured import Asked, StructuredOutputCompiler
-from ridgeline.text.tokenizer import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids, text_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 from ridgeline.text.tools.calling import Form, Offer, form_of, read_offer, read_tools
 from ridgeline.text.tools.marks import begins_reasoning
@@ -130,7 +139,7 @@ class LLM:
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
         requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
-        return self._complete(requests, use_tqdm)
+        return _complete(self, requests, use_tqdm)
 
     @with_known_arguments
     def chat(
@@ -162,7 +171,7 @@ class LLM:
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
         is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
         offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
-        return self._complete([self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
+        return _complete(self, [self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
 
     @with_known_arguments
     def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -185,6 +194,54 @@ class LLM:
         """
         return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
 
+    @with_known_arguments
+    def embed(
+        self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector for each text or list of ids, by the model's pooling.
+
+        truncate_prompt_tokens  tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error
+        Raises as `generate`.
+        """
+        return [EmbeddingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def encode(
+        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """As `embed`, with vLLM's other name of the vector, `data`."""
+        return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = False
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
+        first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+        if not first or len(first) not in (1, len(second)):
+            raise RequestError(f"{len(first)} texts and {len(second)} are no pairs; give 1, or as many", param="data_1")
+        found = self._vectors([*first, *second], None, truncate_prompt_tokens, use_tqdm)
+        ahead, behind = found[: len(first)], found[len(first) :]
+        return [ScoringOutput.of(*pair) for pair in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
+
+    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: bool) -> list[TextRequest]:
+        """The texts, answered."""
+        self._engine.check_open()
+        info, longest = self._engine.info, self.limits.max_model_len
+        pooling = pooled_as(info.pooling, params or PoolingParams())
+        texts = [_plain(each) for each in _as_list(prompts)]
+        ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
+        ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
+        requests = [
+            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
+        ]
+        with _progress_bar(len(requests), progress) as advance:
+            for _ in self._engine.run(requests):
+                advance(1)
+        return requests
+
     def prepare(
         self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0, offer: Offer | None = None
     ) -> LLMRequest:
@@ -193,6 +250,8 @@ class LLM:
         Raises RequestError.
         """
         self._engine.check_open()
+        if not self._engine.info.generates:
+            raise RequestError("this model makes vectors of texts and generates none; use embed, or another model", param="prompt")
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
         if isinstance(params.logit_bias, Mapping):
@@ -201,7 +260,7 @@ class LLM:
         asked = None if params.structured_outputs is None else Asked(params.structured_outputs, "structured_outputs")
         form = Form(asked, None)
         if isinstance(prompt, Conversation):
-            template = self._template()
+            template = _template(self)
             ids: Sequence[int] = template.encode(prompt, self.tokenizer)
             limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
             if offer is not None:
@@ -220,8 +279,8 @@ class LLM:
             draw_seed=self._draw_seed,
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
-            grammar=None if form.asked is None else self._grammar(form.asked),
-            thinking=self._thinking(ids, params.thinking_token_budget),
+            grammar=None if form.asked is None else _grammar(self._grammars, form.asked),
+            thinking=_thinking(self, ids, params.thinking_token_budget),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
 
@@ -249,33 +308,37 @@ class LLM:
         if "chat_template" in self.__dict__ and self.chat_template is not None:
             self.chat_template.close()
 
-    def _thinking(self, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
-        """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
-        if tokens is None or self.chat_template is None or (ids := self.chat_template.reasoning_ids) is None:
+
+def _complete(llm: LLM, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
+    outputs = []
+    with _progress_bar(len(requests), progress) as advance:
+        for request in llm.run(requests):
+            outputs.append(request.output())
+            advance(1)
+    return outputs
+
+
+def _thinking(llm: LLM, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
+    """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
+    if tokens is None or llm.chat_template is None or (ids := llm.chat_template.reasoning_ids) is None:
+        return None
+    return ids.thinking(begins_reasoning(prompt, ids.texts, llm.tokenizer), tokens)
+
+
+def _grammar(grammars: StructuredOutputCompiler, asked: Asked) -> Grammar | None:
+    """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
+    try:
+        return replace(grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
+    except (RequestError, OverloadedError):
+        if asked.is_optional:
             return None
-        return ids.thinking(begins_reasoning(prompt, ids.texts, self.tokenizer), tokens)
+        raise
 
-    def _grammar(self, asked: Asked) -> Grammar | None:
-        """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
-        try:
-            return replace(self._grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
-        except (RequestError, OverloadedError):
-            if asked.is_optional:
-                return None
-            raise
 
-    def _template(self) -> ChatTemplate:
-        if self.chat_template is None:
-            raise no_template(self.config.model)
-        return self.chat_template
-
-    def _complete(self, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
-        outputs = []
-        with _progress_bar(len(requests), progress) as advance:
-            for request in self.run(requests):
-                outputs.append(request.output())
-                advance(1)
-        return outputs
+def _template(llm: LLM) -> ChatTemplate:
+    if llm.chat_template is None:
+        raise no_template(llm.config.model)
+    return llm.chat_template
 
 
 def _is_conversation(prompt: object) -> bool:

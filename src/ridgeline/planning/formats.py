@@ -37,7 +37,16 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 """Precisions without scales (4, 2, 1, ½ bytes), and stored formats with them. GGUF blocks are dequantised and multiplied as f16."""
 
 KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Bits per cached element; scales are not counted."""
+"""Bits per cached element, without scales."""
+
+INT8_SCALE_BITS = 32
+"""Of each head's K, and V, of a token in an int8 cache."""
+
+
+def token_kv_bits(model: ModelFacts, kv_dtype: str) -> int:
+    """Bits of a token's cache in one layer, with scales. MLA's latent has none."""
+    scales = 2 * model.kv_heads * INT8_SCALE_BITS if kv_dtype == "int8" and not model.widths.latent else 0
+    return model.widths.cached * KV_BITS[kv_dtype] + scales
 
 
 def class_bytes(model: ModelFacts, dtype: str | None) -> dict[str, float]:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
 from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
-from ridgeline.server.chaos import Chaos, Dropped
+from ridgeline.server.chaos import Chaos, Clients
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.explain import EXPLAIN_QUERY, explain_many
 from ridgeline.server.explain_shapes import Explained
@@ -62,14 +62,13 @@ def audit(request: Request, action: str, **fields: object) -> None:
 
 
 class Admin:
-    """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
+    """The admin's side of a server, from `start` to `close`."""
 
     def __init__(
-        self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]],
-        check_fit: CheckFit,
+        self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit
     ) -> None:
         self._watches = Watches(service)
-        chaos, swapper = Chaos(service, connections), Swapper(service, check_fit)
+        chaos, swapper = Chaos(service, clients), Swapper(service, check_fit)
         self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
         self._looking: asyncio.Task[None] | None = None
 
@@ -112,7 +111,7 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
     async def inject(request: Request) -> Response:
         asked = parse(shapes.ChaosRequest, await read_body(request))
         audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
-        report = await chaos.inject(asked.fault, asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds, request.headers.get("authorization"))
         audit(request, "chaos ended", **msgspec.to_builtins(report))
         return json_response(report)
 

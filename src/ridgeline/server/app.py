@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, explain, messages, models, openapi, page, responses, routes, status
+from ridgeline.server import chat, completions, embeddings, explain, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
@@ -37,7 +37,8 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service), *responses.routes(service), *explain.routes(service),
+        *messages.routes(service), *responses.routes(service),
+        *embeddings.routes(service), *explain.routes(service),
     ]  # fmt: skip
     routes.check(built)
     origins = parse_origins(service.config.allowed_origins)

@@ -265,6 +265,7 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
     template = model.chat
     if template is None:
+        model.check_generates()
         raise no_template(model.name)
     for name in ("tools", "documents"):
         if getattr(payload, name) and template.is_usable and name not in template.variables:

@@ -31,8 +31,6 @@ IDLE_TIMEOUT_SECONDS: Final = 75.0
 """Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
 UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
 """Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
-SEND_TIMEOUT_SECONDS: Final = 10.0
-"""Time for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again."""
 FORGET_UNSENT: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for no time: else the system offers the bytes that nobody reads for minutes to come."""
 MAX_PIPELINED: Final = 16
@@ -49,7 +47,12 @@ CROWDED_KEY: Final = "ridgeline.crowded"
 
 
 class ConnectionTable(Protocol):
-    """All connections; knows whose turn it is to send on each."""
+    """All connections; knows whose turn it is to send on each.
+
+    send_timeout  seconds for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again
+    """
+
+    send_timeout: float
 
     def await_client(self, connection: "HttpConnection", seconds: float) -> None:
         """Calls `time_out` unless `await_server` or `remove` is called within that time."""
@@ -174,7 +177,7 @@ class HttpConnection(HttpToolsProtocol):
         """The buffers are full. Whoever writes waits from now on, and the client has its time to read."""
         super().pause_writing()
         self._unsent, self._paused_at = self.transport.get_write_buffer_size(), time.monotonic()
-        self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+        self._table.await_client(self, self._table.send_timeout)
 
     def resume_writing(self) -> None:
         """The client has read most of it."""
@@ -198,9 +201,9 @@ class HttpConnection(HttpToolsProtocol):
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent:
             self._unsent = unsent
-            self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+            self._table.await_client(self, self._table.send_timeout)
             return
-        error = ApiError("client_too_slow", f"the client read nothing for {SEND_TIMEOUT_SECONDS:g} s")
+        error = ApiError("client_too_slow", f"the client read nothing for {self._table.send_timeout:g} s")
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error

@@ -69,9 +69,13 @@ CHAT: Final = FieldTable(wire.ChatCompletionRequest, unsupported.CHAT)
 TOKENIZE: Final = FieldTable(wire.TokenizeRequest, unsupported.TOKENIZE)
 LLAMA_TOKENIZE: Final = FieldTable(wire.LlamaTokenizeRequest, {})
 DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
+EMBEDDING: Final = FieldTable(wire.EmbeddingRequest, unsupported.POOLING)
+SCORE: Final = FieldTable(wire.ScoreRequest, unsupported.POOLING)
+RERANK: Final = FieldTable(wire.RerankRequest, unsupported.POOLING)
 MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
 COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})
 RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
-    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES)
+    each.shape: each.unsupported
+    for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, RESPONSES)
 }  # fmt: skip

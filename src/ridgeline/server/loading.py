@@ -52,6 +52,12 @@ class Model:
             message = f"there is no model of that name here; this server has {self.name!r}"
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
+    def check_generates(self) -> None:
+        """Raises RequestError where the model has vectors alone."""
+        if not self.engine.info.generates:
+            message = "this model makes vectors of texts and generates none; send the text to /v1/embeddings, or use another model"
+            raise RequestError(message, param="model")
+
     def prompt_encoder(self, salt: str | None) -> Encoder:
         """Encoder of prompts, which reuses the ids of prefixes that the caller's requests with the same salt had before. Not for a thread
         to ask: see `server.callers`."""

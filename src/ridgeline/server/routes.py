@@ -38,6 +38,8 @@ PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "after_id": {"type": "string"}, "before_id": {"type": "string"}
 }  # fmt: skip
 """Parameters of Anthropic's lists."""
+TEXTS: Final[Mapping[str, Any]] = {"max_body_bytes": 4 << 20, "is_queued": True}
+"""Of rows that take texts and generate none."""
 TOKENIZE: Final = "Token ids of a text or a conversation"
 NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503, 504)
 
@@ -134,6 +136,16 @@ ROWS: Final = (
     Row(
         "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
         shapes.ItemPage, (404,), dialect="responses", query=ITEM_PAGE,
+    ),
+    Row("POST", "/v1/embeddings", "Vectors of texts", replies.EmbeddingList, GENERATES, wire.EmbeddingRequest, **TEXTS),
+    Row("POST", "/pooling", "Vectors of texts, as vLLM gives them", replies.PooledList, GENERATES, wire.EmbeddingRequest, **TEXTS),
+    *(
+        Row("POST", path, "Likeness of texts, from -1 to 1", replies.ScoreList, GENERATES, wire.ScoreRequest, **TEXTS)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Row("POST", path, "Documents, the likest to a query first", replies.RerankResponse, GENERATES, wire.RerankRequest, **TEXTS)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),

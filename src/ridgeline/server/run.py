@@ -25,6 +25,7 @@ from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
+from ridgeline.server.chaos import Clients
 from ridgeline.server.connection import HttpConnection
 from ridgeline.server.listener import Connections, Listener, connection_limit
 from ridgeline.server.loading import Model
@@ -60,7 +61,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None], check_fit: Che
         )
         config.load()
         config.ssl = certificate.context
-        server = _Server(config, Connections(limit, settings.max_connections_per_client))
+        server = _Server(config, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             if runner.run(_serve(service, server, listener, admin, certificate, on_ready, check_fit)):
                 raise KeyboardInterrupt
@@ -114,7 +115,8 @@ async def _serve(
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if service.config.api_key_file is not None or certificate.context is not None:
         reload_on_signal(service, certificate)
-    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, server.open_connections, check_fit)
+    clients = Clients(server.open_connections, listener.getsockname()[:2], certificate.context is not None)
+    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, clients, check_fit)
     if admin is not None:
         admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())

@@ -15,8 +15,8 @@ from ridgeline import __version__
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
-from ridgeline.core.params import Admitted, Grammar, SamplingParams
-from ridgeline.engine.admit import admit, make_seed_source, tenant_domain
+from ridgeline.core.params import Admitted, Grammar, Pooling, SamplingParams
+from ridgeline.engine.admit import admit, admit_text, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.client import EngineClient
 from ridgeline.errors import OverloadedError, RequestError
@@ -213,7 +213,8 @@ class Service:
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
-        model, targets = self.model, self._with_objective(targets)
+        model, targets = self.model, _with_objective(targets, self.metrics.objective.ttft)
+        model.check_generates()
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
@@ -229,6 +230,20 @@ class Service:
             return replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
 
         return admit_prompt
+
+    def admit_texts(
+        self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float
+    ) -> list[Admitted]:
+        """Admits texts whose vectors are wanted. Raises RequestError, as `admitter`'s function does."""
+        model, caller = self.model, current_caller()
+        domain = tenant_domain(self._secret, private_salt(salt))
+        return [
+            admit_text(
+                text, pooling, model.limits, model.engine.info.width, request_id=secrets.token_hex(16), domain=domain,
+                tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived,
+            )
+            for text in texts
+        ]  # fmt: skip
 
     async def compile_grammar(self, asked: Asked | None, notes: Notes) -> Grammar | None:
         """The grammar of a structured output; None where none is asked for. Clients have new ones compiled by turns.
@@ -253,11 +268,6 @@ class Service:
         finally:
             notes.grammar_seconds += time.monotonic() - began
 
-    def _with_objective(self, targets: Targets) -> Targets:
-        """The targets, with the server's objective (--goodput) for the first token where none is named."""
-        objective = self.metrics.objective.ttft
-        return targets if targets.ttft_ms or not objective else replace(targets, ttft_ms=max(1, round(1e3 * objective)))
-
     def check_capacity(self, choices: int, targets: Targets) -> EngineClient:
         """The engine's client, if the caller may submit that many more choices with these targets.
 
@@ -281,6 +291,11 @@ def _tell_both(ledger: Ledger, tracer: Tracer | None) -> OnChoice:
             tracer.choice_ended(event, times)
 
     return choice_ended
+
+
+def _with_objective(targets: Targets, ttft: float | None) -> Targets:
+    """The targets, with the server's objective (--goodput) for the first token, in seconds, where none is named."""
+    return targets if targets.ttft_ms or not ttft else replace(targets, ttft_ms=max(1, round(1e3 * ttft)))
 
 
 def _knobs(deployment: Deployment) -> dict[Knob, int]:

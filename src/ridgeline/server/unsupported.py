@@ -76,6 +76,17 @@ CHAT: Final[Fields] = {
     "web_search_options": (),
 }
 TOKENIZE: Final[Fields] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+POOLING: Final[Fields] = {
+    "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "normalize": (True,),
+    "task": ("embed", "score"),
+    "use_activation": (True,),
+}
+"""Of requests for vectors."""
 MESSAGES: Final[Fields] = {
     "compaction": (),
     "container": (),

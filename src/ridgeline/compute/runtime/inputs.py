@@ -141,7 +141,8 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     asked = [params[index] for index in sampling]
     grammars = any(each.sampling.grammar is not None for each in asked)
     budgets = any(each.sampling.thinking is not None for each in asked)
-    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets)
+    pooled = [index for index, each in enumerate(params) if each.pooling is not None]
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled)
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

@@ -12,7 +12,9 @@ from ridgeline.facts.files.shards import read_shards
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.config_json import Config, read_config
 from ridgeline.facts.headers.config_rope import read_config_ropes
+from ridgeline.facts.headers.experts import gather_experts
 from ridgeline.facts.headers.fields import Fields
+from ridgeline.facts.headers.pooling import checkpoint_pooling
 from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.headers.quantised import drop_zero_biases, gather_quantised
 from ridgeline.facts.headers.tensors import add_tensors, canonical_names, canonical_tensors, fingerprint
@@ -32,11 +34,12 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     stored = read_shards(directory)
     matrices = gather_quantised(stored, quantisation)
     tied = _is_tied(config.fields, matrices, names)
-    facts = replace(facts, tied=tied, ties_ignored=not tied and config.fields.flag("tie_word_embeddings"))
+    ties_ignored = not tied and config.fields.flag("tie_word_embeddings")
+    facts = replace(facts, tied=tied, ties_ignored=ties_ignored, pooling=checkpoint_pooling(directory))
     files = sorted({tensor.file for tensor in stored.values()})
     required = config.shapes(tied=facts.tied)
     matrices = drop_zero_biases(matrices, lambda stored_name: set(canonical_names(stored_name, names) or ()) <= required.keys())
-    tensors = canonical_tensors(matrices, names, required, {}, facts.architecture)
+    tensors = canonical_tensors(gather_experts(matrices), names, required, {}, facts.architecture)
     return add_tensors(facts, tensors, fingerprint(files, stored.values(), config.text.encode()))
 
 
@@ -107,9 +110,6 @@ def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
 
 def _supported_names(config: Config) -> TensorNames:
     """Tensor names of a supported architecture. Raises ModelFormatError for any other."""
-    experts = config.facts.experts
-    if experts is not None:
-        raise ModelFormatError(f"config.json: {experts.routed} experts; mixtures of experts are not supported, dense models are")
     names = config.fields.architecture.checkpoint
     if names is None or config.facts.architecture not in RUNNABLE:
         known = sorted(kind for each in RUNNABLE.values() if each.checkpoint for kind in each.model_types)

@@ -12,8 +12,9 @@ from typing import Any
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.json_file import parse_object, read_text
+from ridgeline.facts.headers.experts import expert_sizes, routed_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
-from ridgeline.facts.headers.layers import expert_sizes, layer_kinds, layer_parts, listed_layers, routed_experts, state_sizes
+from ridgeline.facts.headers.layers import layer_kinds, layer_parts, listed_layers, state_sizes
 from ridgeline.facts.headers.tensors import Shapes, expected_shapes, sum_by_class
 from ridgeline.facts.model import AttentionWidths, ModelFacts
 from ridgeline.models.declare import Sizes

@@ -11,18 +11,19 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FILE_TYPES
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
-from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+from ridgeline.facts.headers.experts import gguf_expert_sizes, gguf_experts
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
-from ridgeline.facts.model import AttentionWidths, Experts, ModelFacts, StateLayers
+from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
 from ridgeline.models.declare import Architecture, TensorNames
 from ridgeline.models.table import RUNNABLE
 
 _TOKENS = "tokenizer.ggml.tokens"
-_PLAIN = frozenset(("attention", "dense"))
+_PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
-    ("expert_count", 0),
     ("attention.causal", True),
     ("attention.scale", 0.0),
     ("attention.clamp_kqv", 0.0),
@@ -43,7 +44,7 @@ _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
 def model_facts(header: Header) -> ModelFacts:
     """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
     architecture, name = check_architecture(header), header.text("general.architecture")
-    _check_required_values(header, name)
+    _check_required_values(header, name, architecture)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
     _check_vocab(header, facts)
@@ -63,9 +64,15 @@ def model_facts(header: Header) -> ModelFacts:
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
         long_rope=ropes.long,
+        pooling=gguf_pooling(header, name),
     )
     sizes = dense_sizes(complete, facts.context)
-    required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
+    parts = (_PLAIN,) * facts.layers
+    if complete.experts is not None:
+        sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
+        sparse = _layers_with(header, "ffn_gate_inp.")
+        parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
+    required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
     tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
@@ -111,22 +118,23 @@ def describe_gguf(header: Header) -> ModelFacts:
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
-        experts=_experts(header, arch),
+        experts=gguf_experts(header, arch, RUNNABLE.get(arch)),
         state=_state(header, arch, len(recurrent)),
     )
 
 
 def _tensor_names(architecture: Architecture) -> TensorNames:
     """Tensor names of GGUF files: the canonical ones, and fused tensors."""
-    whole = {row[0]: (row[0],) for row in architecture.tensors}
+    rows = (*architecture.tensors, *(row for rows in architecture.parts.values() for row in rows))
+    whole = {row[0]: (row[0],) for row in rows}
     outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
     transforms = dict.fromkeys(architecture.interleaved, "interleaved")
     return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
 
 
-def _check_required_values(header: Header, name: str) -> None:
-    for key, required in _REQUIRED_VALUES:
+def _check_required_values(header: Header, name: str, architecture: Architecture) -> None:
+    for key, required in (*(() if "sparse" in architecture.parts else (("expert_count", 0),)), *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
@@ -189,14 +197,6 @@ def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
     kernel = header.integer(f"{arch}.ssm.conv_kernel", 1, MAX_WIDTH)
     groups = header.integer(f"{arch}.ssm.group_count", 0, MAX_WIDTH, default=0)
     return StateLayers(layers, channels * size, (kernel - 1) * (channels + 2 * groups * size))
-
-
-def _experts(header: Header, arch: str) -> Experts | None:
-    routed = header.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, default=0)
-    if not routed:
-        return None
-    active = header.integer(f"{arch}.expert_used_count", 1, routed)
-    return Experts(routed, active, sum(name.endswith("ffn_down_exps.weight") for name in header.tensors))
 
 
 def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...], int]:
