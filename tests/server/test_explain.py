@@ -22,14 +22,14 @@ def test_a_client_sees_its_own_and_an_admin_all(new_site: Any, tmp_path: Path) -
     site = new_site(EngineConfig('fake:{"rows": 1}'), ServerConfig(api_key_file=str(file)))
 
     async def both() -> list[Any]:
-        bodies = [{"prompt": text, "max_tokens": 40} for text in ("first", "second")]
+        bodies = [{"prompt": text, "max_tokens": 1_000} for text in ("first", "second")]
         asked = zip(("key-a", "key-b"), bodies, strict=True)
         return await asyncio.gather(*[site.client.post("/v1/completions", json=body, headers=bearer(key)) for key, body in asked])
 
     answers = dict(zip(("key-a", "key-b"), site.wait(both()), strict=True))
     told = {key: site.get(f"/v1/requests/{each.json()['id']}/explain", headers=bearer(key)).json() for key, each in answers.items()}
     for found in told.values():
-        assert found["tenant"] is None and found["state"] == "length" and found["output_tokens"] == 40
+        assert found["tenant"] is None and found["state"] == "length" and found["output_tokens"] == 1_000
         for part in (found["total"], found["ttft"]):
             assert sum(each["ms"] for each in part["causes"]) == pytest.approx(part["measured_ms"], rel=0.01, abs=0.05)
     late, early = sorted(told, key=lambda key: waiting(told[key]) is None)
