@@ -76,6 +76,7 @@ ALLOWED = {
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "server/admin_shapes.py:*": "fields that clients read",
+    "server/explain_shapes.py:*": "fields that clients read",
     "server/anthropic.py:*": "fields that clients read",
     "server/responses_shapes.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",

@@ -274,6 +274,12 @@ def _check_bench_gpu(given: Given) -> None:
         check_gpu(jobs)
 
 
+def _check_explain(given: Given) -> None:
+    from ridgeline.cli.explain import make_query
+
+    make_query(given["request"], given["slowest"], given["window"])
+
+
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
     "route": _check_route,
@@ -288,6 +294,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin swap": _nothing,
     "admin profile": _nothing,
     "admin drain": _nothing,
+    "explain": _check_explain,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

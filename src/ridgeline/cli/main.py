@@ -30,6 +30,7 @@ VERBS: Final = {
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
     "admin": "Look at a running server and change it.",
+    "explain": "Say where the time of a server's requests went.",
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields, before it is downloaded.",

@@ -52,7 +52,8 @@ def routes(service: Service) -> list[BaseRoute]:
             payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
             structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
         )  # fmt: skip
-        grammar = await service.compile_grammar(asked, notes.client)
+        grammar = await service.compile_grammar(asked, notes)
+        notes.encoding = time.monotonic()
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
         notes.tokenised = time.monotonic()
         ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
