@@ -51,6 +51,7 @@ class UsageCounter:
     cached_tokens: int = 0
     cached_at_start: int = 0
     """Of the first prompt, when its first output came; `cached_tokens` is known at the end."""
+    request_ids: tuple[str, ...] = ()
     continued: int = 0
     """Engines that went on with it after one had ended."""
     first_token_at: float | None = None

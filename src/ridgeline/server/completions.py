@@ -79,7 +79,8 @@ async def start_completion(
         payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
         structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
     )  # fmt: skip
-    grammar = await service.compile_grammar(asked, notes.client)
+    grammar = await service.compile_grammar(asked, notes)
+    notes.encoding = time.monotonic()
     prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
     notes.tokenised = time.monotonic()
     if clips and params.max_tokens is not None:

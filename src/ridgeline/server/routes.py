@@ -16,6 +16,7 @@ from starlette.types import Scope
 from ridgeline.server import anthropic, ollama_shapes, replies, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
+from ridgeline.server.explain_shapes import Explanation
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
@@ -182,6 +183,7 @@ ROWS: Final = (
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Row("GET", "/v1/requests/{id}/explain", "Where the time of a request went", Explanation, (404, 503)),
     *_OLLAMA,
 )  # fmt: skip
 

@@ -217,9 +217,12 @@ class ChatTemplate:
         """
         return unmasked(self._masked(conversation))
 
-    def encode(self, conversation: Conversation, encoder: Encoder) -> list[int]:
-        """The prompt as ids. Contents of messages never become control tokens. Blocks; raises as `render`."""
-        return encoder.encode(self._masked(conversation), add_bos=False, special=True)
+    def encode(self, conversation: Conversation, encoder: Encoder, on_rendered: Callable[[], None] = lambda: None) -> list[int]:
+        """The prompt as ids. Contents of messages never become control tokens. Blocks; raises as `render`. `on_rendered` is called between
+        the text and its ids."""
+        text = self._masked(conversation)
+        on_rendered()
+        return encoder.encode(text, add_bos=False, special=True)
 
     def close(self) -> None:
         """Ends the template's process. Safe to call twice."""
