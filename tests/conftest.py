@@ -1,8 +1,9 @@
 """What every test may use, and two rules, which hold in several processes too.
 
-With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other. `--record FILE` appends a
-line of what ran, as `make night` does. Folders are tested by two processes, single files by one (`-n 0` or another number says otherwise).
-Each takes one thread for BLAS and torch: matrices of tests are small, and threads of two processes would wait for each other.
+With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other, behind all others.
+`--record FILE` appends a line of what ran, as `make night` does. Folders are tested by three processes, as many tests wait for servers,
+single files by one (`-n 0` or another number says otherwise). Each takes one thread for BLAS and torch: matrices of tests are small, and
+threads of several processes would wait for each other.
 
 In CI, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
 other libraries import it too, so that is settled here.
@@ -36,7 +37,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports numpy
 
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PROCESSES = 2
+PROCESSES = 3
 SKIPS = pytest.StashKey[list[str]]()
 
 
@@ -48,6 +49,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`, which is the default."""
     files = [name.partition("::")[0].endswith(".py") for name in config.args]
     return 0 if all(files) or config.option.collectonly else PROCESSES
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that run alone come last in several processes: no process then waits for the end of another's test each time."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -126,6 +126,14 @@ struct OwnBytes {
     }
 };
 
+// Codes of four bits, or two, that choose a value of a table; values take kValueBits bits. Records hold the codes.
+template <const uint8_t* kTable, int kValueBits, int kCodeBits = 4>
+struct Looked : Codings<kCodeBits> {
+    static constexpr int kBits = kValueBits;
+    static int value(uint8_t code) { return kTable[code]; }
+    static Quad quad(const uint8_t* planes, size_t t) { return look_up(Codings<kCodeBits>::quad(planes, t), kTable); }
+};
+
 template <class F>
 constexpr size_t kRecordBytes = F::Coding::kBytes + F::kScales;
 template <class F>

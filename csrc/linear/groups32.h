@@ -1,5 +1,5 @@
 // Formats of which every 32 inputs have a scale of their own: Q4_0, Q5_0, Q8_0; with an offset too: Q4_1, Q5_1; whose codes of four bits choose
-// one of sixteen unevenly spaced values: IQ4_NL, IQ4_XS. What a format says stands in linear/codes.h.
+// one of sixteen unevenly spaced values: IQ4_NL, IQ4_XS, MXFP4. What a format says stands in linear/codes.h.
 #pragma once
 
 #include "linear/codes.h"
@@ -93,16 +93,29 @@ struct Q5_1 : AffineGroup<OwnBytes<5>, 24> {
 // The table's values -127 … 113, + 128. Records hold the file's codes; what is multiplied are 8 bits.
 constexpr uint8_t kIQ4Values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
-struct IQ4Coding : Codings<4> {
-    static constexpr int kBits = 8;
-    static int value(uint8_t code) { return kIQ4Values[code]; }
-    static Quad quad(const uint8_t* planes, size_t t) { return look_up(Codings<4>::quad(planes, t), kIQ4Values); }
-};
+using IQ4Coding = Looked<kIQ4Values, 8>;
 
 // d, 32 nibbles: d value.
 struct IQ4_NL : ScaledGroup<IQ4Coding, 128, 18> {
     static void codes(const uint8_t* block, uint8_t* codes) { split_nibbles(block + 2, codes); }
     static void set_codes(uint8_t* block, const uint8_t* codes) { join_nibbles(block + 2, codes); }
+};
+
+// Twice the values of e2m1, + 12.
+constexpr uint8_t kE2M1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// A power of two of 8 bits, 32 nibbles: value / 2 times the power. Behind the codes of a record 16 powers.
+struct MXFP4 {
+    using Coding = Looked<kE2M1Values, 5>;
+    static constexpr bool kIntegerSpans = false;
+    static constexpr size_t kSpan = 32, kFileBytes = 17, kHead = 0, kScales = 16, kParts = 1;
+    static constexpr int kZero = 12;
+    static constexpr bool kMinima = false;
+    static void codes(const uint8_t* block, uint8_t* codes) { split_nibbles(block + 1, codes); }
+    static void set_codes(uint8_t* block, const uint8_t* codes) { join_nibbles(block + 1, codes); }
+    static void pack_scales(const uint8_t* block, uint8_t* span, size_t row) { span[Coding::kBytes + row] = block[0]; }
+    static void unpack_scales(uint8_t* block, const uint8_t* span, size_t row) { block[0] = span[Coding::kBytes + row]; }
+    static void floats(const uint8_t*, const uint8_t* scales, Vec* scale, Vec*) { scale[0] = load_e8m0_halved(scales); }
 };
 
 // d, 8 scales of 6 bits (upper two in 2 bytes, lower four in 4 bytes), 8 times 16 bytes of nibbles: d (s - 32) value. Packed: 16 d in front of

@@ -17,7 +17,8 @@ namespace {
 const FamilyKernels& family(int format) {
     switch (format) {
         case kF32: case kF16: case kBF16: return kFloats;
-        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: case kIQ4_NL: case kIQ4_XS: return kGroups32;
+        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: case kIQ4_NL: case kIQ4_XS: case kMXFP4: return kGroups32;
+        case kTQ1_0: case kTQ2_0: case kIQ1_S: case kIQ1_M: case kIQ2_XXS: case kIQ2_XS: case kIQ2_S: case kIQ3_XXS: case kIQ3_S: return kTables;
         case kInt8: case kInt4: return kGrouped;
         case kQ8_0Screened: return kScreened;
         default: return kKQuants;
@@ -55,7 +56,7 @@ void embed(const Embed& op, const Step& step, size_t row) {
 
 const FamilyKernels kGroups32 =
     Family<Member<kQ4_0, Q4_0>, Member<kQ4_1, Q4_1>, Member<kQ5_0, Q5_0>, Member<kQ5_1, Q5_1>, Member<kQ8_0, Q8_0>, Member<kIQ4_NL, IQ4_NL>,
-           Member<kIQ4_XS, IQ4_XS>>::kernels();
+           Member<kIQ4_XS, IQ4_XS>, Member<kMXFP4, MXFP4>>::kernels();
 
 extern const LinearKernels kLinear;
 const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, add_residual, measure_token, screen};

@@ -69,6 +69,15 @@ inline Vec load_int8(const int8_t* p) {
     const __m128i c = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(c, 8)))};
 }
+// 2^(code - 128) of 16 bytes; the two least are below the normal numbers.
+inline __m256 widen_e8m0(__m128i codes) {
+    const __m256i n = _mm256_cvtepu8_epi32(codes), normal = _mm256_slli_epi32(_mm256_sub_epi32(n, _mm256_set1_epi32(1)), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(1)), 21)));
+}
+inline Vec load_e8m0_halved(const uint8_t* p) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {widen_e8m0(codes), widen_e8m0(_mm_srli_si128(codes, 8))};
+}
 inline float sum_of(Vec x) { return sum_of(x.a, x.b); }
 inline float largest_of(Vec x) { return largest_of(x.a, x.b); }
 inline void touch(Vec& x) { asm volatile("" : "+x"(x.a), "+x"(x.b)); }
@@ -112,7 +121,7 @@ struct Quad { __m256i a, b; };
 struct Ints { __m256i a, b; };
 struct Pairs { __m256i a, b; };          // 32 integers of 16 bits; of 8-bit codes: of 32 bits
 // Products that fit into 16 bits: run * 2 * (2^bits - 1) * 127 < 2^15. Two 8-bit products fill them, so those are widened at once.
-template <int kBits> constexpr size_t kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 8;
+template <int kBits> constexpr size_t kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : kBits == 7 ? 1 : 8;
 template <int kBits> constexpr bool kSigned = kBits == 8;
 
 inline Quad load_quad(const uint8_t* p) {

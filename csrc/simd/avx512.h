@@ -53,6 +53,11 @@ inline int32_t store_int8(int8_t* p, Vec x) {
     return _mm512_reduce_add_epi32(whole);
 }
 inline Vec load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
+// 2^(code - 128) of 16 bytes; the two least are below the normal numbers.
+inline Vec load_e8m0_halved(const uint8_t* p) {
+    const __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), one = _mm512_set1_epi32(1);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(n, one), 23), _mm512_slli_epi32(_mm512_add_epi32(n, one), 21)))};
+}
 inline __m256 half(Vec x, bool upper) { return upper ? _mm512_extractf32x8_ps(x.v, 1) : _mm512_castps512_ps256(x.v); }
 inline float sum_of(Vec x) { return sum_of(half(x, false), half(x, true)); }
 inline float largest_of(Vec x) { return largest_of(half(x, false), half(x, true)); }

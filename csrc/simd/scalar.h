@@ -64,6 +64,14 @@ inline int32_t store_int8(int8_t* p, Vec x) {
     return total;
 }
 inline Vec load_int8(const int8_t* p) { RIDGELINE_EACH(Vec, kLanes, static_cast<float>(p[i])); }
+// 2^(code - 128) of 16 bytes; the two least are below the normal numbers.
+inline float e8m0_halved(uint8_t code) {
+    const uint32_t bits = code < 2 ? 0x00200000u << code : (code - 1u) << 23;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline Vec load_e8m0_halved(const uint8_t* p) { RIDGELINE_EACH(Vec, kLanes, e8m0_halved(p[i])); }
 inline void touch(Vec& x) { asm volatile("" : "+m"(x)); }
 inline float sum_of(Vec a) {
     for (size_t half = kLanes / 2; half > 0; half /= 2)

@@ -1,5 +1,6 @@
 """Faults on demand in a real server: each is done, told, and got over; none where the server does not allow them."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -8,15 +9,27 @@ from typing import Any
 
 import httpx
 import pytest
+from processes import SOURCE
 
 from ridgeline.cli.admin_client import ask_admin, find_socket
 from ridgeline.errors import ConfigError
 
+JUMPS = """
+import time
+from pathlib import Path
+
+def jumping(clock, scale):
+    return lambda: clock() + scale * int(Path({file!r}).read_text())
+
+time.time, time.time_ns = jumping(time.time, 1), jumping(time.time_ns, 10**9)
+"""
+"""A `sitecustomize` under which the time of day is off by the seconds in a file."""
+YEAR = 366 * 86_400
 FAKE = 'fake:{"rows": 8, "step_seconds": 0.004}'
 
 
-def streams(server: Any, texts: list[str]) -> list[threading.Thread]:
-    """Four clients, each with one long answer; `texts` gets what they read, "" of one that was cut off."""
+def streams(server: Any, texts: list[str], at_once: int = 4) -> list[threading.Thread]:
+    """Four clients, each with one long answer; `texts` gets what they read, "" of one that was cut off. So many run at once."""
 
     def one(number: int) -> None:
         body = {"prompt": [number], "max_tokens": 150, "seed": number, "ignore_eos": True}
@@ -29,13 +42,14 @@ def streams(server: Any, texts: list[str]) -> list[threading.Thread]:
     found = [threading.Thread(target=one, args=(number,)) for number in range(4)]
     for each in found:
         each.start()
-    while server.metric("vllm:num_requests_running") < 4:
+    while server.metric("vllm:num_requests_running") < at_once:
         time.sleep(0.02)
     return found
 
 
 def test_each_fault_is_got_over(serving: Callable[..., Any], tmp_path: Path) -> None:
-    arguments = "--allow-chaos", "--step-timeout", "0.5", "--response-store", "file", "--response-store-dir", str(tmp_path / "store")
+    store = "--response-store", "file", "--response-store-dir", str(tmp_path / "store")
+    arguments = "--allow-chaos", "--step-timeout", "0.5", "--send-timeout", "0.3", *store
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     with serving(FAKE, *arguments, "--chat-template", str(template)) as server:
@@ -69,10 +83,38 @@ def test_each_fault_is_got_over(serving: Callable[..., Any], tmp_path: Path) -> 
         assert during and during[0] in (200, 500, 503), "an answer, or an error that says so: no hang"
         assert httpx.get(f"{server.url}/v1/responses/{kept}", timeout=30).status_code == 200
         assert httpx.post(server.url + "/v1/responses", json=asked, timeout=30).status_code == 200
+        report, texts = inject("stall-readers", 20)
+        assert "4 of 4 clients that read nothing were closed" in report["what"] and [len(text) for text in texts] == [150] * 4
+        assert server.metric("ridgeline_http_requests_total", 'error="client_too_slow"') == 4
         assert "Traceback" not in server.output(), server.output()
-        assert server.output().count("action=chaos ") == 5 == server.output().count('action="chaos ended"')
+        assert server.output().count("action=chaos ") == 6 == server.output().count('action="chaos ended"')
         with pytest.raises(ConfigError, match="there are: kill-engine"):
             ask_admin(where, None, "POST", "/chaos", {"fault": "format-disk"})
+        assert server.stop() == 0
+
+
+def test_a_clock_that_jumps_changes_no_answer(serving: Callable[..., Any], tmp_path: Path) -> None:
+    """By a year ahead and two back, in front end and engine, in the middle of answers and of waits: no deadline, watch, rate or pause
+    counts the time of day, which dates answers and lines of the log alone."""
+    off = tmp_path / "off"
+    off.write_text("0")
+    (tmp_path / "sitecustomize.py").write_text(JUMPS.format(file=str(off)))
+    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
+    limits = "--step-timeout", "0.5", "--send-timeout", "0.5", "--brown-out", "5", "--max-num-seqs", "3"
+    with serving(FAKE, *limits, PYTHONPATH=path) as server:
+        created: list[int] = []
+        for jump in (0, YEAR, -YEAR):
+            texts: list[str] = []
+            clients = streams(server, texts, at_once=3)
+            off.write_text(str(jump))
+            for each in clients:
+                each.join()
+            assert [len(text) for text in texts] == [150] * 4
+            body = {"prompt": [1], "max_tokens": 1}
+            created.append(httpx.post(server.url + "/v1/completions", json=body, timeout=30).json()["created"])
+        assert created[1] - created[0] > YEAR - 60 and created[1] - created[2] > 2 * YEAR - 60, "the clock did not jump"
+        assert server.metric("ridgeline_engine_starts_total") == 1 and "client_too_slow" not in server.output()
+        assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
         assert server.stop() == 0
 
 

@@ -2,7 +2,7 @@
 
 A server that a line starts runs while the next lines ask it (`curl`, `prometheus`, `bench serve`, `ps`); without one the shared demo's
 does. What is put in the place of what stands there is in `STANDS_FOR` and `Reader.here`. Programs marked `py` need a package that the tests
-do not bring: they, and its installation, run by night. Commands in a sentence are verbs, or stand in a block too.
+do not bring: they, and its installation, run by night. A command in a sentence or a table stands in a block too, with its arguments.
 """
 
 import io
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import venv
@@ -32,14 +33,16 @@ from hub_server import Hub, serve_hub
 from processes import COMMAND, SOURCE
 
 from ridgeline import __version__
-from ridgeline.cli.checks import CHECKS
 from ridgeline.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = "(?:ridgeline|python3?|pip|pytest|make|docker|sudo|curl|openssl|prometheus|systemctl|systemd-analyze|apt|apt-get|npm|git)"
-INLINE = re.compile(rf"`((?:[A-Z_]+=\S+ )*{PROGRAMS} [^`]+)`")
+PROGRAMS = (
+    "(?:ridgeline|python3?|pip|pytest|make|docker|podman|sudo|curl|wget|openssl|prometheus|alertmanager|systemctl|systemd-analyze|journalctl|apt|"
+    "apt-get|npm|npx|git|claude|codex|opencode|k6|wrk|locust|kubectl|helm|chmod|chown|umask|kill|cp|mkdir|cd|export|source|echo|printf|sha256sum)"
+)
+INLINE = re.compile(rf"`((?:[A-Z_]+=\S+ )*{PROGRAMS}(?: [^`]+)?)`")
 KINDS = {"sh", "python", "py", "toml", "yaml", "json", ""}
 NEEDED = re.compile(r"\b(curl|openssl|prometheus|systemctl|systemd-analyze)\b")
 """Programs that are not everywhere."""
@@ -51,14 +54,14 @@ STANDS_FOR = {
     # a root of the reader's own, in which services are enabled and not started
     r"\bsudo ": "", r" /etc/": ' "$PWD"/etc/', r"\bsystemctl enable --now ": 'systemctl --root="$PWD" enable ',
     # verbs that compute: a model without weights; the demo itself answers in the blocks of Python, and is served where a file names it
-    r"\bridgeline (serve|run|generate) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf(?! --expect))(?= |$)":
+    r"\bridgeline (serve|run|generate|admin swap) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf(?! --expect))(?= |$)":
     r"ridgeline \1 \2'fake:{}'",
     # the local hub's models in the place of those whose digest is known
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps", "prometheus ")
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline route", "prometheus ")
 """Lines during which the server of the line before runs on."""
 
 
@@ -77,7 +80,7 @@ class Reader:
             line = re.sub(pattern, other, line)
         if line.startswith("ridgeline bench serve"):
             line += f" --url {self.url}"
-        return line.replace(":8000/", f":{self.url.rpartition(':')[2]}/")
+        return re.sub(r":8000(?=/|\s|$)", f":{self.url.rpartition(':')[2]}", line)
 
     def run(self, line: str) -> None:
         """One line, to its end, or until its server is ready. Fails if its status is not 0."""
@@ -91,6 +94,8 @@ class Reader:
         variables, serves, words = line.partition("ridgeline serve ")
         if serves:
             self.serve(variables, shlex.split(words))
+        elif line.startswith("ridgeline route "):
+            self.route(line)
         elif line.startswith("prometheus "):
             self.scrape(shlex.split(line))
         elif line.startswith("ridgeline ") and not re.search(r"[|>]|--install-completion", line):
@@ -122,7 +127,20 @@ class Reader:
             time.sleep(0.02)
         self.url = f"{found[1]}://127.0.0.1:{found[2]}"
         if "--record" in words:
-            self.run(f"curl {self.url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"a\", \"max_tokens\": 4}}'")
+            self.run(f'curl {self.url}/v1/completions -H \'Content-Type: application/json\' -d \'{{"prompt": "a", "max_tokens": 4}}\'')
+
+    def route(self, line: str) -> None:
+        """Runs a router in front of the server, which stands for the first one named, until that one is found ready."""
+        command = [*COMMAND, *shlex.split(line)[1:], "--port", "0"]
+        command[command.index("--replica") + 1] = self.url
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            timer = threading.Timer(30, process.kill)
+            timer.start()
+            try:
+                assert process.stderr is not None and any(" routes at http" in line for line in process.stderr), command
+            finally:
+                timer.cancel()
+                process.terminate()
 
     def scrape(self, command: list[str]) -> None:
         """Runs Prometheus with the files of `deploy`, in a hurry, until it has read the server's metrics."""
@@ -261,11 +279,20 @@ def test_blocks_are_of_known_kinds(page: Path) -> None:
             assert page.name == "README.md" and not re.search(rf"^\s*(\$|{PROGRAMS}) ", text, re.MULTILINE)
 
 
+def spoken_of(page: Path) -> list[str]:
+    """Commands in sentences and tables, less what stands in capitals: `ridgeline plan` of `ridgeline plan MODEL`."""
+    return [re.sub(r" [A-Z:]+(?= |$)", "", command) for command in INLINE.findall(FENCE.sub("", page.read_text()))]
+
+
 def test_commands_in_sentences_stand_in_blocks_too() -> None:
-    """But for verbs alone, as `ridgeline plan MODEL`: what stands in capitals is not counted."""
+    """With every argument, so there is none that no test runs."""
     run = "\n".join(line for page in PAGES for line in lines(page))
-    verbs = {f"ridgeline {path}" for path in CHECKS}
     for page in PAGES:
-        for command in INLINE.findall(FENCE.sub("", page.read_text())):
-            bare = re.sub(r" [A-Z:]+(?= |$)", "", command)
-            assert bare in verbs or bare in run, (page.name, command)
+        for command in spoken_of(page):
+            assert re.search(rf"(?<![\w-]){re.escape(command)}(?![\w-])", run), f"{page.name}: no test runs `{command}`; give it a block"
+
+
+def test_commands_in_sentences_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nridgeline ps\n```\nSay `ridgeline plan MODEL`, `A=1 ridgeline ps`, `chmod 600 f` or `demo`.\n")
+    assert spoken_of(page) == ["ridgeline plan", "A=1 ridgeline ps", "chmod 600 f"]

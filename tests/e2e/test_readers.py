@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ridgeline.server.connection import SEND_TIMEOUT_SECONDS
-
 FAKE = 'fake:{"rows": 96, "blocks": 40000, "max_model_len": 16384, "step_seconds": %s}'
 EVENTS = 1_800
 """Events that fill the buffers between engine and client."""
@@ -85,12 +83,13 @@ def disconnect(server: Any, count: int, at_once: int = 25) -> None:
             each.close()
 
 
-def stall(server: Any, readers: int, stalled: int, choices: int, rate: float) -> float:
-    """Throughput of readers beside clients that stall, each of so many choices, over that before; `rate`: tokens per second of a choice."""
+def stall(server: Any, readers: int, stalled: int, choices: int, rate: float, timeout: float) -> float:
+    """Throughput of readers beside clients that stall, each of so many choices, over that before; `rate`: tokens per second of a choice;
+    `timeout`: the server's, for a client that does not read."""
     reading = [ask(server, 16_000) for _ in range(readers)]
     alone = read_for(reading, 100 / rate)
     silent = [ask(server, 16_000 // choices, choices) for _ in range(stalled)]
-    beside = read_for(reading, EVENTS / rate / choices + 1 + SEND_TIMEOUT_SECONDS)
+    beside = read_for(reading, EVENTS / rate / choices + 1 + timeout)
     until(lambda: server.output().count("error=client_too_slow") == stalled, 15)
     assert server.metric("ridgeline_http_requests_total", 'error="client_too_slow"') == stalled
     assert server.metric("vllm:num_requests_running") == readers, "a row is still at work for a client that does not read"
@@ -120,8 +119,8 @@ def leave(server: Any, disconnects: int) -> int:
 
 
 def test_who_does_not_read_is_closed_and_who_hangs_up_leaves_nothing(serving: Callable[..., Any]) -> None:
-    with serving(FAKE % 0.005) as server:
-        print(f"beside 5 that stall: {stall(server, 2, 5, 8, 200):.3f}")
+    with serving(FAKE % 0.005, "--send-timeout", "1") as server:
+        print(f"beside 5 that stall: {stall(server, 2, 5, 8, 200, 1):.3f}")
         leave(server, 200)
 
 
@@ -131,7 +130,7 @@ def test_who_does_not_read_is_closed_and_who_hangs_up_leaves_nothing(serving: Ca
 def test_64_that_do_not_read_and_10_000_that_hang_up(serving: Callable[..., Any]) -> None:
     """Steps of 20 ms: what 80 rows cost more than 16 is then the engine's, and nothing here."""
     with serving(FAKE % 0.02) as server:
-        ratio = stall(server, 16, 64, 1, 50)
+        ratio = stall(server, 16, 64, 1, 50, 10)
         grown = leave(server, 10_000)
         print(f"beside 64 that stall: {ratio:.3f}; memory grew by {grown / 1e6:.1f} MB")
         assert ratio >= 0.95 and grown < 2e6

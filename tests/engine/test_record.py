@@ -1,6 +1,8 @@
 """The simulator takes the decisions of a recorded engine process, given the same commands and results."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,6 +89,30 @@ def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
     record(EngineConfig(str(demo_file), **limits, record=str(path), scheduling_policy="slo"), prompts, 6)
     compared, difference = replay(path)
     assert difference is None and compared >= 10
+
+
+def test_an_engine_that_starts_again_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """Both are decided again; the second begins with the request that goes on."""
+    path = tmp_path / "fake.recording"
+
+    async def main() -> None:
+        client = EngineClient(replace(FAKE, record=str(path)))
+        await client.start()
+        try:
+            info = (await client.ready()).info
+            limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
+            stream = client.submit(admit((5, 6, 7), SamplingParams(max_tokens=300), limits, request_id="a", draw_seed=lambda: 7))
+            await anext(stream)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            assert [item async for item in stream] and stream.continued == 1
+        finally:
+            await client.shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    for file in (path, tmp_path / "fake.recording.restart-1"):
+        compared, difference = replay(file)
+        assert difference is None and compared > 0
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -52,18 +52,27 @@ class File:
         return head + bytes(-len(head) % 32) + self.data
 
 
+def _whole(name: str) -> str:
+    return name if name.endswith(".bias") else f"{name}.weight"
+
+
 def model_file(
     changes: dict[str, bytes | None] | None = None,
     tensors: dict[str, tuple[int, ...] | None] | None = None,
     architecture: str = "gemma3",
 ) -> File:
-    """A whole two-layer model in F32 zeros. `changes` sets metadata (None: leaves it out), `tensors` sets shapes, outermost first."""
+    """A whole two-layer model in F32 zeros; the second layer has experts if the architecture has. `changes` sets metadata
+    (None: leaves it out), `tensors` sets shapes, outermost first."""
     row = RUNNABLE[architecture]
     sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128}
+    sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
     }  # fmt: skip
+    if "sparse" in row.parts:
+        numbers |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32}
+    layers = [(i, (*row.tensors, *row.parts.get(part, ()))) for i, part in enumerate(("dense", "sparse"))]
     pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
     pairs |= {f"{architecture}.{key}": value("u32", number) for key, number in numbers.items()}
     pairs[f"{architecture}.{row.eps_key}"] = value("f32", 1e-6)
@@ -71,10 +80,14 @@ def model_file(
     shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (4, 32)}
     shapes |= {f"{name}.weight": tuple(sizes[n] for n in names) for name, *names in row.outer_tensors}
     shapes |= {f"{name}.bias": (32,) for name in row.outer_biases}
-    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names) for i in range(2) for name, *names in row.tensors}
+    shapes |= {f"blk.{i}.{_whole(name)}": tuple(sizes[n] for n in names) for i, rows in layers for name, *names in rows}
     always = [name for name, when in row.biases.items() if when == "always"]
-    rows = {name: sizes[names[0]] for name, *names in row.tensors}
-    shapes |= {f"blk.{i}.{name}.bias": (rows[name],) for i in range(2) for name in always}
+    shapes |= {
+        f"blk.{i}.{name}.bias": tuple(sizes[n] for n in names[: max(1, len(names) - 1)])
+        for i, rows in layers
+        for name, *names in rows
+        if name in always
+    }
     for fused, parts in row.fused.items():
         for stem, suffix in ((f"blk.{i}.", suffix) for i in range(2) for suffix in ("weight", "bias")):
             held = [shapes.pop(f"{stem}{part}.{suffix}", None) for part in parts]

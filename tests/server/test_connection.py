@@ -7,7 +7,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from ridgeline.server.connection import SEND_TIMEOUT_SECONDS, HttpConnection
+from ridgeline.server.connection import HttpConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -16,6 +16,7 @@ class Table:
     """Remembers the deadline: None while the client may take its time."""
 
     seconds: float | None = None
+    send_timeout = 7.5
 
     def await_client(self, connection: HttpConnection, seconds: float) -> None:
         self.seconds = seconds
@@ -56,4 +57,4 @@ def test_further_requests_give_no_more_time_to_read_the_answer() -> None:
         await asyncio.sleep(0)
         return waiting, seconds
 
-    assert asyncio.run(play()) == (1, SEND_TIMEOUT_SECONDS)
+    assert asyncio.run(play()) == (1, 7.5)

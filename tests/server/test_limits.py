@@ -24,6 +24,7 @@ CONTEXT, VOCAB = 512, 258
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
 ANTHROPIC, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
+EMBEDDINGS, SCORES, RANKS = ("/v1/embeddings", "/pooling"), ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
 MESSAGES = [{"role": "user", "content": "a"}]
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a", "max_tokens": 2},
@@ -34,6 +35,9 @@ GOOD: dict[str, dict[str, Any]] = {
     COUNT: {"messages": MESSAGES},
     RESPONSES: {"input": "a", "max_output_tokens": 2},
     INPUT_TOKENS: {"input": "a"},
+    **{path: {"input": "a"} for path in EMBEDDINGS},
+    **{path: {"text_1": "a", "text_2": ["b"]} for path in SCORES},
+    **{path: {"query": "a", "documents": ["b"]} for path in RANKS},
 }
 BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}, "top_logprobs": {"logprobs": True},
                                      "guided_whitespace_pattern": {"guided_json": {}}}  # fmt: skip
@@ -234,6 +238,8 @@ def own(path: str) -> dict[str, list[Case]]:
         return of_messages(path)
     if path in (RESPONSES, INPUT_TOKENS):
         return of_responses(path)
+    if path in (*EMBEDDINGS, *SCORES, *RANKS):
+        return of_texts(path)
     if path == TOKENIZE:
         texts: list[Case] = [("empty", '""', True), ("wrong type", "1", False), ("wrong type", "[]", False), *required]
         return {"prompt": texts, "add_special_tokens": booleans(), "return_token_strs": booleans()}
@@ -290,6 +296,38 @@ def of_messages(path: str) -> dict[str, list[Case]]:
             "top_k": integers(int(BOUNDS["top_k"].low), int(BOUNDS["top_k"].high)),
             "stop_sequences": lists("x" * 64, 64, bad=("x" * 65, 1, None)),
             "stream": [case for case in booleans() if case[1] != "true"],
+        }
+    return fields
+
+
+def of_texts(path: str) -> dict[str, list[Case]]:
+    """Cases of routes that make vectors."""
+    required: list[Case] = [("null", "null", False), *NOWHERE]
+    fields: dict[str, list[Case]] = {
+        "truncate_prompt_tokens": [*integers(1, CONTEXT)[1:], ("min", "-1", True), ("min-1", "0", False), ("min-1", "-2", False)],
+        "deadline_ms": [case for case in integers(int(TARGET_BOUND.low), int(TARGET_BOUND.high)) if case[1] != "1"],
+        "priority": integers(-(2**31), 2**31 - 1),
+    }
+    if path in EMBEDDINGS:
+        ids: list[Case] = [("bad element", literal([each]), False) for each in IDS if each != "1"]
+        fields |= {
+            "input": [
+                *ids, ("max", literal([0] * CONTEXT), True), ("max+1", literal([0] * (CONTEXT + 1)), False), ("empty", "[]", False),
+                ("empty", "[[]]", False), ("empty", '""', True), ("max", literal(["a"] * 2048), True), ("wrong type", '[1, "a"]', False),
+                ("max+1", literal(["a"] * 2049), False), ("wrong type", "1", False), *required,
+            ],
+            "dimensions": integers(1, 8),
+            "encoding_format": [("min", '"float"', True), ("max", '"base64"', True), ("unknown", '"hex"', False), *NULL],
+            "add_special_tokens": booleans(),
+        }  # fmt: skip
+    elif path in SCORES:
+        fields |= {"text_2": [("min", '"b"', True), ("empty", "[]", False), ("bad element", "[1]", False), *required]}
+    else:
+        fields |= {
+            "query": [("min", '"b"', True), ("empty", '""', False), ("wrong type", "[]", False), *required],
+            "documents": [("min", '[{"text": "b"}]', True), ("empty", "[]", False), ("bad element", "[{}]", False), *required],
+            "top_n": [("min", "0", True), ("max", "99", True), ("min-1", "-1", False), ("wrong type", '"1"', False), *NULL],
+            "return_documents": booleans(),
         }
     return fields
 
@@ -376,7 +414,8 @@ def check_refusal(answer: Any, field: str, label: str) -> None:
 
 
 def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
-    assert {endpoint.path for endpoint in DOCUMENTED if endpoint.request is not None} == set(GOOD)
+    elsewhere = ("ollama",)  # in tests/server/test_dialect_limits.py
+    assert {each.path for each in DOCUMENTED if each.request is not None and each.dialect not in elsewhere} == set(GOOD)
     assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
     untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}
     for endpoint in DOCUMENTED:

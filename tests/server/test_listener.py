@@ -43,7 +43,7 @@ class Site:
     """A table with a clock."""
 
     def __init__(self, limit: int, per_client: int) -> None:
-        self.table, self.loop = Connections(limit, per_client), Loop()
+        self.table, self.loop = Connections(limit, per_client, 10.0), Loop()
 
     def connect(self, address: bytes = b"a", after: float = 1.0) -> tuple[Room, Connection | None]:
         self.loop.now += after

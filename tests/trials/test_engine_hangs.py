@@ -24,13 +24,15 @@ from ridgeline.core.commands import Output
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import CHECKS_PER_TIMEOUT, EngineClient
+from ridgeline.engine.process import BEATS_PER_TIMEOUT
 
 LONG = 512
 
 
-def test_x1_a_hang_is_noticed_within_ten_seconds() -> None:
-    """The watch kills an engine at its first check behind `step_timeout_seconds` without a beat."""
-    assert EngineConfig("m").step_timeout_seconds * (1 + 1 / CHECKS_PER_TIMEOUT) < 10
+def test_x1_a_hang_is_noticed_in_time_for_the_next_token_within_ten_seconds() -> None:
+    """The watch kills an engine at its first check behind `step_timeout_seconds` without a beat, at the end of a period in which it
+    may look several times; 3 s are left for the next engine's start."""
+    assert EngineConfig("m").step_timeout_seconds * (1 + 1 / CHECKS_PER_TIMEOUT) < 7 and BEATS_PER_TIMEOUT > CHECKS_PER_TIMEOUT
 
 
 @pytest.mark.alone

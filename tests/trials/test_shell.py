@@ -73,12 +73,12 @@ def test_n2_a_recording_is_told_from_a_trace(run: Run) -> None:
 # ── architectures ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("config", [{"model_type": "mixtral"}, {"model_type": "mamba9"}])
+@pytest.mark.parametrize("config", [{"model_type": "jamba"}, {"model_type": "mamba9"}])
 def test_n11_a_directory_of_an_unsupported_architecture_says_so_first(config: dict[str, str], tmp_path: Path) -> None:
     """Although its tokenizer is missing too."""
     known = json.loads((Path(machine.__file__).parents[2] / "models/known/mixtral-8x7b.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(known | config))
-    with pytest.raises(ModelFormatError, match=r"mixtures of experts are not supported|model_type 'mamba9' is not known"):
+    with pytest.raises(ModelFormatError, match=r"model_type 'jamba' is not supported|model_type 'mamba9' is not known"):
         read_files("m", tmp_path, chat_template=None, generation_config="auto")
 
 

@@ -246,6 +246,7 @@ bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Produc
     if constexpr (!F::kIntegerSpans) {
         return multiply_groups_tiled<F>(matrix, x, m, to, first, count, scratch);
     } else {
+        if (F::Coding::kBits == 7) return false;             // 16 bits do not hold the sums of a part
         const size_t panel = span_panel<F>(matrix.k);
         if (m <= kDirectSpanTokens<F> || panel == 0) return false;
         for (size_t from = 0; from < m; from += panel) {

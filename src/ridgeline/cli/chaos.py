@@ -14,6 +14,7 @@ FAULTS: Final = {
     "slow-engine": "the engine stands still for half of --seconds, so that steps take twice as long",
     "drop-connections": "every connection of a client is closed",
     "full-disk": "for --seconds no file of the server can grow",
+    "stall-readers": "four clients that ask and read nothing, for --seconds or until they are closed (--send-timeout)",
 }
 
 

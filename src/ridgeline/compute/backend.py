@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.decoding.edits import History, Mask, history_of
 from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar, mask_words
+from ridgeline.compute.decoding.pooling import RowPool
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
@@ -44,6 +45,7 @@ class StepRows(NamedTuple):
     has_grammars     True where a row that samples follows a grammar
     has_budgets      True where the reasoning of a row that samples has a budget
     slots            int32 [R]: slot of each row's adapter, -1 for none; None where no row has one
+    pooled           indices of the rows whose result is a vector
     """
 
     row: IntColumn
@@ -56,6 +58,7 @@ class StepRows(NamedTuple):
     has_drafts: bool
     has_grammars: bool
     has_budgets: bool
+    pooled: list[int]
     slots: NDArray[np.int32] | None = None
 
     def matches(self, plan: Plan) -> bool:
@@ -94,6 +97,7 @@ class StepOutput(NamedTuple):
     seconds: float
     ended: float
     failures: tuple[tuple[int, str], ...] = ()
+    vectors: tuple[bytes, ...] = ()
 
 
 class Backend(Protocol):
@@ -166,6 +170,7 @@ class RowState:
     histories  ids for penalties and bans; None for rows that need none
     grammars   places in the grammars of rows that follow one
     thoughts   places in the reasoning of rows where that has a budget
+    pools      of rows whose result is a vector
     compiler   makes grammars; None where no row follows one
     """
 
@@ -174,6 +179,7 @@ class RowState:
         self.histories: list[History | None] = [None] * rows
         self.grammars: list[RowGrammar | None] = [None] * rows
         self.thoughts: list[ThinkingState | None] = [None] * rows
+        self.pools: dict[int, RowPool] = {}
         self.compiler: GrammarCompiler | None = None
         self._bits = np.zeros((0, mask_words(vocab)), np.uint32)
 
@@ -181,8 +187,11 @@ class RowState:
         """Updates rows that come and go."""
         for row in plan.freed_rows:
             self.histories[row] = self.grammars[row] = self.thoughts[row] = None
+            self.pools.pop(row, None)
         for new in plan.new_rows:
             asked, outputs = new.params.sampling, new.ids[new.params.prompt_tokens :]
+            if new.params.pooling is not None:
+                self.pools[new.row] = RowPool(new.params.pooling)
             self.histories[new.row] = history_of(new.params, new.ids)
             if asked.thinking is not None:
                 self.thoughts[new.row] = ThinkingState(asked.thinking, outputs)
@@ -262,6 +271,13 @@ class RowState:
             self.grammars[row] = None
         else:
             failures[number] = f"the output cannot follow its grammar any further: {error}"
+
+    def pool(self, work: Work, hidden: Floats) -> tuple[bytes, ...]:
+        """Adds a step's final hidden states [T, D] to its rows that are pooled. Returns `Result.vectors`."""
+        plan, ends = work.plan, work.inputs.cu_q.tolist()
+        for index in work.rows.pooled:
+            self.pools[plan.row[index]].add(hidden[ends[index] : ends[index + 1]], plan.start[index])
+        return tuple([self.pools[plan.row[index]].vector() for index in plan.pool])
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

@@ -135,6 +135,11 @@ class EngineConfig:
         "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
         also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
     )  # fmt: skip
+    pooling: str = _set(
+        "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
+        "the model's authors say what it was trained for", "similar texts have dissimilar vectors: another",
+        choices=("auto", "last", "mean", "cls"),
+    )  # fmt: skip
     threads: int | None = _set(
         None, "Threads of a step [available CPU cores].", "all CPU cores share a step", "other programs slow down: too many",
         bounds=(1, 1_024), also=_LEAST,
@@ -161,7 +166,7 @@ class EngineConfig:
     )  # fmt: skip
     record: str | None = _set(
         None, "File for every command, plan and result, token ids included; see `replay`.",
-        "a file with every command, plan and result; it holds token ids", "the disk fills up: set", unit="FILE",
+        "every command, plan and result, with token ids; after a restart FILE.restart-1", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
     trace: str | None = _set(
         None, "File for a trace of every thread in every step, for Perfetto (native runner).",
@@ -173,7 +178,7 @@ class EngineConfig:
         "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
     )  # fmt: skip
     step_timeout_seconds: float = _set(
-        8.0, "Seconds after which an engine that has work and does not move is restarted.",
+        6.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",
         "engine restarts while it computes: too short",
         unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
@@ -292,6 +297,11 @@ class ServerConfig:
     max_connections_per_client: int = _set(
         1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
         "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
+    )  # fmt: skip
+    send_timeout: float = _set(
+        10.0, "Seconds that a client may leave its answer unread before its connection is reset.",
+        "its row and its memory are needed by others; what it reads meanwhile gives it as much again",
+        "access lines with client_too_slow of clients that meant to read: too short", unit="seconds", bounds=(0.1, 3_600),
     )  # fmt: skip
     brown_out: float | None = _set(
         None, "Seconds of expected wait beyond which the server saves, step by step, and says so [never].",

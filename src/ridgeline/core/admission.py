@@ -29,7 +29,7 @@ def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max
             f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; "
             "shorten the prompt or lower max_tokens"
         )
-    needed = blocks_needed(shape, total - 1)
+    needed = blocks_needed(shape, max(prompt_tokens, total - 1))
     if needed > shape.blocks:
         return (
             f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens or raise --kv-cache-memory-bytes"

@@ -88,6 +88,7 @@ class Output(NamedTuple):
 
     end              set if the step ended the choice. In the two-phase close this end is provisional: the front end answers with `Close`
     prompt_logprobs  of the next prompt tokens, from the second on; such an output has no ids
+    vector           of a text that was to be pooled, little-endian float32: its only output, which ends it
     """
 
     request_id: str
@@ -96,3 +97,4 @@ class Output(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     end: Finish | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    vector: bytes | None = None

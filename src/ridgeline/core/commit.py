@@ -68,9 +68,11 @@ def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBloc
                 if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
                     _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now)
                 else:
-                    outputs.append(new_tuple(Output, (sequence.request.request_id, sequence.choice, sampled, logprobs, None, None)))
+                    outputs.append(new_tuple(Output, (sequence.request.request_id, sequence.choice, sampled, logprobs, None, None, None)))
         else:
             _commit_stopped(sequence, sampled, logprobs, outputs, lifecycle, now)
+    if plan.pool or result.vectors:
+        _emit_vectors(sequences, plan, result, outputs, lifecycle, now)
     cache.release_step(plan.step)
     return outputs
 
@@ -144,6 +146,18 @@ def _emit_scores(sequences: list[Sequence], plan: Plan, result: Result, outputs:
         sequence = sequences[index]
         if result.finite[index] and sequence.state in (State.RUNNING, State.WAITING):
             outputs.append(Output(sequence.request.request_id, sequence.choice, (), prompt_logprobs=found))
+
+
+def _emit_vectors(sequences: list[Sequence], plan: Plan, result: Result, outputs: list[Output], lifecycle: Lifecycle, now: float) -> None:
+    """Sends the vectors of texts that this step has computed to their ends, which ends their sequences; that of one that was preempted
+    since too."""
+    if len(result.vectors) != len(plan.pool):
+        raise LawViolation(4, f"step {plan.step} pooled {len(result.vectors)} texts, its plan names {len(plan.pool)}")
+    for index, vector in zip(plan.pool, result.vectors, strict=True):
+        sequence = sequences[index]
+        if result.finite[index] and sequence.state in (State.RUNNING, State.WAITING):
+            outputs.append(Output(sequence.request.request_id, sequence.choice, (), end=Finish.STOP, vector=vector))
+            lifecycle.end(sequence, Finish.STOP, now)
 
 
 def _commit_stopped(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float) -> None:

@@ -269,7 +269,7 @@ class Lifecycle:
             self.adapters.name(request.adapter, -1)
         usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
         self._shares.settle(sequence, usage)
-        if sequence.cached_tokens >= 0:
+        if sequence.cached_tokens >= 0 and sequence.pooling is None:
             self.lengths.add(sequence.outputs)
         if not self.open:
             self._shares.on_idle()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
@@ -190,6 +190,30 @@ class Sampling:
     thinking: Thinking | None = None
 
 
+PoolingKind = Literal["last", "mean", "cls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """A vector of a text, which is computed in place of an answer.
+
+    kind        of the final hidden states that of the last token ("last"), of the first ("cls"), or their mean
+    normalise   its Euclidean length is 1
+    dimensions  leading numbers that are kept, before it is normalised; 0: all
+    whole       tokens see those behind them: the text is computed in one step, and nothing of it is shared
+    """
+
+    kind: PoolingKind = "last"
+    normalise: bool = True
+    dimensions: int = 0
+    whole: bool = False
+
+    @property
+    def needs_all(self) -> bool:
+        """True if every token has to be computed for this text: none may come from the prefix cache."""
+        return self.whole or self.kind != "last"
+
+
 @dataclass(frozen=True, slots=True)
 class RowParams:
     """Sampling parameters of one row (a choice of a request).
@@ -197,6 +221,7 @@ class RowParams:
     prompt_tokens    length of the prompt: later ids are outputs, also after a preemption
     banned_until     stop ids that are banned before `min_tokens` outputs exist
     prompt_logprobs  None: off; k: every prompt token but the first is scored, with the k best at its place
+    pooling          None: it samples; else its result is a vector
     """
 
     seed: int
@@ -206,6 +231,7 @@ class RowParams:
     min_tokens: int = 0
     banned_until: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +240,7 @@ class Admitted:
 
     request_id    internal, unique (random 128 bits as hex)
     prompt        token ids, never empty
-    max_tokens    limit of output tokens, at least 1; prompt + max_tokens ≤ max_model_len
+    max_tokens    limit of output tokens, at least 1, 0 with `pooling`; prompt + max_tokens ≤ max_model_len
     seed          always set (drawn at admission when the client gave none), 0 ≤ seed < 2**63
     choices       number of sequences (`best_of`, else `n`); choice c has the seed `(seed, c)`
     prompt_logprobs  None: off; k: choice 0 scores the prompt, with the k best at each place
@@ -227,6 +253,7 @@ class Admitted:
     ttft_ms       milliseconds from arrival in which its first token should come, under the slo policy; 0: none is named
     itl_ms        milliseconds that a step with it decoding may take; 0: as the engine's `step_ms`
     adapter       None: the model as it is
+    pooling       None: it is answered with ids; else with a vector of its prompt
     """
 
     request_id: str
@@ -247,6 +274,7 @@ class Admitted:
     ttft_ms: int = 0
     itl_ms: int = 0
     adapter: Adapter | None = None
+    pooling: Pooling | None = None
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""
@@ -258,6 +286,7 @@ class Admitted:
             min_tokens=self.min_tokens,
             banned_until=tuple(sorted(self.stop_ids)) if self.min_tokens else (),
             prompt_logprobs=None if choice else self.prompt_logprobs,
+            pooling=self.pooling,
         )
 
 

@@ -49,6 +49,7 @@ class Plan:
     tokens   per row known ids, then LAST, or drafted ids behind a known one
     sample   number of the row's last positions that sample, ≤ count: 0, 1, or 1 + its drafts
     score    (row index, first, count): prompt positions whose next token is scored, `first` counted from the row's first token
+    pool     indices of rows whose text ends in this step: their vectors are results (`RowParams.pooling`)
     """
 
     step: int
@@ -65,6 +66,7 @@ class Plan:
     """(from, to): blocks copied in this order before the step computes, one of each pair on the host."""
     score: tuple[tuple[int, int, int], ...] = ()
     fills: tuple[SlotFill, ...] = ()
+    pool: tuple[int, ...] = ()
 
     @property
     def drafts(self) -> bool:
@@ -102,6 +104,7 @@ class Result:
     logprobs  per row one per returned id, None for a row that did not ask; None if no row asked
     scores    per entry of `Plan.score` as many as it names; None if there are none
     failures  (row index, reason) of rows that cannot go on for another reason; their `finite` is 0
+    vectors   per entry of `Plan.pool` the text's vector, little-endian float32; anything where the row is not finite
     """
 
     step: int
@@ -111,6 +114,7 @@ class Result:
     timings: Timings = field(default_factory=Timings)
     scores: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     failures: tuple[tuple[int, str], ...] = ()
+    vectors: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

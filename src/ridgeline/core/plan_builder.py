@@ -2,6 +2,7 @@
 
 from array import array
 
+from ridgeline.core.events import Lack
 from ridgeline.core.plan import LAST, NewRow, Plan, SlotFill
 from ridgeline.core.sequence import Sequence
 
@@ -14,10 +15,11 @@ class PlanBuilder:
     """A step that is being scheduled.
 
     chunks         row index → (tokens, samples) of rows that do anything but compute one token and sample once
-    score          as in `Plan`
+    score, pool    as in `Plan`
     drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
     new_sequences  sequences whose row is new
     starts_closed  no further waiting sequence may start in this step
+    lack           what the first one that could not start lacks
     prefill_left   tokens left of the prefill budget; None until it is needed
     """
 
@@ -29,10 +31,12 @@ class PlanBuilder:
         self.tokens: list[int] = []
         self.chunks: dict[int, tuple[int, int]] = {}
         self.score: list[tuple[int, int, int]] = []
+        self.pool: list[int] = []
         self.drafted = 0
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.starts_closed = False
+        self.lack: Lack = ""
         self.prefill_left: int | None = None
 
     @property
@@ -50,11 +54,17 @@ class PlanBuilder:
         """Prompt positions that the step can still score."""
         return MAX_SCORED - sum([count for _, _, count in self.score])
 
+    def close_starts(self, lack: Lack) -> None:
+        """Nothing that waits may start any more in this step, as the first that could not lacks something."""
+        self.starts_closed, self.lack = True, lack
+
     def add(self, sequence: Sequence, count: int, is_new: bool = False) -> None:
         """Adds a row that computes the next `count` tokens of the sequence, and samples if they bring it to its target."""
         start = sequence.scheduled
         end = start + count
-        samples = end == sequence.target
+        samples = end == sequence.target and sequence.pooling is None
+        if end == sequence.target and not samples:
+            self.pool.append(len(self.sequences))
         ids = sequence.known[start:end]
         if is_new:
             self.new_sequences.append(sequence)
@@ -117,6 +127,7 @@ class PlanBuilder:
             copies=tuple(copies),
             score=tuple(self.score),
             fills=tuple(fills),
+            pool=tuple(self.pool),
         )
 
 

@@ -55,6 +55,11 @@ class Preemptor:
         growing = [each for each in lifecycle.running if each not in lifecycle.pinned] if lifecycle.pinned else lifecycle.running
         return self.reservation.will_fit([*growing, sequence], available - on_host)
 
+    def has_blocks_for_all(self, sequence: Sequence) -> bool:
+        """True if all known ids of a sequence that is to be computed in one step can have blocks, and nobody is preempted for it."""
+        blocks = -(-sequence.target // self.cache.shape.block_tokens)
+        return len(self.cache.shape.groups) * blocks <= self.available_blocks(sequence)
+
     def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """Returns how many of `count` tokens can have blocks, after preempting others if that is needed for one; 0: it waits."""
         if sequence.scheduled + count <= sequence.capacity:

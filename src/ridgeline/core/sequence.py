@@ -30,7 +30,8 @@ class Sequence:
     tables     block table per KV group
     released   per group: leading blocks that were freed behind its window
     new_blocks (group, first block, block ids) appended to tables since the row was last planned
-    limit      the most ids that it may ever know
+    limit      the most ids that it may ever know; with `pooling` one more than it has, since no id ends it
+    pooling    None: it samples; else it ends behind its prompt, with a vector
     rank       its place in the policy's order, smaller runs first
     latest_start  microsecond at which it must begin for its first token to come in time (`core.slack`), under the slo policy
     can_be_late  it ranks later, once, if it misses that
@@ -70,6 +71,7 @@ class Sequence:
         "number",
         "overtaken",
         "passed_from",
+        "pooling",
         "preemptions",
         "prompt_tokens",
         "publish_at",
@@ -96,7 +98,8 @@ class Sequence:
         self.number = number
         self.known = list(request.prompt)
         self.prompt_tokens = len(request.prompt)
-        self.limit = self.prompt_tokens + request.max_tokens
+        self.pooling = request.pooling
+        self.limit = self.prompt_tokens + max(1, request.max_tokens)
         self.stop_ids = request.stop_ids
         self.rank: tuple[int, ...] = ()
         self.latest_start = 0
@@ -145,11 +148,14 @@ class Sequence:
     def set_capacity(self, positions: int) -> None:
         """Sets the number of positions that its blocks cover."""
         self.capacity = positions
-        self.fast_path_limit = min(positions, self.limit - 1)
+        self.fast_path_limit = 0 if self.pooling else min(positions, self.limit - 1)
 
     @property
     def reusable(self) -> int:
-        """Leading positions that may come from the prefix cache: all but the last known one, and none that is still to be scored."""
+        """Leading positions that may come from the prefix cache: all but the last known one, and none that is still to be scored or that
+        the sequence's vector is made of."""
+        if self.pooling is not None and self.pooling.needs_all:
+            return 0
         most = len(self.known) - 1
         return most if self.scored >= self.to_score else min(self.scored, most)
 

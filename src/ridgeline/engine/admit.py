@@ -20,6 +20,7 @@ from ridgeline.core.params import (
     Admitted,
     Bound,
     Grammar,
+    Pooling,
     Sampling,
     SamplingParams,
 )
@@ -135,6 +136,65 @@ def admit(
         arrived=arrived,
         adapter=adapter,
     )
+
+
+def admit_text(
+    text: Sequence[int],
+    pooling: Pooling,
+    limits: ModelLimits,
+    width: int,
+    *,
+    request_id: str,
+    domain: bytes = b"",
+    tenant: str = "",
+    weight: int = 1,
+    priority: int = 0,
+    arrived: float | None = None,
+) -> Admitted:
+    """The accepted request for a vector of a text. `width`: numbers of the model's vectors. Other arguments and errors as of `admit`."""
+    check_number("priority", priority)
+    if not 0 <= pooling.dimensions <= width:
+        raise _invalid("dimensions", pooling.dimensions, f"at most {width}, as many as this model's vectors have")
+    _check_text(text, limits, "input")
+    _check_fit(len(text), 1, limits.kv)
+    return Admitted(
+        request_id=request_id,
+        prompt=tuple(text),
+        max_tokens=0,
+        seed=0,
+        domain=domain,
+        tenant=tenant,
+        weight=weight,
+        priority=priority,
+        arrived=arrived,
+        pooling=pooling,
+    )
+
+
+def cut_text(ids: Sequence[int], longest: int, limit: int | None, end: int | None) -> Sequence[int]:
+    """The first `limit` ids of a text (-1: the first `longest`; None: all), the `end` of texts among them where it had one.
+
+    Raises RequestError for a limit out of range.
+    """
+    if limit is None:
+        return ids
+    if limit != -1 and not 1 <= limit <= longest:
+        raise _invalid("truncate_prompt_tokens", limit, f"it must be 1 to {longest}, or -1 for that")
+    count = longest if limit == -1 else limit
+    if len(ids) <= count:
+        return ids
+    return (*ids[: count - 1], end) if end is not None and ids[-1] == end else tuple(ids[:count])
+
+
+def _check_text(text: object, limits: ModelLimits, name: str) -> None:
+    if not isinstance(text, (tuple, list)):
+        raise _invalid(name, text, "it must be a list of integers", "invalid_type")
+    if not text:
+        raise RequestError(f"{name} has a text of 0 tokens; send at least one.", param=name, code="empty_prompt")
+    if len(text) > limits.max_model_len:
+        message = f"{name} has a text of {len(text)} tokens; this model takes {limits.max_model_len}"
+        raise RequestError(f"{message}. Shorten it, or send truncate_prompt_tokens.", param=name, code="context_length_exceeded")
+    _check_ids(name, text, limits.vocab, limit=limits.max_model_len)
 
 
 def make_seed_source(seed: int | None) -> Callable[[], int]:

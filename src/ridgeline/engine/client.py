@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final, NoReturn
 
@@ -33,7 +34,7 @@ CRASH_LOOP_FAILURES: Final = 3
 """Engines in a row that ended early, from which on that is called what it is."""
 MAX_FAILED_STARTS: Final = 3
 """Engines in a row that did not come to go on with open requests, after which these wait no longer."""
-CHECKS_PER_TIMEOUT: Final = 8
+CHECKS_PER_TIMEOUT: Final = 12
 """Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
 when this process itself was stopped, its engine has not hung meanwhile."""
 
@@ -50,6 +51,14 @@ class State(StrEnum):
 def restart_delay(failures: int) -> float:
     """Seconds before the next start, after this many engines in a row that failed early: 0, 1, 2, 4 … 30."""
     return 0.0 if failures < 1 else min(30.0, 2.0 ** min(failures - 1, 5))
+
+
+def restarted(config: EngineConfig, restarts: int) -> EngineConfig:
+    """Settings of the engine after this many restarts: its recording and trace have files of their own, FILE.restart-1 and so on."""
+    if not restarts:
+        return config
+    record, trace = (file and f"{file}.restart-{restarts}" for file in (config.record, config.trace))
+    return replace(config, record=record, trace=trace)
 
 
 class EngineClient:
@@ -213,7 +222,7 @@ class EngineClient:
         self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
         self._has_gone_on = self._got_further = False
         try:
-            self._child = child = await EngineProcess.spawn(self._config)
+            self._child = child = await EngineProcess.spawn(restarted(self._config, self.starts - 1))
         except OSError as error:
             self.last_failure = f"no process could be started: {error}"
             self._on_lost()

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.params import Adapter, Grammar
+from ridgeline.core.params import Adapter, Grammar, Pooling
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import Finding
@@ -22,6 +22,10 @@ class ExecutorInfo:
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     has_grammars   True where rows may follow grammars
+    timed          (rows, tokens of each, seconds) of the steps of which `seconds` was made
+    pooling        how the model's description makes a vector of a text; None: this runner makes none
+    width          numbers of a vector
+    generates      False: the model has no head, and texts have vectors alone
     findings       problems of the model's header and weights
     adapter_slots  adapters that the rows of a step may have; 0: rows have none
     """
@@ -38,8 +42,12 @@ class ExecutorInfo:
     price: tuple[tuple[int, int, float], ...] = ()
     samples: int = 0
     has_grammars: bool = False
+    pooling: Pooling | None = None
+    width: int = 0
+    generates: bool = True
     findings: tuple[Finding, ...] = ()
     adapter_slots: int = 0
+    timed: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

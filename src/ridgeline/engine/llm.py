@@ -4,8 +4,7 @@ Runs the same `Engine` behind the same admission as the server; needs neither so
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,35 @@ from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
 from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
-from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
+from ridgeline.engine.admit import ModelLimits, admit, admit_text, cut_text, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
+from ridgeline.engine.pooled import (
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    TextRequest,
+    pooled_as,
+)
+from ridgeline.engine.prompts import (
+    Lora,
+    Messages,
+    Prompt,
+    Prompts,
+    as_list,
+    is_conversation,
+    one_adapter_per_prompt,
+    one_per_prompt,
+    plain_prompt,
+    progress_bar,
+    read_conversations,
+)
 from ridgeline.errors import ConfigError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
@@ -33,18 +54,10 @@ from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.structured import Asked, StructuredOutputCompiler
-from ridgeline.text.tokenizer import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids, text_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 from ridgeline.text.tools.calling import Form, Offer, form_of, read_offer, read_tools
 from ridgeline.text.tools.marks import begins_reasoning
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
-Prompts = Prompt | Sequence[Prompt]
-Lora = str | LoRARequest | Sequence[str | LoRARequest | None] | None
-"""An adapter for all prompts, or one for each."""
-Messages = Sequence[Mapping[str, object]]
-"""A conversation: objects with role and content, as in OpenAI's API."""
 
 
 class LLM:
@@ -138,12 +151,12 @@ class LLM:
         use_tqdm  shows a progress bar
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
-        texts = _as_list(prompts)
-        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
+        texts = as_list(prompts)
+        params = one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
-        columns = texts, params, ranks, _adapters(lora_request if lora is None else lora, len(texts))
+        columns = texts, params, ranks, one_adapter_per_prompt(lora_request if lora is None else lora, len(texts))
         requests = [self.prepare(text, each, priority=rank, lora=own) for text, each, rank, own in zip(*columns, strict=True)]
-        return self._complete(requests, use_tqdm)
+        return _complete(self, requests, use_tqdm)
 
     @with_known_arguments
     def chat(
@@ -172,14 +185,14 @@ class LLM:
         lora, lora_request      as `generate`
         Raises as `generate`; RequestError also where there is no template, or where it rejects the conversation.
         """
-        several = _conversations(messages)
-        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
+        several = read_conversations(messages)
+        params = one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
         header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
         is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
         offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
-        columns = zip(conversations, params, _adapters(lora_request if lora is None else lora, len(several)), strict=True)
-        return self._complete([self.prepare(prompt, own, offer=offer, lora=name) for prompt, own, name in columns], use_tqdm)
+        columns = zip(conversations, params, one_adapter_per_prompt(lora_request if lora is None else lora, len(several)), strict=True)
+        return _complete(self, [self.prepare(prompt, own, offer=offer, lora=name) for prompt, own, name in columns], use_tqdm)
 
     @with_known_arguments
     def stream(
@@ -193,7 +206,7 @@ class LLM:
 
         Raises as `generate`, before anything runs.
         """
-        target = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
+        target = Conversation(prompt) if is_conversation(prompt) else prompt  # type: ignore[arg-type]
         default = self.get_default_sampling_params(None if isinstance(target, Conversation) else 16)
         request = self.prepare(target, sampling_params or default, lora=lora)  # type: ignore[arg-type]
         if request.has_extra_choices:
@@ -206,7 +219,55 @@ class LLM:
 
         Raises as `generate`; RequestError also for a width that is too large.
         """
-        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
+        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in as_list(prompts)], params)
+
+    @with_known_arguments
+    def embed(
+        self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector for each text or list of ids, by the model's pooling.
+
+        truncate_prompt_tokens  tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error
+        Raises as `generate`.
+        """
+        return [EmbeddingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def encode(
+        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """As `embed`, with vLLM's other name of the vector, `data`."""
+        return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
+
+    @with_known_arguments
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = False
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
+        first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+        if not first or len(first) not in (1, len(second)):
+            raise RequestError(f"{len(first)} texts and {len(second)} are no pairs; give 1, or as many", param="data_1")
+        found = self._vectors([*first, *second], None, truncate_prompt_tokens, use_tqdm)
+        ahead, behind = found[: len(first)], found[len(first) :]
+        return [ScoringOutput.of(*pair) for pair in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
+
+    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: bool) -> list[TextRequest]:
+        """The texts, answered."""
+        self._engine.check_open()
+        info, longest = self._engine.info, self.limits.max_model_len
+        pooling = pooled_as(info.pooling, params or PoolingParams())
+        texts = [plain_prompt(each) for each in as_list(prompts)]
+        ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
+        ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
+        requests = [
+            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
+        ]
+        with progress_bar(len(requests), progress) as advance:
+            for _ in self._engine.run(requests):
+                advance(1)
+        return requests
 
     def prepare(
         self,
@@ -223,6 +284,8 @@ class LLM:
         Raises RequestError.
         """
         self._engine.check_open()
+        if not self._engine.info.generates:
+            raise RequestError("this model makes vectors of texts and generates none; use embed, or another model", param="prompt")
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
         if isinstance(params.logit_bias, Mapping):
@@ -231,7 +294,7 @@ class LLM:
         asked = None if params.structured_outputs is None else Asked(params.structured_outputs, "structured_outputs")
         form = Form(asked, None)
         if isinstance(prompt, Conversation):
-            template = self._template()
+            template = _template(self)
             ids: Sequence[int] = template.encode(prompt, self.tokenizer)
             limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
             if offer is not None:
@@ -242,7 +305,7 @@ class LLM:
                 outputs = None if form.asked is None else form.asked.params
                 params = replace(params, structured_outputs=outputs, skip_special_tokens=params.skip_special_tokens and not kept)
         else:
-            prompt = _plain(prompt)
+            prompt = plain_prompt(prompt)
             ids = self.tokenizer.encode(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
         request = admit(
             ids, params, limits,
@@ -250,8 +313,8 @@ class LLM:
             draw_seed=self._draw_seed,
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
-            grammar=None if form.asked is None else self._grammar(form.asked),
-            thinking=self._thinking(ids, params.thinking_token_budget),
+            grammar=None if form.asked is None else _grammar(self._grammars, form.asked),
+            thinking=_thinking(self, ids, params.thinking_token_budget),
             adapter=None if lora is None else self.adapters.named(lora),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
@@ -280,89 +343,34 @@ class LLM:
         if "chat_template" in self.__dict__ and self.chat_template is not None:
             self.chat_template.close()
 
-    def _thinking(self, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
-        """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
-        if tokens is None or self.chat_template is None or (ids := self.chat_template.reasoning_ids) is None:
+
+def _complete(llm: LLM, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
+    outputs = []
+    with progress_bar(len(requests), progress) as advance:
+        for request in llm.run(requests):
+            outputs.append(request.output())
+            advance(1)
+    return outputs
+
+
+def _thinking(llm: LLM, prompt: Sequence[int], tokens: int | None) -> Thinking | None:
+    """The budget of an answer's reasoning; None where there is none, or nothing that could be limited."""
+    if tokens is None or llm.chat_template is None or (ids := llm.chat_template.reasoning_ids) is None:
+        return None
+    return ids.thinking(begins_reasoning(prompt, ids.texts, llm.tokenizer), tokens)
+
+
+def _grammar(grammars: StructuredOutputCompiler, asked: Asked) -> Grammar | None:
+    """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
+    try:
+        return replace(grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
+    except (RequestError, OverloadedError):
+        if asked.is_optional:
             return None
-        return ids.thinking(begins_reasoning(prompt, ids.texts, self.tokenizer), tokens)
-
-    def _grammar(self, asked: Asked) -> Grammar | None:
-        """The grammar of an answer; None where it is optional and cannot be followed. Raises RequestError, OverloadedError."""
-        try:
-            return replace(self._grammars.compile(asked.outputs, asked.field), is_optional=asked.is_optional)
-        except (RequestError, OverloadedError):
-            if asked.is_optional:
-                return None
-            raise
-
-    def _template(self) -> ChatTemplate:
-        if self.chat_template is None:
-            raise no_template(self.config.model)
-        return self.chat_template
-
-    def _complete(self, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
-        outputs = []
-        with _progress_bar(len(requests), progress) as advance:
-            for request in self.run(requests):
-                outputs.append(request.output())
-                advance(1)
-        return outputs
+        raise
 
 
-def _is_conversation(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation is a list of objects, several are a list of such lists."""
-    return [messages] if _is_conversation(messages) else list(messages)  # type: ignore[list-item,arg-type]
-
-
-def _as_list(prompts: Prompts) -> list[Prompt]:
-    """One prompt is a string or a non-empty list of integers; anything else is several."""
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts is {prompts!r:.60}; it must be a text, token ids, or a list of these", param="prompts")
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the ids of a prompt that may be an object. Raises RequestError."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    found = {name: value for name, value in prompt.items() if value is not None}
-    if len(found) == 1 and (isinstance(found.get("prompt"), str) or isinstance(found.get("prompt_token_ids"), Sequence)):
-        return next(iter(found.values()))  # type: ignore[no-any-return]
-    names = ", ".join(map(str, found)) or "nothing"
-    raise RequestError(f"a prompt has {names:.60}; give it as prompt, a text, or prompt_token_ids, a list", param="prompt")
-
-
-def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    result = [params] * count if isinstance(params, SamplingParams) else list(params)
-    if len(result) != count:
-        message = f"{count} prompts come with {len(result)} sampling_params; give one, or one per prompt."
-        raise RequestError(message, param="sampling_params")
-    return result
-
-
-def _adapters(asked: Lora, count: int) -> list[str | LoRARequest | None]:
-    if asked is None or isinstance(asked, (str, LoRARequest)):
-        return [asked] * count
-    if not isinstance(asked, Sequence) or len(asked) != count:
-        raise RequestError(f"lora is {asked!r:.80}; give a name or a LoRARequest for all prompts, or {count} of them", param="lora")
-    return list(asked)
-
-
-@contextmanager
-def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call after each finished request; with `show`, it advances a bar on the terminal."""
-    if not show:
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda count: bar.advance(task, count)
+def _template(llm: LLM) -> ChatTemplate:
+    if llm.chat_template is None:
+        raise no_template(llm.config.model)
+    return llm.chat_template

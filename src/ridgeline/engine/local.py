@@ -6,11 +6,12 @@ Owns the engine, the open requests and the commands of its next turn. Knows no t
 import select
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.events import Closed, Rejected
+from ridgeline.core.params import Admitted
 from ridgeline.engine.compose import Progress, start_engine
 from ridgeline.engine.engine import Turn
 from ridgeline.engine.executor import ExecutorInfo
@@ -21,12 +22,34 @@ CHOICES_PER_ROW: Final = 4
 """Choices submitted to the engine at once, per row: enough for the scheduler to choose from, few enough to stay cheap."""
 
 
+class OpenRequest(Protocol):
+    """A request that collects its answer."""
+
+    request: Admitted
+
+    @property
+    def open_choices(self) -> int:
+        """Number of choices that have not ended."""
+        ...
+
+    def process(self, item: Output | Closed) -> Close | None:
+        """Adds what came; returns the close that the engine waits for, if it does."""
+        ...
+
+    def reject(self, message: str) -> None:
+        """Ends the request: the engine rejected it."""
+        ...
+
+
+Asked = TypeVar("Asked", bound=OpenRequest)
+
+
 class LocalEngine:
     """Several callers may have open requests: each turn of the loop serves them all."""
 
     def __init__(self, config: EngineConfig, on_progress: Progress) -> None:
         self._engine, self.decisions = start_engine(config, on_progress)
-        self._open: dict[str, LLMRequest] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._commands: list[Command] = []
         self._is_in_turn = self._has_progressed = False
         self._closed = False
@@ -46,10 +69,10 @@ class LocalEngine:
         if self._closed:
             raise EngineDeadError("this LLM is closed; make another one")
 
-    def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
+    def run(self, requests: Iterable[Asked]) -> Iterator[Asked]:
         """Yields each request when it is answered, in the order given. None stays open, even after an error."""
         self.check_open()
-        waiting, submitted = deque(requests), deque[LLMRequest]()
+        waiting, submitted = deque(requests), deque[Asked]()
         max_open_choices = CHOICES_PER_ROW * self.info.rows
         try:
             while waiting or submitted:
@@ -88,11 +111,11 @@ class LocalEngine:
         self._open.clear()
         self._engine.executor.close()
 
-    def _submit(self, request: LLMRequest) -> None:
+    def _submit(self, request: OpenRequest) -> None:
         self._open[request.request.request_id] = request
         self._commands.append(Admit(request.request))
 
-    def _abort(self, requests: Iterable[LLMRequest]) -> None:
+    def _abort(self, requests: Iterable[OpenRequest]) -> None:
         """Aborts what is still open, and collects steps in flight where no other caller does. Python may drop an iterator during a turn:
         then the next turn aborts."""
         self._commands += [Abort(name) for each in requests if (name := each.request.request_id) in self._open]

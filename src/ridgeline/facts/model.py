@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 CLASSES: Final = ("embedding", "head", "attention", "ffn", "experts", "norms")
 """Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
@@ -23,6 +23,7 @@ class TensorFacts:
                interleaved  the rows of each head are in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as Q and K of GGUF Llama files
                plus_one     stored less one: a norm whose formula is (1 + w)
     quantised  the tensors of a quantised matrix; `offset` is then that of the codes, `bytes` includes scales and zeros
+    experts    of a matrix per expert [E, N, K] whose matrices do not lie one behind the other as they are multiplied with: each by itself
     """
 
     name: str
@@ -34,10 +35,13 @@ class TensorFacts:
     transform: str = ""
     stride: int = 0
     quantised: "QuantisedParts | None" = None
+    experts: "tuple[TensorFacts, ...]" = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files of its elements: one, or those of the parts of a quantised matrix."""
+        """Files of its elements: one, or those of the parts of a quantised matrix, or of experts."""
+        if self.experts:
+            return tuple(sorted({file for expert in self.experts for file in expert.files}))
         if self.quantised is None:
             return (self.file,)
         parts = (self.quantised.codes, self.quantised.scales, self.quantised.zeros, self.quantised.order, self.quantised.shape_tensor)
@@ -110,11 +114,28 @@ class AttentionWidths:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: `routed` experts in each of `layers` layers, `active` of them per token."""
+    """A mixture of experts: `routed` experts in each of `layers` layers, `active` of them per token.
+
+    The rest says how they are chosen and weighted: attributes of the op `route` (`compute/ops/experts.py`).
+    """
 
     routed: int
     active: int
     layers: int
+    scores: str = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    groups_kept: int = 1
+    group_score: str = "max"
+    bias_selects: bool = False
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        """Attributes of `route`."""
+        groups = {"groups": self.groups, "groups_kept": self.groups_kept, "group_score": self.group_score}
+        chosen = {"k": self.active, "scores": self.scores, "bias_selects": self.bias_selects}
+        return {**chosen, **groups, "normalise": self.normalise, "scale": self.scale}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +180,8 @@ class ModelFacts:
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
+    embedding_scale, residual_scale, logit_scale  factors on embeddings, on what attention and feed-forward add, and on logits
+    pooling     how its authors make a vector of a text: "last", "mean" or "cls"; "" where nothing says so
     long_rope   (context, rope): for more positions the model must be loaded with this `Rope` instead of `rope`
     tensors     by canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them; fused projections are split
     fingerprint SHA-256 that identifies header and weights; part of every prefix key
@@ -191,6 +214,10 @@ class ModelFacts:
     attn_scale: float = 0.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    pooling: str = ""
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Row = tuple[str, ...]
-"""(name of a tensor, its dimensions by name, outermost first). A tensor with a dimension of 0 does not exist."""
+"""(name of a tensor, its dimensions by name, outermost first). A tensor with a dimension of 0 does not exist. Names are those of weights,
+but for names that end in ".bias"."""
 Sizes = dict[str, int]
 """Dimensions of a model by the names that rows give them."""
-RequiredValues = tuple[tuple[str, float | str | bool], ...]
+RequiredValues = tuple[tuple[str, float | str | bool | None], ...]
 """(key of a file, the only value of it that is supported)."""
 
 DIMENSIONS: Final = (
-    {"hidden", "ffn", "head", "queries", "keys", "context"}
+    {"hidden", "ffn", "head", "normed_head", "queries", "keys", "context"}
     | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
     | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "expanded"}
     | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
@@ -34,7 +35,8 @@ ROTARY_BUFFERS: Final = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
 class TensorNames:
     """Names of an architecture's tensors in one kind of file; the defaults are those of most decoders in safetensors files.
 
-    layers      stored name in a layer → canonical names of its parts, concatenated along the outputs
+    layers      stored name in a layer → canonical names of its parts, concatenated along the outputs. "experts.*.up_proj" are tensors of
+                experts, by their number; a name that does not end in ".weight" or ".bias" in the file stands whole
     prefix      in front of a layer's number
     outer       stored name outside layers → canonical name
     roots       prefixes that all names may have
@@ -66,6 +68,7 @@ class Architecture:
     tensors            of each layer
     parts              of layers that have a part: "attention", "state", "dense" or "sparse" (feed-forward); see `facts.headers.layers`
     biases             tensor that may have a bias → "always", or a flag of config.json; a GGUF file has it in all layers or none
+    routing            what `facts.model.Experts` has, where the files do not say it; a config.json says what `defaults` has keys for
     outer_tensors      tensors outside layers, besides token_embd and the head
     outer_biases       those of `outer_tensors` that have a bias
     fused              of GGUF files: stored tensor → canonical names of its parts, concatenated along the rows
@@ -98,6 +101,7 @@ class Architecture:
     checkpoint: TensorNames | None = None
     parts: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)
+    routing: Mapping[str, str | bool | float] = field(default_factory=dict)
     outer_tensors: tuple[Row, ...] = (("output_norm", "hidden"),)
     outer_biases: tuple[str, ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -150,6 +154,7 @@ SHARED_EXPERTS: Final = (
     ("ffn_up_shexp", "shared_ffn", "hidden"),
     ("ffn_down_shexp", "hidden", "shared_ffn"),
 )
+CORRECTION: Final = ("exp_probs_b.bias", "experts")
 MAMBA2: Final = (
     ("ssm_in", "in_proj", "hidden"),
     ("ssm_conv1d", "channels", "kernel"),
@@ -187,6 +192,18 @@ LAYER_NAMES: Final = {
     "self_attn.v_proj": ("attn_v",),
     "mlp.gate_proj": ("ffn_gate",),
     "mlp.up_proj": ("ffn_up",),
+}
+EXPERT_NAMES: Final = {
+    "mlp.gate": ("ffn_gate_inp",),
+    "mlp.experts.*.gate_proj": ("ffn_gate_exps",),
+    "mlp.experts.*.up_proj": ("ffn_up_exps",),
+    "mlp.experts.*.down_proj": ("ffn_down_exps",),
+    "mlp.gate.e_score_correction_bias": ("exp_probs_b.bias",),
+}
+SHARED_EXPERT_NAMES: Final = {
+    "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
+    "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
+    "mlp.shared_experts.down_proj": ("ffn_down_shexp",),
 }
 HEAD_NORM_NAMES: Final = {"self_attn.q_norm": ("attn_q_norm",), "self_attn.k_norm": ("attn_k_norm",)}
 POST_NORM_NAMES: Final = {

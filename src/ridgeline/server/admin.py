@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -26,8 +26,10 @@ from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
 from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
-from ridgeline.server.chaos import Chaos, Dropped
+from ridgeline.server.chaos import Chaos, Clients
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.explain import EXPLAIN_QUERY, explain_many
+from ridgeline.server.explain_shapes import Explained
 from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.profile import Profiler
@@ -45,6 +47,7 @@ ADMIN_ROWS: Final = (
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
+    Row("GET", "/explain", "Where the time of requests went", Explained, (404, 503), access="admin", query=EXPLAIN_QUERY),
     Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
@@ -59,14 +62,13 @@ def audit(request: Request, action: str, **fields: object) -> None:
 
 
 class Admin:
-    """The admin's side of a server, from `start` to `close`. `connections`: those of clients, now."""
+    """The admin's side of a server, from `start` to `close`."""
 
     def __init__(
-        self, listening: socket.socket, service: Service, drain: Drain, connections: Callable[[], Collection[Dropped]],
-        check_fit: CheckFit,
+        self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit
     ) -> None:
         self._watches = Watches(service)
-        chaos, swapper = Chaos(service, connections), Swapper(service, check_fit)
+        chaos, swapper = Chaos(service, clients), Swapper(service, check_fit)
         self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
         self._looking: asyncio.Task[None] | None = None
 
@@ -109,7 +111,7 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
     async def inject(request: Request) -> Response:
         asked = parse(shapes.ChaosRequest, await read_body(request))
         audit(request, "chaos", fault=asked.fault, fault_seconds=asked.seconds)
-        report = await chaos.inject(asked.fault, asked.seconds)
+        report = await chaos.inject(asked.fault, asked.seconds, request.headers.get("authorization"))
         audit(request, "chaos ended", **msgspec.to_builtins(report))
         return json_response(report)
 
@@ -131,7 +133,11 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
         audit(request, "profile", profile_seconds=asked.seconds)
         return json_response(await profiler.profile(asked.seconds))
 
+    async def explain(request: Request) -> Response:
+        return json_response(await explain_many(service, request.query_params))
+
     return [
+        Route("/explain", explain, methods=["GET"]),
         Route("/profile", profile, methods=["POST"]),
         Route("/swap", swap, methods=["POST"]),
         Route("/chaos", inject, methods=["POST"]),

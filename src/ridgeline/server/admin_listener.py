@@ -32,6 +32,8 @@ FLAG: Final = "--admin-socket"
 PEER_KEY: Final = "ridgeline.peer"
 """Key in a scope of who asks, as text."""
 MAX_CONNECTIONS: Final = 32
+SEND_SECONDS: Final = 10.0
+"""Time for which an admin may leave an answer unread."""
 MAX_PATH_BYTES: Final = 100
 """Bytes of a socket's path, which the system bounds at about 108."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -118,7 +120,7 @@ class AdminListener(Listener):
         )  # fmt: skip
         config.load()
         self._state = ServerState()
-        connections = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS)
+        connections = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS, SEND_SECONDS)
         super().__init__(listening, connections, partial(AdminConnection, config, self._state, {}, connections), None)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
@@ -30,8 +31,6 @@ IDLE_TIMEOUT_SECONDS: Final = 75.0
 """Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
 UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
 """Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
-SEND_TIMEOUT_SECONDS: Final = 10.0
-"""Time for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again."""
 FORGET_UNSENT: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for no time: else the system offers the bytes that nobody reads for minutes to come."""
 MAX_PIPELINED: Final = 16
@@ -40,12 +39,20 @@ PROBE_SECONDS: Final = (0.0, 0.1, 1.0)
 """Pauses before interim answers to a client that has closed its sending side; the last is repeated."""
 REJECTED_KEY: Final = "ridgeline.rejected"
 """Key in a scope of the ApiError with which the connection itself answered the request."""
+PAUSED_KEY: Final = "ridgeline.paused"
+"""Key in a scope of the times, as (from, to) of `time.monotonic`, in which its client did not read; the first `MAX_PAUSES` of them."""
+MAX_PAUSES: Final = 64
 CROWDED_KEY: Final = "ridgeline.crowded"
 """Key in a scope: the connection is one too many, and only probes are answered on it."""
 
 
 class ConnectionTable(Protocol):
-    """All connections; knows whose turn it is to send on each."""
+    """All connections; knows whose turn it is to send on each.
+
+    send_timeout  seconds for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again
+    """
+
+    send_timeout: float
 
     def await_client(self, connection: "HttpConnection", seconds: float) -> None:
         """Calls `time_out` unless `await_server` or `remove` is called within that time."""
@@ -77,6 +84,7 @@ class HttpConnection(HttpToolsProtocol):
         """Requests without a whole answer: uvicorn tells the last one alone of a client that has gone."""
         self._head_bytes = 0
         self._in_head = self._in_body = False
+        self._paused_at = 0.0
         self._unsent = 0
         """Bytes that the client left when it was looked at last, while it leaves the buffers full."""
 
@@ -168,12 +176,17 @@ class HttpConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The buffers are full. Whoever writes waits from now on, and the client has its time to read."""
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+        self._unsent, self._paused_at = self.transport.get_write_buffer_size(), time.monotonic()
+        self._table.await_client(self, self._table.send_timeout)
 
     def resume_writing(self) -> None:
         """The client has read most of it."""
         super().resume_writing()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                pauses = cast(dict[str, Any], cycle.scope).setdefault(PAUSED_KEY, [])
+                if len(pauses) < MAX_PAUSES:
+                    pauses.append((self._paused_at, time.monotonic()))
         if self._is_answered or self._in_head or self._in_body:
             self._await_more()
         else:
@@ -188,9 +201,9 @@ class HttpConnection(HttpToolsProtocol):
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent:
             self._unsent = unsent
-            self._table.await_client(self, SEND_TIMEOUT_SECONDS)
+            self._table.await_client(self, self._table.send_timeout)
             return
-        error = ApiError("client_too_slow", f"the client read nothing for {SEND_TIMEOUT_SECONDS:g} s")
+        error = ApiError("client_too_slow", f"the client read nothing for {self._table.send_timeout:g} s")
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error

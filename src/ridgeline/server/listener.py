@@ -82,7 +82,8 @@ class Turn(NamedTuple):
 class Connections:
     """All connections, and which of their clients owe bytes: a handshake, the rest of a request, or the next one."""
 
-    def __init__(self, limit: int, limit_per_address: int) -> None:
+    def __init__(self, limit: int, limit_per_address: int, send_timeout: float) -> None:
+        self.send_timeout = send_timeout
         self._limit = limit
         self._limit_per_address = min(limit, limit_per_address)
         self._all: set[HttpConnection] = set()

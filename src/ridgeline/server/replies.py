@@ -250,6 +250,75 @@ class TokenizeResponse(Struct, frozen=True):
     token_strs: list[str] | None
 
 
+class EmbeddingUsage(Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct, frozen=True):
+    """embedding: numbers, or their little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Struct, frozen=True):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+class Pooled(Struct, frozen=True):
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PooledList(Struct, frozen=True):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+
+
+class Score(Struct, frozen=True):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Struct, frozen=True):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedText(Struct, frozen=True):
+    text: str
+
+
+class RankedDocument(Struct, frozen=True, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RerankResponse(Struct, frozen=True):
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RankedDocument]
+
+
 class LlamaPiece(Struct, frozen=True):
     """A token and its text, or its bytes where these are no whole characters."""
 

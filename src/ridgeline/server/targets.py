@@ -58,6 +58,13 @@ class Targets:
             check_bound(name, value, TARGET_BOUND)
         return replace(self, **found) if found else self
 
+    def with_deadline(self, deadline_ms: int | None) -> "Targets":
+        """These, with the body's deadline, where it names one. Raises RequestError."""
+        if deadline_ms is None:
+            return self
+        check_bound("deadline_ms", deadline_ms, TARGET_BOUND)
+        return replace(self, deadline_ms=deadline_ms)
+
     def patience(self, *, has_order: bool) -> float | None:
         """Seconds that the request may wait in the queue and still be in time; None: for ever. has_order: targets count, as they do under
         the slo policy."""

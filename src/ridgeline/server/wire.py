@@ -191,6 +191,50 @@ class LlamaTokenizeRequest(Struct, frozen=True):
     with_pieces: bool | None = None
 
 
+class TextsRequest(Struct, frozen=True):
+    """Fields that all requests for vectors of texts have in common. truncate_prompt_tokens: the first tokens that are kept, -1: as many as
+    the model takes."""
+
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+
+
+class EmbeddingRequest(TextsRequest, frozen=True):
+    """A text, texts, token ids, or lists of token ids."""
+
+    input: str | list[str | int | list[int]] | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    add_special_tokens: bool | None = None
+
+
+class ScoreRequest(TextsRequest, frozen=True):
+    """Texts to compare: one with each of several, or pairs. The three pairs of names mean the same."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+
+class RerankDocument(Struct, frozen=True):
+    text: str
+
+
+class RerankRequest(TextsRequest, frozen=True):
+    """Documents to order by their likeness to a query. top_n: those that are answered; 0: all."""
+
+    query: str | None = None
+    documents: list[str | RerankDocument] | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
 class DetokenizeRequest(Struct, frozen=True):
     model: str | None = None
     tokens: list[int] | None = None

@@ -97,6 +97,7 @@ class PieceTable:
     byte_level   pieces spell bytes in GPT-2's alphabet; else U+2581 is a space and <0x0A> a byte
     added        ids whose pieces are literal text; of these `control` have no text
     space_prefix the space that encoding puts in front is removed when a whole text is decoded
+    text_end     as `Tokenizer` has it
     has_known_patterns  text is split by patterns of this file, of which none takes long; else by the model's, of which any may
     """
 
@@ -107,6 +108,7 @@ class PieceTable:
     bos: int | None
     eos_ids: frozenset[int]
     space_prefix: bool = False
+    text_end: int | None = None
     has_known_patterns: bool = False
 
 
@@ -121,6 +123,7 @@ class FastTokenizer:
         """A copy in which control tokens and markup have guarded names, and its ids where they differ; made when a text first needs it."""
         self._guarded_lock = Lock()
         self.bos = table.bos
+        self.text_end = table.text_end
         self.eos_ids = table.eos_ids
         self.vocab_size = len(table.pieces)
         self.quick_characters = QUICK_CHARACTERS if table.has_known_patterns else 0
@@ -257,6 +260,7 @@ def read_bpe(header: Header) -> FastTokenizer:
         key = f"tokenizer.ggml.{name}_token_id"
         return header.integer(key, 0, len(pieces) - 1) if key in header.metadata else None
 
+    end = token_id("eos") if header.flag("tokenizer.ggml.add_eos_token", default=False) else None
     control = frozenset(token for token, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN))
     names = {pieces[token]: token for token in control}
     ends = {names[name] for name in end_names(names)} | {token_id(name) for name in ("eos", "eot", "eom")}
@@ -264,7 +268,10 @@ def read_bpe(header: Header) -> FastTokenizer:
     literal = frozenset(token for token, kind in enumerate(types) if kind == TokenType.USER_DEFINED)
     return FastTokenizer(
         _library(pieces, merges, pre_tokenizer, literal, control),
-        PieceTable(pieces, True, literal, control, bos, frozenset(token for token in ends if token is not None), has_known_patterns=True),
+        PieceTable(
+            pieces, True, literal, control, bos, frozenset(token for token in ends if token is not None),
+            text_end=end, has_known_patterns=True,
+        ),
     )
 
 

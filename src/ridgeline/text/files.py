@@ -70,6 +70,7 @@ def _fast(directory: Path) -> FastTokenizer:
             added=frozenset(added),
             control=frozenset(token for token, piece in added.items() if piece.special),
             bos=_bos(library, directory, ids),
+            text_end=_text_end(library),
             eos_ids=read_generation(directory).eos_ids | _eos_ids(directory, ids) | {ids[name] for name in end_names(ids)},
             space_prefix=_has_step(config.get("decoder"), "Strip"),
         ),
@@ -119,6 +120,12 @@ def _bos(library: Library, directory: Path, ids: Mapping[str, int]) -> int | Non
     except Exception as error:  # as above
         raise ModelFormatError(f"tokenizer.json cannot even read one letter: {error!s:.200}; download it again") from None
     return int(before[0]) if before[1:] == alone and len(before) == len(alone) + 1 else None
+
+
+def _text_end(library: Library) -> int | None:
+    """The id that the file puts behind every text. `_bos` has tried the library before."""
+    after, alone = library.encode("a").ids, library.encode("a", add_special_tokens=False).ids
+    return int(after[-1]) if len(after) > len(alone) and after[:-1] in ([*alone], [after[0], *alone]) else None
 
 
 def _eos_ids(directory: Path, ids: Mapping[str, int]) -> frozenset[int]:

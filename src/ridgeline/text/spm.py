@@ -27,6 +27,7 @@ class SpmTokenizer:
         self._kinds = vocabulary.kinds
         self._space_prefix = vocabulary.space_prefix
         self.bos = vocabulary.bos
+        self.text_end = vocabulary.text_end
         self.eos_ids = vocabulary.eos_ids
         self.vocab_size = len(vocabulary.pieces)
         self.quick_characters = QUICK_CHARACTERS

@@ -20,6 +20,7 @@ class Tokenizer(Protocol):
     """Text to ids and back. Immutable, hence safe to share between threads and requests.
 
     bos      the id that starts every prompt; None: the model wants none
+    text_end the id behind a text whose vector is wanted; None: the model wants none
     eos_ids  ids that end a generation, from every source that names one
     markup   names of tokens that ordinary text is split at too, and that mean something to the model as control tokens do
     quick_characters  length up to which any text is encoded within a millisecond or so; 0: none is known
@@ -27,6 +28,9 @@ class Tokenizer(Protocol):
 
     @property
     def bos(self) -> int | None: ...
+
+    @property
+    def text_end(self) -> int | None: ...
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -72,6 +76,7 @@ class ByteTokenizer:
     """A `Tokenizer` (see `text.tokenizer`) of 258 ids: 0 … 255 are bytes, 256 is BOS, 257 is EOS."""
 
     bos: int | None = _BOS
+    text_end: int | None = None
     eos_ids = frozenset({_EOS})
     markup = frozenset[str]()
     vocab_size = 258
@@ -98,6 +103,12 @@ class ByteTokenizer:
         """See `Tokenizer.decode`."""
         visible = (token for token in ids if not (skip_special and self.is_control(token)))
         return b"".join(map(self.piece, visible)).decode("utf-8", "replace")
+
+
+def text_ids(tokenizer: Tokenizer, text: str, *, add_special: bool = True) -> list[int]:
+    """Ids of a text whose vector is wanted; names of control tokens in it are text. `add_special`: the ids around it are put there."""
+    ids = tokenizer.encode(text, add_special)
+    return [*ids, tokenizer.text_end] if add_special and tokenizer.text_end is not None else ids
 
 
 def control_ranges(tokenizer: Tokenizer) -> tuple[tuple[int, int], ...]:

@@ -48,6 +48,7 @@ class Vocabulary:
 
     bos           None: prompts start without one
     eos_ids       ids that end a generation
+    text_end      the id behind a text whose vector is wanted
     unknown       the id for text that has neither a piece nor byte tokens
     space_prefix  a space is put before the text and after each user-defined token
     """
@@ -59,6 +60,7 @@ class Vocabulary:
     eos_ids: frozenset[int]
     unknown: int
     space_prefix: bool
+    text_end: int | None = None
 
     @classmethod
     def from_header(cls, header: Header) -> "Vocabulary":
@@ -83,6 +85,7 @@ class Vocabulary:
             eos_ids=frozenset({eos, token_id("eot", eos), token_id("eom", eos)} | {control[name] for name in end_names(control)}),
             unknown=token_id("unknown", 0),
             space_prefix=header.flag("tokenizer.ggml.add_space_prefix", default=True),
+            text_end=eos if header.flag("tokenizer.ggml.add_eos_token", default=False) else None,
         )
 
     def with_eos_ids(self, ids: frozenset[int]) -> "Vocabulary":

@@ -8,17 +8,23 @@ import pytest
 from calls import Codes, linear_codes, quantise
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable, row_bytes
+from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable
 from ridgeline.compute.ops import quantised
-from ridgeline.compute.quant.formats import FORMATS as STORED
 from ridgeline.compute.quant.formats import dequantise
-from ridgeline.compute.quant.groups import KINDS, groups
+from ridgeline.compute.quant.groups import BLOCKS, groups
+from ridgeline.compute.quant.small import RECORDED, SMALL, records
+from ridgeline.facts.files.formats import FORMATS as STORED
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
-PACKED = tuple(kind for kind in sorted(KINDS) if packable(kind, (16, 256)))
+ALL = tuple(kind for kind in sorted(BLOCKS) if packable(kind, (16, 256)))
+PACKED = tuple(kind for kind in ALL if kind not in ("TQ1_0", "IQ1_M", "IQ2_XXS", "IQ2_XS"))
+"""Without those that share a kernel with another one."""
 
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ2_0": (64,),
+    "MXFP4": (),
+}  # fmt: skip
 """Where a block has fp16 fields; at 0 where nothing is said."""
 
 FACTORS = {"Q2_K": slice(0, 16), "Q3_K": slice(96, 108), "Q4_K": slice(4, 16), "Q5_K": slice(4, 16), "Q6_K": slice(192, 208)}
@@ -39,6 +45,8 @@ def rows_of(kind: str, n: int, k: int, seed: int, size: float = 1.0) -> np.ndarr
     for start in HALVES.get(kind, (0,)):
         scales = rng.standard_normal(blocks.shape[:2]) * size * 10.0 ** rng.integers(-4, 1, blocks.shape[:2])
         blocks[..., start : start + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = rng.integers(110, 130, blocks.shape[:2])
     return blocks.reshape(n, -1)
 
 
@@ -71,15 +79,15 @@ def test_numbers_of_formats() -> None:
     assert len(FORMATS) == len(set(FORMATS))
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("n", [1, 16, 37])
 def test_round_trip(kind: str, n: int, pool: ThreadPoolExecutor) -> None:
     """Any bytes come back, scales that are no numbers too; also where a matrix takes several chunks."""
     k = 512
-    random = np.random.default_rng(n).integers(0, 256, (n, row_bytes(kind, k)), np.uint8)
+    random = np.random.default_rng(n).integers(0, 256, (n, STORED[kind].row_bytes(k)), np.uint8)
     for rows in (random, np.zeros_like(random), np.full_like(random, 255)):
         weight = pack(kind, rows, (n, k), pool)
-        assert np.array_equal(weight.unpack(), rows)
+        assert np.array_equal(weight.unpack(), records(kind, rows, STORED[kind].block_bytes) if kind in RECORDED else rows)
         assert weight.data.ctypes.data % 64 == 0
 
 
@@ -90,7 +98,7 @@ def test_round_trip_of_many_chunks(pool: ThreadPoolExecutor, monkeypatch: pytest
     assert np.array_equal(pack("Q5_0", rows, (333, 96), pool).unpack(), rows)
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", ALL)
 def test_rows(kind: str, pool: ThreadPoolExecutor) -> None:
     rows = rows_of(kind, 40, 512, 2)
     weight, ids = pack(kind, rows, (40, 512), pool), np.array([39, 0, 17, 17, 32])
@@ -146,7 +154,7 @@ def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> No
     """Codes, integer scales and activations at their limits, of one sign and of both."""
     factors = np.array([byte, 0x00, 0x7F, 0x80, 0xFF], np.uint8)
     n, k = len(factors), 256
-    rows = np.full((n, row_bytes(kind, k)), byte, np.uint8)
+    rows = np.full((n, STORED[kind].row_bytes(k)), byte, np.uint8)
     blocks = rows.reshape(n, -1, STORED[kind].block_bytes)
     if kind in FACTORS:
         blocks[..., FACTORS[kind]] = factors[:, None, None]
@@ -206,10 +214,12 @@ def test_near_the_dequantised_product(outliers: int, tolerance: float, pool: Thr
     """Activations are off by at most half a scale; in the root mean square products of normal ones by 1 %, or by 3.5 % where one column of
     a hundred is 20 times as large."""
     rng = np.random.default_rng(9)
-    for kind in PACKED:
-        rows, x = rng.integers(0, 256, (12, row_bytes(kind, 1024)), np.uint8), rng.standard_normal((16, 1024)).astype(np.float32)
+    for kind in sorted(PACKED, key=lambda kind: kind in SMALL):
+        rows, x = rng.integers(0, 256, (12, STORED[kind].row_bytes(1024)), np.uint8), rng.standard_normal((16, 1024)).astype(np.float32)
         for start in HALVES.get(kind, (0,)):
             rows.reshape(-1, STORED[kind].block_bytes)[:, start : start + 2] = np.ones(1, np.float16).view(np.uint8)
+        if kind == "MXFP4":
+            rows.reshape(-1, STORED[kind].block_bytes)[:, 0] = 127
         if outliers:
             x[:, rng.choice(1024, 10, replace=False)] *= outliers
         dense = dequantise(kind, rows).astype(np.float64)

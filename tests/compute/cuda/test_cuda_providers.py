@@ -21,7 +21,7 @@ ELSEWHERE = {
     "linear_codes": "integer products of the native runner",
     "linear_codes_add": "integer products of the native runner",
     "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
-    **dict.fromkeys(("route", "linear_experts", "combine"), "no model with experts is served on a GPU"),
+    **dict.fromkeys(("route", "linear_experts", "combine"), "models with experts are refused on a GPU"),
     **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
 }

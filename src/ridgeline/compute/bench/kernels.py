@@ -57,6 +57,8 @@ FINITE_BYTES: Final = 0x3C
 CODES: Final = {
     "Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "Q2_K": "int4", "Q3_K": "int4",
     "Q5_0": "int5", "Q5_1": "int5", "Q5_K": "int5", "Q6_K": "int6",
+    "TQ1_0": "int4", "TQ2_0": "int4", "IQ1_S": "int5", "IQ1_M": "int5", "IQ3_S": "int5", "MXFP4": "int5", "IQ3_XXS": "int6",
+    "IQ2_XXS": "int8", "IQ2_XS": "int8", "IQ2_S": "int8",
     "Q8_0": "int8", "IQ4_NL": "int8", "IQ4_XS": "int8",
     "INT4": "int4", "INT8": "int8",
 }  # fmt: skip

@@ -12,8 +12,6 @@ from ridgeline.facts.hardware.ceilings import LOOPS, RooflineLoops
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
-ROUNDS = 24
-
 NAMES = {
     "dram_bytes_per_second": "memory, read",
     "l3_bytes_per_second": "third-level cache, read",
@@ -64,7 +62,7 @@ class Roofline:
         return {**found, **seconds, "medians": medians, "noise": self.noise.as_dict()}
 
 
-def roofline(threads: int | None = None, rounds: int = ROUNDS, on_progress: Callable[[float], None] = lambda done: None) -> Roofline:
+def roofline(threads: int | None = None, rounds: int = 24, on_progress: Callable[[float], None] = lambda done: None) -> Roofline:
     """Measures every ceiling `rounds` times, in turn, so that a disturbance falls on all of them. Takes some four seconds.
 
     threads      of the measurements on all threads; None: every CPU core that this process may use

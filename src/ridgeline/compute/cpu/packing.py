@@ -6,8 +6,8 @@ never kept.
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,7 +25,8 @@ from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.weight import CodedWeight, Weight
+from ridgeline.compute.quant.small import RECORD_BYTES, RECORDED, records
+from ridgeline.compute.quant.weight import CodedWeight, StackedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.model import ModelFacts
 
@@ -58,7 +59,7 @@ SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""
 
-SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) | RECORDED
 
 SUPERBLOCK: Final = 256
 LONG_SPAN: Final = 128
@@ -106,6 +107,11 @@ class PackedWeight:
         return replace(self, shape=self.shape[-2:], data=self.data[number * self.stride : (number + 1) * self.stride])
 
     @property
+    def parts(self) -> "list[PackedWeight]":
+        """Its matrices, one by one."""
+        return [self.part(number) for number in range(self.experts)] if len(self.shape) > 2 else [self]
+
+    @property
     def blocks(self) -> int:
         """Blocks of 16 rows of a matrix."""
         return -(-self.shape[-2] // BLOCK_ROWS)
@@ -129,9 +135,9 @@ class PackedWeight:
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
+        """The rows as packing took them, bit for bit: uint8 [rows, `row_bytes`], all experts'."""
         if len(self.shape) > 2:
-            return np.concatenate([self.part(number).unpack() for number in range(self.experts)])
+            return np.concatenate([part.unpack() for part in self.parts])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
         ext.native().unpack(ext.level_number(), *self.matrix, int(rows.ctypes.data), rows.shape[1], 0, self.blocks)
         return rows
@@ -147,11 +153,10 @@ class PackedWeight:
 
 
 def row_bytes(kind: str, columns: int, group: int = 0) -> int:
-    """Bytes of a stored row of `columns` inputs; of INT8 and INT4 with `group` inputs a scale, of a record."""
+    """Bytes of a row of `columns` inputs as packing takes it: stored, `records`, or a record of INT8 and INT4, `group` inputs a scale."""
     if group:
         return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
-    form = STORED[kind]
-    return columns // form.block_elements * form.block_bytes
+    return columns // SUPERBLOCK * RECORD_BYTES if kind in RECORDED else STORED[kind].row_bytes(columns)
 
 
 def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
@@ -171,17 +176,36 @@ def pack(
     """
     if not packable(kind, shape, screened=screened):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
-    *experts, n, k = shape
-    width = row_bytes(kind, k)
-    source = ext.address(codes, np.uint8, (prod(shape[:-1]), width))
+    width = STORED[kind].row_bytes(shape[-1])
+    ext.address(codes, np.uint8, (prod(shape[:-1]), width))
     weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
-    parts = [weight.part(number) for number in range(weight.experts)] if experts else [weight]
-    for number, part in enumerate(parts):
+    matrices = codes.reshape(weight.experts, -1, width)
+    _finish([job for number, part in enumerate(weight.parts) for job in _begin(part, matrices[number], pool)])
+    return weight
 
-        def chunk(first: int, count: int, part: PackedWeight = part, source: int = source + number * n * width) -> None:
-            _pack(part, source, first, count)
 
-        _fill(part, pool, chunk)
+def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = None) -> PackedWeight:
+    """One matrix [N, K] per expert, all stored alike and each by itself, packed as `pack` and `pack_grouped` pack; else as fp32, for
+    instance where each has an order of its own."""
+    first = parts[0]
+    kind, group, shape = "F32", 0, (len(parts), *first.shape)
+    if isinstance(first, CodedWeight) and packable(first.kind, shape):
+        kind = first.kind
+    elif all(isinstance(part, GroupedWeight) and part.order is None for part in parts):
+        assert isinstance(first, GroupedWeight)
+        if packable(integer_kind(first), shape, first.size):
+            kind, group = integer_kind(first), first.size
+    weight = PackedWeight(kind, shape, (take or allocate)(_packed_bytes(kind, shape, group)), group)
+    jobs: list[Future[None]] = []
+    for part, stored in zip(weight.parts, parts, strict=True):
+        if isinstance(stored, GroupedWeight) and group:
+            jobs += _begin_grouped(part, stored, pool)
+        elif isinstance(stored, CodedWeight) and kind == stored.kind:
+            jobs += _begin(part, stored.codes, pool)
+        else:
+            floats = stored.dense()
+            _finish(_begin(part, floats.view(np.uint8), pool))
+    _finish(jobs)
     return weight
 
 
@@ -200,27 +224,47 @@ def pack_grouped(stored: GroupedWeight, pool: Executor, take: Take | None = None
     if not packable(kind, shape, stored.size):
         raise ValueError(f"{kind} {shape} in groups of {stored.size} cannot be packed by this build")
     weight = PackedWeight(kind, shape, (take or allocate)(_packed_bytes(kind, shape, stored.size)), stored.size)
+    _finish(_begin_grouped(weight, stored, pool))
+    return weight
+
+
+def _begin(weight: PackedWeight, codes: Bytes, pool: Executor) -> list[Future[None]]:
+    """Packs one matrix of codes uint8 [N, bytes of a row], contiguous and alive until all is done."""
+    source = codes.ctypes.data
 
     def chunk(first: int, count: int) -> None:
         start = first * BLOCK_ROWS
-        records = stored.records(slice(start, min(start + count * BLOCK_ROWS, shape[0])))
+        if weight.kind not in RECORDED:
+            return _pack(weight, source, first, count)
+        made = records(weight.kind, codes[start : start + count * BLOCK_ROWS], STORED[weight.kind].block_bytes)
+        return _pack(weight, ext.address(made, np.uint8, made.shape) - start * made.shape[1], first, count)
+
+    return [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]
+
+
+def _begin_grouped(weight: PackedWeight, stored: GroupedWeight, pool: Executor) -> list[Future[None]]:
+    """Packs one matrix of grouped integers, gathered chunk by chunk."""
+    rows = stored.shape[0]
+
+    def chunk(first: int, count: int) -> None:
+        start = first * BLOCK_ROWS
+        records = stored.records(slice(start, min(start + count * BLOCK_ROWS, rows)))
         source = ext.address(records, np.uint8, (len(records), stored.record_bytes))
         # Kernels count rows from the matrix's first; those before the chunk's are never touched.
         _pack(weight, source - start * stored.record_bytes, first, count)
 
-    _fill(weight, pool, chunk)
-    return weight
+    return [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]
+
+
+def _finish(jobs: Sequence[Future[None]]) -> None:
+    for job in jobs:
+        job.result()
 
 
 def _pack(weight: PackedWeight, source: int, first: int, count: int) -> None:
     *matrix, target = weight.matrix
     width = row_bytes(weight.kind, weight.shape[1], weight.group)
     ext.native().pack(ext.level_number(), *matrix, source, width, target, first, count)
-
-
-def _fill(weight: PackedWeight, pool: Executor, chunk: Callable[[int, int], None]) -> None:
-    for job in [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]:
-        job.result()
 
 
 def allocate(count: int) -> Bytes:
@@ -328,6 +372,8 @@ def screened(weights: Mapping[str, Stored]) -> list[str]:
 
 
 def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, head: bool) -> PackedWeight:
+    if isinstance(weight, StackedWeight):
+        return pack_experts(weight.parts, pool, take)
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
         screened = head and packable(weight.kind, weight.shape, screened=True)
         return pack(weight.kind, weight.codes, weight.shape, pool, take, screened=screened)

@@ -35,6 +35,7 @@ from ridgeline.compute.opening import ModelSource, OpenedModel, Progress
 from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import LAST, KVShape, TokenLogprobs
+from ridgeline.errors import ConfigError
 from ridgeline.planning.memory import kv_groups
 
 TIMED_ROWS: Final = 64
@@ -121,7 +122,7 @@ class CudaBackend:
 
     def must_read_first(self, ticket: _InFlight) -> bool:
         """True where the host samples or scores: the next step overwrites the logits and hidden states that it reads."""
-        return bool(ticket.split.host) or bool(ticket.work.plan.score)
+        return bool(ticket.split.host) or bool(ticket.work.plan.score) or bool(ticket.work.rows.pooled)
 
     def read(self, ticket: _InFlight) -> StepOutput:
         """Waits for a step, and samples and scores on the host where the device does not."""
@@ -134,7 +135,7 @@ class CudaBackend:
         finite, logprobs, scores, failures = bytearray(flags), None, None, ()
         if 0 in finite:
             ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
-        hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score else None
+        hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score or work.rows.pooled else None
         if split.host:
             masks = self._state.masks(work) if work.rows.has_grammars or work.rows.has_budgets else None
             logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite, masks)
@@ -142,8 +143,9 @@ class CudaBackend:
         if work.plan.score:
             assert hidden is not None
             scores = self._state.prompt_scores(work, hidden, self.runner.logits, self.runner.vocab, score)
+        vectors: tuple[bytes, ...] = () if hidden is None else self._state.pool(work, hidden)
         sampled, found = sampled_rows(work, ids, logprobs)
-        return StepOutput(sampled, finite, found, scores, seconds, ended, failures)
+        return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors)
 
     def _on_host(
         self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray, masks: Masks | None
@@ -209,6 +211,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     load    source of weights: the model's files, or random numbers (`compute.cuda.load.random_weights`), for benchmarks
     graphs  starts the runner's steps; None: its own
     """
+    if source.facts.experts is not None:
+        raise ConfigError("there are no kernels of experts for a GPU yet; the native runner has them", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     attention = open_attention(config.attention_backend, _attention_case(source, dtype, device), ATTENTION_BACKENDS)

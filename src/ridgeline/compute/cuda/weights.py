@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import IntegerMatrix, merged_integers, pack_blocks, pack_grouped
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, merged_integers, pack_blocks, pack_grouped
 from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.groups import KINDS
 from ridgeline.compute.quant.scaled import ScaledWeight
-from ridgeline.compute.quant.weight import CodedWeight, Weight
+from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.facts.headers.quantisation import FP8
 
 FP8_MAX: Final = 448.0
@@ -122,7 +121,7 @@ def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool
         return pack_grouped(weight, device)
     if isinstance(weight, ScaledWeight):
         return _fp8(weight, device)
-    if isinstance(weight, CodedWeight) and weight.kind in KINDS:
+    if isinstance(weight, CodedWeight) and weight.kind in INTEGER_FORMATS:
         return pack_blocks(weight, device)
     if fp8:
         return _quantised(weight, device)
@@ -154,7 +153,7 @@ def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: i
     group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs per scale
     """
     rows, columns = shape
-    if kind in FORMATS and kind not in KINDS:
+    if kind in FORMATS and kind not in INTEGER_FORMATS:
         return rows * columns * dtype.itemsize
     if kind == FP8:
         return rows * columns + 4 * rows * -(-columns // group)
@@ -210,4 +209,5 @@ def _float_tiles(weight: Weight) -> Iterator[tuple[int, NDArray[np.float32]]]:
         if isinstance(weight, CodedWeight):
             yield start, dequantise(weight.kind, np.ascontiguousarray(weight.codes[start:end]))
         else:
+            assert isinstance(weight, DenseWeight)
             yield start, weight.rows(np.arange(start, end))

@@ -7,7 +7,7 @@ much is read. Finds what a broken download, a bad disk or a wrong conversion lea
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -36,6 +36,9 @@ MAX_ELEMENT: Final = 1e6
 SCALES: Final = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
@@ -84,9 +87,15 @@ def _summary(problems: list[_Problem]) -> tuple[Finding, ...]:
 
 
 def _check_tensor(files: Mapping[Path, int], tensor: TensorFacts) -> _Problem | None:
-    stored = tensor if tensor.quantised is None else tensor.quantised.scales
-    parts = list(_parts(files[stored.file], stored))
-    return _check_blocks(tensor, parts) if stored.kind in SCALES else _check_floats(tensor, stored.kind, parts)
+    if tensor.experts:
+        tensor, each = replace(tensor.experts[0], name=tensor.name), tensor.experts
+    else:
+        each = (tensor,)
+    stored = [one if one.quantised is None else one.quantised.scales for one in each]
+    count = max(1, PARTS // len(stored))
+    parts = [part for one in stored for part in _parts(files[one.file], one, count, PART_BYTES * PARTS // (len(stored) * count))]
+    kind = stored[0].kind
+    return _check_blocks(tensor, parts) if kind in SCALES else _check_floats(tensor, kind, parts)
 
 
 def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -> _Problem | None:
@@ -100,14 +109,15 @@ def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -
     return _Problem(head.name, "warning", cause) if different else None
 
 
-def _parts(file: int, tensor: TensorFacts) -> Iterator[Bytes]:
-    """Parts of the tensor: uint8 [n, bytes of a block]. Between the elements of a transposed one lie those of others of this model."""
+def _parts(file: int, tensor: TensorFacts, most: int = PARTS, part_bytes: int = PART_BYTES) -> Iterator[Bytes]:
+    """At most `most` parts of the tensor: uint8 [n, bytes of a block]. Between the elements of a transposed one lie those of others of this
+    model."""
     size = FORMATS[tensor.kind].block_bytes
     count = ((tensor.shape[-1] - 1) * tensor.stride + tensor.shape[0] * size if tensor.stride else tensor.bytes) // size
-    blocks = PART_BYTES // size
-    starts = [0] if count <= PARTS * blocks else [index * (count - blocks) // (PARTS - 1) for index in range(PARTS)]
+    blocks = max(1, part_bytes // size)
+    starts = [0] if count <= most * blocks or most == 1 else [index * (count - blocks) // (most - 1) for index in range(most)]
     for start in starts:
-        data = os.pread(file, size * (count if len(starts) == 1 else blocks), tensor.offset + start * size)
+        data = os.pread(file, size * (min(count, most * blocks) if len(starts) == 1 else blocks), tensor.offset + start * size)
         yield np.frombuffer(data, np.uint8, len(data) // size * size).reshape(-1, size)
 
 

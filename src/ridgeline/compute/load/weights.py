@@ -15,16 +15,20 @@ import numpy as np
 from ridgeline.compute.load.grouped import grouped_weight
 from ridgeline.compute.load.scaled import scaled_weight
 from ridgeline.compute.load.views import gather_rows, halves_order, stored_rows
-from ridgeline.compute.quant.bits import Bytes
+from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.scaled import ScaledWeight
-from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight
+from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, StackedWeight, Weight
 from ridgeline.facts.headers.quantisation import FP8
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+
+Matrix = Coded | GroupedWeight | ScaledWeight
+Source = Matrix | tuple[Matrix, ...]
+"""What is stored of a tensor; several where each expert's matrix is stored by itself."""
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
@@ -47,26 +51,37 @@ def load_weights(facts: ModelFacts, memory_bytes: int, threads: int, progress: P
     dense = dense_bytes(facts) <= DENSE_SHARE * memory_bytes
     matrices = {name: source for name, source in sources.items() if dense and len(facts.tensors[name].shape) > 1}
     rest = {name: _stored_weight(facts.tensors[name], source, facts.head_dim) for name, source in sources.items() if name not in matrices}
-    for name, weight in rest.items():
-        if isinstance(weight, GroupedWeight):
-            rest[name] = replace(weight, codes=gather_rows(weight.codes, weight.shape[0], weight.shape[1] * weight.bits // 8))
-    return {**rest, **_dequantise(matrices, facts.tensors, threads, progress)}
+    return {**{name: _gathered(weight) for name, weight in rest.items()}, **_dequantise(matrices, facts.tensors, threads, progress)}
 
 
-def _sources(facts: ModelFacts) -> dict[str, Coded | GroupedWeight | ScaledWeight]:
+def _gathered(weight: Weight) -> Weight:
+    """`weight` with the codes of grouped integers in memory."""
+    if isinstance(weight, StackedWeight):
+        return StackedWeight(tuple(_gathered(part) for part in weight.parts))
+    if not isinstance(weight, GroupedWeight):
+        return weight
+    return replace(weight, codes=gather_rows(weight.codes, weight.shape[0], weight.shape[1] * weight.bits // 8))
+
+
+def _sources(facts: ModelFacts) -> dict[str, Source]:
     paths = sorted({path for tensor in facts.tensors.values() for path in tensor.files})
     maps = {path: np.memmap(path, np.uint8, mode="r") for path in paths}
-    return {name: _source(tensor, maps, facts.head_dim) for name, tensor in facts.tensors.items()}
+    return {
+        name: tuple(_source(each, maps, facts.head_dim) for each in tensor.experts) or _source(tensor, maps, facts.head_dim)
+        for name, tensor in facts.tensors.items()
+    }
 
 
-def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Coded | GroupedWeight | ScaledWeight:
+def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Matrix:
     if tensor.quantised is not None:
         return scaled_weight(tensor, maps) if tensor.kind == FP8 else grouped_weight(tensor, maps)
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 
 
-def _stored_weight(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, head_dim: int) -> Weight:
+def _stored_weight(tensor: TensorFacts, source: Source, head_dim: int) -> Weight:
     """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
+    if isinstance(source, tuple):
+        return StackedWeight(tuple(_stored_weight(each, own, head_dim) for each, own in zip(tensor.experts, source, strict=True)))
     if isinstance(source, GroupedWeight | ScaledWeight):
         return source
     if len(tensor.shape) == 1:
@@ -84,7 +99,7 @@ def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
 
 
 def _dequantise(
-    sources: Mapping[str, Coded | GroupedWeight | ScaledWeight], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress
+    sources: Mapping[str, Source], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress
 ) -> dict[str, DenseWeight]:
     """All of `sources` as fp32, largest first so that threads end together."""
     order = sorted(sources, key=lambda name: -tensors[name].bytes)
@@ -96,6 +111,13 @@ def _dequantise(
         done += stored
         progress("dequantising weights", min(1.0, done / total))
 
+    pairs: list[tuple[Matrix, Floats]] = []
+    for name in order:
+        source, values, columns = sources[name], ready[name].values, tensors[name].shape[-1]
+        if isinstance(source, tuple):
+            pairs += [(each, part.reshape(-1, columns)) for each, part in zip(source, values, strict=True)]
+        else:
+            pairs.append((source, values.reshape(-1, columns)))
     with ThreadPoolExecutor(threads) as pool:
-        dequantise_all([(sources[name], ready[name].values.reshape(-1, tensors[name].shape[-1])) for name in order], pool, advance)
+        dequantise_all(pairs, pool, advance)
     return ready

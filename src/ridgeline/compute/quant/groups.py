@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from ridgeline.compute.quant.bits import Bytes, Floats, Groups, fields, halves
+from ridgeline.compute.quant.small import SMALL
 from ridgeline.facts.files.formats import FORMATS
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -135,15 +136,13 @@ BLOCKS: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "Q6_K": q6_k,
     "IQ4_NL": iq4_nl,
     "IQ4_XS": iq4_xs,
+    **SMALL,
 }
-"""Kind → the function that unpacks its blocks: uint8 [n, bytes of a block] → integers of n rows, one per block."""
-
-KINDS = frozenset(BLOCKS)
-"""Formats of integers; the others are floats."""
+"""Kind → the function that unpacks its blocks: uint8 [n, bytes of a block] → integers of n rows, one per block. Other kinds are floats."""
 
 
 def groups(kind: str, rows: Bytes) -> Groups:
-    """rows uint8 [N, bytes of a row] of a format among `KINDS` → its integers and scales.
+    """rows uint8 [N, bytes of a row] of a format among `BLOCKS` → its integers and scales.
 
     Exact where the fields of the file are finite: what they write is what `formats.dequantise` gives, for a scale has at most 18
     significant bits and a code at most 7, of which Q6_K, the longest, needs 24 together.
@@ -159,6 +158,10 @@ def groups(kind: str, rows: Bytes) -> Groups:
     | Q6_K         | uint8 0 … 63         | 32    | 256  | d        | 16   | s      |             |
     | IQ4_NL       | int8, the table's    | 0     | 32   | d        |      |        |             |
     | IQ4_XS       | int8, the table's    | 0     | 32   | d·(s-32) |      |        |             |
+    | MXFP4        | int8, doubled        | 0     | 32   | half     |      |        |             |
+    | NVFP4        | int8, doubled        | 0     | 16   | half     |      |        |             |
+    | TQ1_0, TQ2_0 | uint8 0 … 2          | 1     | 256  | d        |      |        |             |
+    | IQ1, 2, 3    | int8, the table's    | 0     | 256  | d·unit   | 16, 32 | 2s + 1 |           |
     """
     form = FORMATS[kind]
     count, width = rows.shape

@@ -22,7 +22,7 @@ DENSE_SHARE = 0.40
 
 
 class Weight(Protocol):
-    """A stored matrix [N, K], or a vector [K]."""
+    """A stored matrix [N, K], a vector [K], or one of either per expert."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -30,14 +30,6 @@ class Weight(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that the handle keeps."""
-        ...
-
-    def tiles(self) -> Iterator[tuple[int, Floats]]:
-        """(first row, fp32 [rows, K]) over all rows, ascending; a tile may be overwritten when the next one is taken."""
-        ...
-
-    def rows(self, ids: NDArray[np.integer]) -> Floats:
-        """fp32 [len(ids), K]: the rows `ids`, a copy."""
         ...
 
     def dense(self) -> Floats:
@@ -60,10 +52,12 @@ class DenseWeight:
         return self.values.nbytes
 
     def tiles(self) -> Iterator[tuple[int, Floats]]:
+        """(first row, fp32 [rows, K]) over all rows of a matrix, ascending; a tile may be overwritten when the next one is taken."""
         for start, end in tile_bounds(self.shape):
             yield start, self.values[start:end]
 
     def rows(self, ids: NDArray[np.integer]) -> Floats:
+        """fp32 [len(ids), K]: the rows `ids` of a matrix, a copy."""
         return self.values[ids]
 
     def part(self, number: int) -> "DenseWeight":
@@ -101,6 +95,27 @@ class CodedWeight:
 
     def dense(self) -> Floats:
         return dequantise(self.kind, self.codes).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """One matrix per expert [E, N, K], or a bias per expert [E, N], each with a handle of its own."""
+
+    parts: tuple[Weight, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.parts), *self.parts[0].shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def part(self, number: int) -> Weight:
+        return self.parts[number]
+
+    def dense(self) -> Floats:
+        return np.stack([part.dense() for part in self.parts])
 
 
 def tile_bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -99,8 +99,8 @@ class StepExecutor:
 
     def _read(self, flight: _InFlight) -> Result:
         began = perf_counter()
-        sampled, finite, logprobs, scores, run, ended, failures = self.backend.read(flight.work)
+        sampled, finite, logprobs, scores, run, ended, failures, vectors = self.backend.read(flight.work)
         self.wait_seconds += max(0.0, ended - began)
         timings = Timings(queue=max(0.0, ended - run - flight.enqueued_at), prepare=flight.enqueued_at - flight.submitted_at, run=run)
-        flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores, failures)
+        flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores, failures, vectors)
         return flight.result

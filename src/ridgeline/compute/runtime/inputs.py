@@ -144,9 +144,12 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     asked = [params[index] for index in sampling]
     grammars = any(each.sampling.grammar is not None for each in asked)
     budgets = any(each.sampling.thinking is not None for each in asked)
+    pooled = [index for index, each in enumerate(params) if each.pooling is not None]
     slots = rows.slots[row_ids]
     own = slots if (slots >= 0).any() else None
-    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, own)
+    return StepRows(
+        plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled, own
+    )
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

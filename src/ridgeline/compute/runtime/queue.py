@@ -195,7 +195,7 @@ class QueueBackend:
             masks_of = cache(lambda: forced)
         self._parts += 1
         allowed = None if masks_of is None else lambda: masks_of().addresses
-        taps = ("hidden",) if plan.score else ()
+        taps = ("hidden",) if plan.score or rows.pooled else ()
         values = self._runner.run(inputs, self._kv, taps, keep=work.keep, masks=following.places if following else allowed)
         finite: NDArray[np.bool_] = values["finite"]
         masks = None if masks_of is None else masks_of()
@@ -211,9 +211,10 @@ class QueueBackend:
         scores = None
         if plan.score:
             scores = self._state.prompt_scores(work, values["hidden"], self._runner.logits, self._vocab, self._score)
+        vectors = self._state.pool(work, values["hidden"]) if rows.pooled else ()
         ids, logprobs = sampled_rows(work, *sampled)
         ended = perf_counter()
-        return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures)
+        return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
 
     def _sampled(
         self,

@@ -23,12 +23,13 @@ from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
 from ridgeline.compute.runtime.executor import StepExecutor
-from ridgeline.compute.runtime.measure import price, step_seconds
+from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
+from ridgeline.core.params import Pooling
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
@@ -36,6 +37,7 @@ from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.model import ModelFacts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:
@@ -62,6 +64,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
     assert config.kv_cache_memory_bytes is not None
+    timed = time_steps(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest))
     info = ExecutorInfo(
         kv=opened.shape,
         vocab=source.facts.tokens,
@@ -70,15 +73,24 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         runner=opened.name,
         weights_bytes=opened.weights_bytes,
         kv_bytes=config.kv_cache_memory_bytes,
-        seconds=step_seconds(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest)),
+        seconds=step_seconds(timed),
+        timed=timed,
         tokens=config.tokens,
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
         has_grammars=True,
+        pooling=pooling_of(config.pooling, source.facts),
+        width=source.facts.hidden,
         findings=findings,
         adapter_slots=0 if opened.adapters is None else config.adapter_slots,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend, opened.adapters)
+
+
+def pooling_of(asked: str, facts: ModelFacts) -> Pooling:
+    """How vectors of texts are made: as `asked`, else as the model's files say, else of the last token, which has seen all others."""
+    kind = facts.pooling or "last" if asked == "auto" else asked
+    return Pooling(kind)  # type: ignore[arg-type]
 
 
 def _opener(config: EngineConfig, is_random: bool) -> OpenModel:

@@ -17,6 +17,10 @@ class StoredFormat:
         """Bits per weight, scales included."""
         return self.block_bytes * 8 / self.block_elements
 
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of `columns` consecutive weights, whole blocks of them."""
+        return columns // self.block_elements * self.block_bytes
+
 
 FORMATS = {
     stored.name: stored
@@ -33,9 +37,20 @@ FORMATS = {
         StoredFormat("Q4_K", 12, 256, 144),
         StoredFormat("Q5_K", 13, 256, 176),
         StoredFormat("Q6_K", 14, 256, 210),
+        StoredFormat("IQ2_XXS", 16, 256, 66),
+        StoredFormat("IQ2_XS", 17, 256, 74),
+        StoredFormat("IQ3_XXS", 18, 256, 98),
+        StoredFormat("IQ1_S", 19, 256, 50),
         StoredFormat("IQ4_NL", 20, 32, 18),
+        StoredFormat("IQ3_S", 21, 256, 110),
+        StoredFormat("IQ2_S", 22, 256, 82),
         StoredFormat("IQ4_XS", 23, 256, 136),
+        StoredFormat("IQ1_M", 29, 256, 56),
         StoredFormat("BF16", 30, 1, 2),
+        StoredFormat("TQ1_0", 34, 256, 54),
+        StoredFormat("TQ2_0", 35, 256, 66),
+        StoredFormat("MXFP4", 39, 32, 17),
+        StoredFormat("NVFP4", 40, 64, 36),
     )
 }
 FILE_TYPES = {
@@ -51,22 +66,11 @@ BY_ID = {stored.ggml_id: stored for stored in FORMATS.values()}
 UNSUPPORTED = {
     9: "Q8_1",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
     41: "Q1_0",
 }
 """ggml type id → name, of types that are not supported."""

@@ -30,7 +30,21 @@ def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
     """Parses the JSON object in `text`; `name` is the file's in messages. Raises ModelFormatError."""
+    values = _parse(text, name)
+    if not isinstance(values, dict):
+        raise ModelFormatError(f"{name} holds a {type(values).__name__}, an object was expected")
+    return values
 
+
+def parse_array(text: str, name: str) -> list[Any]:
+    """Parses the JSON array in `text`, as `parse_object` does an object."""
+    values = _parse(text, name)
+    if not isinstance(values, list):
+        raise ModelFormatError(f"{name} holds a {type(values).__name__}, an array was expected")
+    return values
+
+
+def _parse(text: str, name: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in pairs:
@@ -43,11 +57,8 @@ def parse_object(text: str, name: str) -> dict[str, Any]:
         raise ModelFormatError(f"{name} holds {word}, which is not a JSON number")
 
     try:
-        values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ModelFormatError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except (RecursionError, ValueError):
         raise ModelFormatError(f"{name} nests too deeply or holds a number without bounds; is it another file?") from None
-    if not isinstance(values, dict):
-        raise ModelFormatError(f"{name} holds a {type(values).__name__}, an object was expected")
-    return values

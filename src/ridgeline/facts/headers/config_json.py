@@ -12,8 +12,9 @@ from typing import Any
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.json_file import parse_object, read_text
+from ridgeline.facts.headers.experts import expert_sizes, routed_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
-from ridgeline.facts.headers.layers import expert_sizes, layer_kinds, layer_parts, listed_layers, routed_experts, state_sizes
+from ridgeline.facts.headers.layers import layer_kinds, layer_parts, listed_layers, state_sizes
 from ridgeline.facts.headers.tensors import Shapes, expected_shapes, sum_by_class
 from ridgeline.facts.model import AttentionWidths, ModelFacts
 from ridgeline.models.declare import Sizes
@@ -107,7 +108,8 @@ def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes
     if heads % kv_heads:
         raise ModelFormatError(f"config.json: {heads} query heads are not a multiple of {kv_heads} KV heads")
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
-    return kv_heads, head_dim, {"head": head_dim, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
+    sizes = {"head": head_dim, "normed_head": head_dim * fields.flag("use_qk_norm")}
+    return kv_heads, head_dim, {**sizes, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
 
 
 def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, AttentionWidths]:

@@ -11,26 +11,23 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FILE_TYPES
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
-from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+from ridgeline.facts.headers.experts import gguf_expert_sizes, gguf_experts
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
-from ridgeline.facts.model import AttentionWidths, Experts, ModelFacts, StateLayers
+from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
 from ridgeline.models.declare import Architecture, TensorNames
 from ridgeline.models.table import RUNNABLE
 
 _TOKENS = "tokenizer.ggml.tokens"
-_PLAIN = frozenset(("attention", "dense"))
+_PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
-    ("expert_count", 0),
     ("attention.causal", True),
-    ("attention.scale", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
     ("attention.temperature_scale", 0.0),
-    ("logit_scale", 0.0),
-    ("embedding_scale", 0.0),
-    ("residual_scale", 0.0),
     ("use_parallel_residual", False),
     ("rope.scale_linear", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
@@ -38,12 +35,20 @@ _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
     ("rope.scaling.yarn_log_multiplier", 0.0),
 )
 """Keys, without the architecture's prefix, that change the network in ways that are not computed, and the only value that leaves it."""
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+"""Keys of factors → what config.json calls them; not computed, as the above, for architectures whose `defaults` have no such key."""
 
 
 def model_facts(header: Header) -> ModelFacts:
     """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
     architecture, name = check_architecture(header), header.text("general.architecture")
-    _check_required_values(header, name)
+    header = _without_predictors(header, name)
+    _check_required_values(header, name, architecture)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
     _check_vocab(header, facts)
@@ -59,29 +64,45 @@ def model_facts(header: Header) -> ModelFacts:
         attention=None,
         eps=header.number(f"{name}.{architecture.eps_key}", 0.0, 1.0),
         rope=ropes.by_kind,
-        attn_scale=scaled**-0.5,
+        attn_scale=_factor(header, f"{name}.attention.scale") or scaled**-0.5,
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
+        embedding_scale=_factor(header, f"{name}.embedding_scale") or 1.0,
+        residual_scale=_factor(header, f"{name}.residual_scale") or 1.0,
+        logit_scale=1.0 / (_factor(header, f"{name}.logit_scale") or 1.0),
         long_rope=ropes.long,
+        pooling=gguf_pooling(header, name),
     )
     sizes = dense_sizes(complete, facts.context)
-    required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
+    sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
+    parts = (_PLAIN,) * facts.layers
+    if complete.experts is not None:
+        sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
+        sparse = _layers_with(header, "ffn_gate_inp.")
+        parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
+    required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
     tensors = canonical_tensors(header.tensors, gguf_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
+
+
+def _module(name: str) -> str:
+    """An architecture's name in GGUF files as that of its module."""
+    return name.replace("-", "_")
 
 
 def check_architecture(header: Header) -> Architecture:
     """The architecture of a GGUF header. Raises ModelFormatError where no runner has it."""
     name = header.text("general.architecture")
-    if name not in RUNNABLE:
+    if _module(name) not in RUNNABLE:
         raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
-    return RUNNABLE[name]
+    return RUNNABLE[_module(name)]
 
 
 def describe_gguf(header: Header) -> ModelFacts:
     """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
     arch = header.text("general.architecture")
-    layers = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    header = _without_predictors(header, arch)
+    layers = _layers(header, arch)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
     all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
     heads = max(1, *all_heads)
@@ -93,7 +114,7 @@ def describe_gguf(header: Header) -> ModelFacts:
     kinds, window = _layer_kinds(header, arch, layers)
     tensors = header.tensors
     return ModelFacts(
-        architecture=arch,
+        architecture=_module(arch),
         name=header.text("general.name", default=arch),
         layers=layers,
         hidden=hidden,
@@ -111,25 +132,46 @@ def describe_gguf(header: Header) -> ModelFacts:
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
-        experts=_experts(header, arch),
+        experts=gguf_experts(header, arch, RUNNABLE.get(_module(arch))),
         state=_state(header, arch, len(recurrent)),
     )
 
 
+def _layers(header: Header, arch: str) -> int:
+    """Layers of the network; those behind them that only predict further tokens do not count."""
+    count = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    return count - header.integer(f"{arch}.nextn_predict_layers", 0, count - 1, default=0)
+
+
+def _without_predictors(header: Header, arch: str) -> Header:
+    """A copy without the tensors of layers that only predict further tokens."""
+    last = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    behind = tuple(f"blk.{number}." for number in range(_layers(header, arch), last))
+    return replace(header, tensors={name: tensor for name, tensor in header.tensors.items() if not name.startswith(behind)})
+
+
 def gguf_names(architecture: Architecture) -> TensorNames:
     """Tensor names of GGUF files: the canonical ones, and fused tensors."""
-    whole = {row[0]: (row[0],) for row in architecture.tensors}
+    rows = (*architecture.tensors, *(row for rows in architecture.parts.values() for row in rows))
+    whole = {row[0]: (row[0],) for row in rows}
     outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
     transforms = dict.fromkeys(architecture.interleaved, "interleaved")
     return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
 
 
-def _check_required_values(header: Header, name: str) -> None:
-    for key, required in _REQUIRED_VALUES:
+def _check_required_values(header: Header, name: str, architecture: Architecture) -> None:
+    unscaled = [(key, 0.0) for key, own in _SCALES.items() if own not in architecture.defaults]
+    dense = [] if "sparse" in architecture.parts else [("expert_count", 0)]
+    for key, required in (*dense, *unscaled, *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
+
+
+def _factor(header: Header, key: str) -> float:
+    """A factor of the file; 0 where it has none."""
+    return header.number(key, 0.0, 1e9, default=0.0)
 
 
 def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
@@ -191,20 +233,12 @@ def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
     return StateLayers(layers, channels * size, (kernel - 1) * (channels + 2 * groups * size))
 
 
-def _experts(header: Header, arch: str) -> Experts | None:
-    routed = header.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, default=0)
-    if not routed:
-        return None
-    active = header.integer(f"{arch}.expert_used_count", 1, routed)
-    return Experts(routed, active, sum(name.endswith("ffn_down_exps.weight") for name in header.tensors))
-
-
 def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...], int]:
     """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag per layer (1: window).
 
     Unknown architectures count as full attention, which may overestimate the cache.
     """
-    architecture, key = RUNNABLE.get(name), f"{name}.attention.sliding_window"
+    architecture, key = RUNNABLE.get(_module(name)), f"{name}.attention.sliding_window"
     if architecture is None:
         return ("full",) * layers, 0
     if "gguf" in architecture.windows_everywhere and f"{key}_pattern" not in header.metadata:

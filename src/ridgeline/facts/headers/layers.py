@@ -8,8 +8,8 @@ from math import ceil
 from typing import Final
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Fields
-from ridgeline.facts.model import Experts, StateLayers
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Fields
+from ridgeline.facts.model import StateLayers
 from ridgeline.models.declare import Sizes
 
 _ATTENTION_KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
@@ -108,34 +108,6 @@ def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
         pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=pattern)
         return tuple("full" if (i + 1) % pattern == 0 else "window" for i in range(layers))
     return (("window",) if "config" in fields.architecture.windows_everywhere else ("full",)) * layers
-
-
-def routed_experts(fields: Fields) -> int:
-    """Routed experts per layer with a mixture; 0 without one. Raises ModelFormatError where the architecture has no such layers."""
-    key = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.is_absent(key)), None)
-    routed = fields.integer(key, 0, MAX_EXPERTS) if key else 0
-    if routed and "sparse" not in fields.architecture.parts:
-        raise ModelFormatError(f"config.json: {key} is {routed}; mixtures of experts are not supported for this model_type")
-    return routed
-
-
-def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple[Sizes, Experts | None]:
-    """(dimensions of the feed-forward, the mixture of experts in `layers` layers or None).
-
-    Shared experts have the width of the routed ones, or a width of their own, or a gate.
-    """
-    ffn = fields.integer("intermediate_size", 1, MAX_WIDTH, default=4 * hidden)
-    sizes = {"ffn": ffn, "dense_ffn": fields.integer("shared_intermediate_size", 0, MAX_WIDTH, default=0)}
-    if not layers:
-        return sizes, None
-    active = fields.integer("num_experts_per_tok", 1, routed)
-    expert_ffn = fields.integer("moe_intermediate_size", 1, MAX_WIDTH, default=ffn)
-    gated_ffn = fields.integer("shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
-    shared = fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0)
-    shared_ffn = fields.integer("moe_shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
-    sizes |= {"experts": routed, "expert_ffn": expert_ffn, "shared_gates": int(gated_ffn > 0)}
-    sizes["shared_ffn"] = gated_ffn or shared * (shared_ffn or expert_ffn)
-    return sizes, Experts(routed, active, layers)
 
 
 def _mamba(fields: Fields, hidden: int) -> Sizes:

@@ -20,6 +20,7 @@ from ridgeline.models.declare import Architecture, Row, Sizes, TensorNames
 Shapes = dict[str, tuple[int, ...]]
 _SAMPLE_BYTES = 4_096
 _FLOATS = "F32, F16 and BF16"
+_IN_LAYER = re.compile(r"(0|[1-9]\d{0,3})\.(.+)")
 
 
 def expected_shapes(
@@ -38,17 +39,22 @@ def expected_shapes(
             shape = _shape(row, sizes)
             if 0 in shape:
                 continue
-            required[f"blk.{i}.{row[0]}.weight"] = shape
+            required[f"blk.{i}.{_whole(row[0])}"] = shape
             when = architecture.biases.get(row[0])
             if when == "always" or (when and flags is not None and flags[when]):
-                required[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+                required[f"blk.{i}.{row[0]}.bias"] = shape[:-1] or shape
             elif when and flags is None:
-                optional[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+                optional[f"blk.{i}.{row[0]}.bias"] = shape[:-1] or shape
     for row in (("token_embd", "vocab", "hidden"), *architecture.outer_tensors, *(() if tied else (("output", "vocab", "hidden"),))):
         required[f"{row[0]}.weight"] = _shape(row, sizes)
         if row[0] in architecture.outer_biases:
             required[f"{row[0]}.bias"] = _shape(row, sizes)[:1]
     return required, optional
+
+
+def _whole(name: str) -> str:
+    """A row's name with its suffix."""
+    return name if name.endswith(".bias") else f"{name}.weight"
 
 
 def dense_sizes(facts: ModelFacts, positions: int) -> Sizes:
@@ -164,14 +170,21 @@ def canonical_names(name: str, names: TensorNames) -> tuple[str, ...] | None:
         if not name.startswith(root):
             continue
         stem, _, suffix = name[len(root) :].rpartition(".")
+        layer = _IN_LAYER.fullmatch(name[len(root) :].removeprefix(names.prefix)) if name[len(root) :].startswith(names.prefix) else None
+        if layer and layer[2] in names.layers:
+            return tuple(f"blk.{layer[1]}.{_whole(part)}" for part in names.layers[layer[2]])
         if suffix not in ("weight", "bias"):
             continue
         if stem in names.outer:
             return (f"{names.outer[stem]}.{suffix}",)
-        number, _, inner = stem.removeprefix(names.prefix).partition(".")
-        if stem.startswith(names.prefix) and re.fullmatch(r"0|[1-9]\d{0,3}", number) and inner in names.layers:
-            return tuple(f"blk.{number}.{part}.{suffix}" for part in names.layers[inner])
+        if layer and (inner := layer[2].removesuffix(f".{suffix}")) in names.layers:
+            return tuple(f"blk.{layer[1]}.{part}.{suffix}" for part in names.layers[inner])
     return None
+
+
+def _longer_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Some writers leave out dimensions of one, some add them."""
+    return tuple(each for each in shape if each != 1)
 
 
 def _check_complete(found: Iterable[str], required: Shapes, optional: Shapes, architecture: str) -> None:
@@ -186,12 +199,14 @@ def _check_complete(found: Iterable[str], required: Shapes, optional: Shapes, ar
 
 def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:
     """The parts of a stored tensor, each with its place in the file."""
+    if tensor.experts or (len(tensor.shape) == 3 and (len(parts) > 1 or parts[0].split(".")[-2] in names.transforms)):
+        return _split_experts(tensor, parts, shapes, names)
     expected = [shapes[part] for part in parts]
     transforms = [names.transforms.get(part.split(".")[-2], "") for part in parts]
     rows = sum(shape[0] for shape in expected)
     transposed = tensor.quantised is None and transforms[0] == "transposed" and len(expected[0]) == 2
     whole = (expected[0][1], rows) if transposed else (rows, *expected[0][1:])
-    if tensor.shape != whole:
+    if tensor.shape != whole and _longer_than_one(tensor.shape) != _longer_than_one(whole):
         raise ModelFormatError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}, the header says {whole}")
     ends = [sum(shape[0] for shape in expected[: i + 1]) for i in range(len(parts))]
     starts = [0, *ends[:-1]]
@@ -227,3 +242,20 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
         )
         for part, shape, transform, start in zip(parts, expected, transforms, starts, strict=True)
     ]
+
+
+def _split_experts(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:
+    """The parts of a tensor with a matrix per expert, of which each is split as any matrix is."""
+    count, size = tensor.shape[0], tensor.bytes // tensor.shape[0]
+    if any(len(shapes[part]) != len(tensor.shape) or shapes[part][0] != count for part in parts):
+        raise ModelFormatError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}, the header says {shapes[parts[0]]}")
+    experts = tensor.experts or tuple(
+        replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + number * size, bytes=size) for number in range(count)
+    )
+    own = {part: shapes[part][1:] for part in parts}
+    split = [split_tensor(expert, parts, own, names) for expert in experts]
+    found = []
+    for part, matrices in zip(parts, zip(*split, strict=True), strict=True):
+        total = sum(matrix.bytes for matrix in matrices)
+        found.append(TensorFacts(part, tensor.kind, shapes[part], tensor.file, matrices[0].offset, total, experts=matrices))
+    return found

@@ -9,12 +9,13 @@ block: token, position, identity and group of every slot are checked with one co
 from collections import deque
 from collections.abc import Sequence
 
+from ridgeline.core.params import Pooling
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
-from ridgeline.sim.laws.model import FakeModel, HungModel, Latency
+from ridgeline.sim.laws.model import VECTOR_WIDTH, FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
 from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedModel, followed
 
@@ -230,6 +231,7 @@ class SimExecutor:
             timings=Timings(run=self._latency.seconds(plan)),
             scores=tuple(scores) or None,
             failures=tuple((index, resident.lost) for index, (resident, *_) in enumerate(spans) if resident.lost),
+            vectors=tuple([self._model.vector(spans[index][0].chain[-1], spans[index][0].params) for index in plan.pool]),
         )
 
     def _write(self, resident: ResidentRow, first: int) -> None:
@@ -334,6 +336,8 @@ def fake_executor(
         weights_bytes=0,
         kv_bytes=0,
         has_grammars=bool(script),
+        pooling=Pooling(),
+        width=VECTOR_WIDTH,
         seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)

@@ -7,14 +7,17 @@ Hashes are of tuples of integers, which Python does not randomise between proces
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import fsum, sqrt
+from struct import pack
 from threading import Event
 from typing import ClassVar
 
-from ridgeline.core.params import RowParams, Sampling
+from ridgeline.core.params import Pooling, RowParams, Sampling
 from ridgeline.core.plan import Plan, TokenLogprobs
 from ridgeline.core.thinking import ThinkingState
 
 NOT_FINITE = 0x4E614E
+VECTOR_WIDTH = 8
 HANG_POSITION = 12
 PRINTABLE = tuple(range(32, 127))
 
@@ -91,6 +94,13 @@ class FakeModel:
             if token not in banned:
                 return token
             draw = hash((draw, 7))
+
+    def vector(self, stamp: int, params: RowParams) -> bytes:
+        """The vector of a text, given its last token's stamp."""
+        asked = params.pooling or Pooling()
+        numbers = [hash((stamp, asked.kind, place)) % 2001 / 1000 - 1 for place in range(VECTOR_WIDTH)][: asked.dimensions or None]
+        length = sqrt(fsum(each * each for each in numbers)) if asked.normalise else 1.0
+        return pack(f"<{len(numbers)}f", *[each / (length or 1.0) for each in numbers])
 
     def _apply_edits(self, draw: int, params: RowParams, past: Sequence[int], banned: Collection[int]) -> tuple[int, set[int]]:
         """Models every feature that changes logits: the draw depends on parameters and id counts; further ids are banned."""
