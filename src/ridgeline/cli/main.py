@@ -22,6 +22,7 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
+    "route": "One address for several servers: the one with the prefix, or the least to do.",
     "run": "Talk with a model, in this process.",
     "pull": "Fetch a model: size and fit first, resumed, checked.",
     "list": "List the models on this machine, whoever fetched them.",

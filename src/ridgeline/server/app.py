@@ -14,7 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, embeddings, explain, messages, models, openapi, page, responses, routes, status
+from ridgeline.server import (
+    chat,
+    completions,
+    embeddings,
+    explain,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    openapi,
+    page,
+    responses,
+    routes,
+    status,
+)  # fmt: skip
 from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
@@ -37,10 +51,13 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service), *responses.routes(service),
-        *embeddings.routes(service), *explain.routes(service),
+        *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
+        *ollama.routes(service), *ollama_models.routes(service),
     ]  # fmt: skip
     routes.check(built)
+    for route in built:
+        if isinstance(route, Route) and route.path in routes.ADMIN:
+            route.app = AdminOnly(route.app)
     origins = parse_origins(service.config.allowed_origins)
     generating = {row.path for row in routes.ROWS if row.is_queued}
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
@@ -48,6 +65,18 @@ def build_app(service: Service) -> ASGIApp:
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
     logged = AccessLog(CrossOrigin(app, origins) if origins else app, partial(_http_ended, service))
     return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
+
+
+class AdminOnly:
+    """Passes on requests of keys with scope=admin alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not current_caller().is_admin:
+            raise ApiError("admin_only", "this needs a key with scope=admin (--api-key-file), which this request has not")
+        await self._app(scope, receive, send)
 
 
 def _http_ended(service: Service, access: Access, name: str, paused: Sequence[tuple[float, float]]) -> None:
