@@ -125,6 +125,22 @@ RECIPES: dict[str, Recipe] = {
         stored="bfloat16",
         shard_bytes=100_000,
     ),
+    "gpt_oss": Recipe(
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": HEAD_DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False,
+            },
+        },
+        gguf="gpt-oss",
+        read=False,
+        exact=True,
+    ),
     "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
     "gemma3": Recipe(
@@ -210,7 +226,7 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
     import torch
 
     values = normal(shape)
-    if key.endswith(".bias"):
+    if key.endswith("bias"):
         values *= 0.3
     elif len(shape) == 1:
         values = 0.2 * values + (0 if config.startswith("Gemma") else 1)
@@ -221,7 +237,7 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
         gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn")) else 1.0
         inputs = shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[-1]
         # Routers too: near ties would turn into other experts.
-        values *= (4.0 if key.endswith("mlp.gate.weight") else gain) * inputs**-0.5
+        values *= (4.0 if key.endswith(("mlp.gate.weight", "mlp.router.weight")) else gain) * inputs**-0.5
     return torch.from_numpy(values.astype(np.float32))
 
 
