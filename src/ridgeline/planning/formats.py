@@ -8,11 +8,21 @@ from ridgeline.facts.model import CLASSES, ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products."""
+    """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products.
+
+    other_bits  of layers outside routed experts, where these differ
+    """
 
     layer_bits: float
     embedding_bits: float
     compute: str
+    other_bits: float | None = None
+
+    def bits(self, kind: str) -> float:
+        """Bits per parameter of a class of tensors."""
+        if kind in ("embedding", "head"):
+            return self.embedding_bits
+        return self.layer_bits if kind == "experts" or self.other_bits is None else self.other_bits
 
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
@@ -22,6 +32,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "fp8": WeightFormat(8, 8, "fp8"),
     "int8": WeightFormat(8, 8, "int8"),
     "int4": WeightFormat(4, 4, "f16"),
+    # Routed experts alone are in four bits, with a scale of 8 for 32.
+    "mxfp4": WeightFormat(FORMATS["MXFP4"].bits_per_weight, 16, "f16", 16),
     # Groups of 128 weights with a 16-bit scale and a 4-bit zero; embedding and head stay in 16 bits.
     "awq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq": WeightFormat(4 + 20 / 128, 16, "f16"),
@@ -45,5 +57,4 @@ def class_bytes(model: ModelFacts, dtype: str | None) -> dict[str, float]:
     if dtype is None and model.stored:
         return {name: float(model.stored.get(name, 0)) for name in CLASSES}
     form = WEIGHT_FORMATS[dtype or model.dtype]
-    ends = ("embedding", "head")
-    return {name: count * (form.embedding_bits if name in ends else form.layer_bits) / 8 for name, count in model.parameters.items()}
+    return {name: count * form.bits(name) / 8 for name, count in model.parameters.items()}

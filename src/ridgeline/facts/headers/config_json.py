@@ -141,8 +141,8 @@ def _dtype(values: Mapping[str, Any]) -> str:
 def _quantised_format(config: Mapping[str, Any]) -> str | None:
     """Weight format of a `quantization_config`, also of those that can be planned only; None for an unknown one."""
     method, bits = config.get("quant_method"), config.get("bits", 4)
-    if method == "fp8":
-        return "fp8"
+    if method in ("fp8", "mxfp4"):
+        return str(method)
     if method in ("awq", "gptq"):
         return _METHODS.get((method, str(bits)))
     groups = config.get("config_groups")
