@@ -170,22 +170,21 @@ def _attend(
         mixed[live] *= fade
         mixed[live] += np.matmul(v.swapaxes(-1, -2), scores)
     if sinks is not None:
-        _add_sinks(sinks, top, total, mixed, shared=shared)
+        fade, weights = _sink_weights(sinks, top, shared=shared)
+        mixed *= fade
+        total = total * fade + weights
     return mixed / total
 
 
-def _add_sinks(sinks: Floats, top: Floats, total: Floats, mixed: Floats, *, shared: bool) -> None:
-    """One score more of each head [H], without a value, in place. Columns are (token, head of the KV group); those of tiles of one row
-    follow each other."""
+def _sink_weights(sinks: Floats, top: Floats, *, shared: bool) -> tuple[Floats, Floats]:
+    """One score more of each head [H], without a value: (what fades the sums so far, its weight), of the shape of `top`. Columns are
+    (token, head of the KV group); those of tiles of one row follow each other."""
     count, kv_heads = top.shape[:2]
     own = sinks.reshape(kv_heads, -1)
     column = np.arange(count)[:, None] * (TOKENS if shared else 0) + np.arange(TOKENS)
     sink = own[:, column % own.shape[1]].swapaxes(0, 1)[:, :, None]
     now = np.maximum(top, sink)
-    fade = np.exp(top - now)
-    total *= fade
-    total += np.exp(sink - now)
-    mixed *= fade
+    return np.exp(top - now), np.exp(sink - now)
 
 
 def _gather(

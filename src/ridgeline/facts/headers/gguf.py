@@ -78,7 +78,7 @@ def model_facts(header: Header) -> ModelFacts:
     parts = (_PLAIN,) * facts.layers
     if complete.experts is not None:
         sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
-        sparse = _layers_with(header, "ffn_gate_inp.")
+        sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
         parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
     required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
     tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
