@@ -24,6 +24,7 @@ from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
@@ -62,6 +63,7 @@ class Service:
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
+        self.prefixes = PromptLog()
         self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
