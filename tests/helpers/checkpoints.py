@@ -140,6 +140,22 @@ RECIPES: dict[str, Recipe] = {
         stored="bfloat16",
         shard_bytes=100_000,
     ),
+    "gpt_oss": Recipe(
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": HEAD_DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False,
+            },
+        },
+        gguf="gpt-oss",
+        read=False,
+        exact=True,
+    ),
     "qwen2moe": Recipe("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}, gguf="qwen2moe", exact=True),
     "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False),
     "mixtral-window": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),

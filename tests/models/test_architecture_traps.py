@@ -102,6 +102,17 @@ TRAPS: dict[str, dict[str, Change]] = {
         "both in pairs": lambda facts, weights: holds("attn_q.weight", pairs(4))(*holds("attn_k.weight", pairs(4))(facts, weights)),
         "scale of scores": says(attn_scale=1.0),
     },
+    "gpt_oss": {
+        "no sinks": holds("attn_sinks.weight", lambda sinks: sinks - 1e9),
+        "gate and up": swapped("ffn_gate_exps", "ffn_up_exps"),
+        "no biases of experts": holds("exps.bias", zeros),
+        "no bias of the router": holds("ffn_gate_inp.bias", zeros),
+        "windows elsewhere": says(layer_kinds=ALTERNATE),
+        "unscaled": turns(unscaled),
+        "softmax over all": lambda facts, weights: (
+            dataclasses.replace(facts, experts=dataclasses.replace(facts.experts, scores="softmax")), weights  # type: ignore[type-var]
+        ),
+    },
     "llama3": {
         "unscaled": turns(unscaled),
         "all divided alike": turns(lambda rope: Rope(rope.base, rope.dim, (8.0,) * (rope.dim // 2))),
