@@ -317,6 +317,16 @@ def test_where_the_time_of_requests_went(opened: Opened) -> None:
     for query in ("id=none", "slowest=0", "slowest=x", "window_seconds=nan"):
         with pytest.raises(ConfigError, match=r"is known|give a number"):
             opened.ask("GET", f"/explain?{query}")
+    opened.site.complete(prompt="x" * 40 + " at 10:31:07 " + "y" * 200)
+    missed = opened.site.complete(prompt="x" * 40 + " at 10:32:55 " + "y" * 200).json()["id"]
+    report = opened.ask("GET", "/prefix?window_seconds=60")
+    worst = report["offenders"][0]
+    assert worst["cause"] == "timestamp" and worst["tokens"] == 192 and "10:31" in worst["example"]["theirs"], report
+    own = opened.site.get(f"/v1/requests/{missed}/explain").json()["prefix_miss"]
+    assert own["cause"] == "timestamp" and own["mine"] is None and own["theirs"] is None
+    for more in ((), ("--json",)):
+        told = CliRunner().invoke(make_app(), ["explain", "--prefix", "--server", opened.path, *more])
+        assert told.exit_code == 0 and "timestamp" in told.output, told.output
     for words in (("--slowest", "1"), (names[0],), ("--window", "1h"), ("--json",)):
         explained = CliRunner().invoke(make_app(), ["explain", *words, "--server", opened.path])
         assert explained.exit_code == 0 and "decode" in explained.output, explained.output
