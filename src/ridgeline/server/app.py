@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -52,7 +53,7 @@ def build_app(service: Service) -> ASGIApp:
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
-        *ollama.routes(service), *ollama_models.routes(service),
+        *ollama.routes(service), *ollama_models.routes(service), *adapters.routes(service),
     ]  # fmt: skip
     routes.check(built)
     for route in built:
