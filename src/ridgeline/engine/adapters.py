@@ -54,6 +54,11 @@ class AdapterLibrary:
         """All of them, in the order of registration."""
         return tuple(self._known.values())
 
+    @property
+    def only(self) -> str | None:
+        """The name of the only adapter, which a command line means; None where there are several, or none."""
+        return next(iter(self._known)) if len(self._known) == 1 else None
+
     def find(self, name: str) -> KnownAdapter | None:
         """The adapter of a name."""
         return self._known.get(name)
