@@ -38,15 +38,19 @@ def exposition(
     tenants: Collection[str] = (),
     compat: str = "none",
     pids: Mapping[str, int] | None = None,
+    more: Iterable[Collector] = (),
 ) -> bytes:
     """All metrics in the text format.
 
     tenants  labels of those that are shown
     compat   see `ServerConfig.metrics_compat`
+    more     what else is told (`observe.prometheus_live`)
     pids     prefix of names → process whose memory, files and processor time are told
     """
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, model_name, kv, tenants, compat == "vllm"))
+    for each in more:
+        registry.register(each)
     for prefix, pid in (pids or {}).items():
         ProcessCollector(prefix, partial(int, pid), registry=registry)
     return generate_latest(registry)

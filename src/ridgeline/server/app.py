@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, embeddings, messages, models, openapi, page, responses, routes, status
+from ridgeline.server import chat, completions, embeddings, live, messages, models, openapi, page, responses, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
@@ -32,8 +32,9 @@ MAX_PATH: Final = 100
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading. Raises LookupError for a route that the table does not have."""
+    judge = live.Judge(service)
     built = [
-        *page.routes(), *status.routes(service), *openapi.routes(service),
+        *page.routes(), *status.routes(service, judge), *live.routes(service, judge), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service),
     ]  # fmt: skip
