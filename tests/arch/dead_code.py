@@ -75,6 +75,8 @@ ALLOWED = {
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "server/admin_shapes.py:*": "fields that clients read",
+    "server/live_shapes.py:*": "fields that clients read",
+    "observe/verdict.py:Lever.figure": "written to `GET /live` as a whole",
     "server/anthropic.py:*": "fields that clients read",
     "server/responses_shapes.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",

@@ -59,7 +59,7 @@ def test_steps_are_summed_by_second() -> None:
         live.apply(event)
     first, second = live.history(12.0, 2)
     assert (first.steps, first.tokens, first.decode, first.sampled, first.waiting, first.unheld) == (1, 21, 1, 2, 4, 900)
-    assert (first.busy, first.run) == (pytest.approx(0.5), pytest.approx(0.4))
+    assert first.busy == pytest.approx(0.5) and first.run == pytest.approx(0.4)
     assert second.busy == pytest.approx(0.75), "a step that was planned while another ran is in flight from that one's end"
     window = live.window(12.0, 10)
     assert (window.at, window.steps, window.rows, window.tokens) == (2, 2, 4, 23)
@@ -90,7 +90,8 @@ def test_shares_and_idle_are_the_bill(tmp_path: Path) -> None:
     (zone / "energy_uj").write_text("999000000")
     rng, meter = random.Random(3), EnergyMeter(tmp_path)
     live, now, microjoules = live_of(price=3.6, meter=meter, now=50.0), 50.0, 999_000_000
-    spending, open_, begun, number = live.spending, {}, 0, 0
+    spending, begun = live.spending, 0
+    open_: dict[int, int] = {}
     live.step_cost = StepSeconds(0.004, 0.001, 0.0002)
     for number in range(2000):
         if rng.random() < 0.3 and len(open_) < 6:

@@ -1,4 +1,4 @@
-"""`observe.metrics` in Prometheus' text format. The only place that knows prometheus_client.
+"""`observe.metrics` in Prometheus' text format. With `prometheus_live` the only place that knows prometheus_client.
 
 Metrics with the meaning of vLLM's have vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged; others
 are `ridgeline_…`. No metric has two names: a second one would double the exposition and the storage. `compat="vllm"` adds what vLLM's own
