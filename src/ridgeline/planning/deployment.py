@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, token_kv_bits
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype, token_kv_bits
 from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
@@ -83,8 +83,11 @@ class Deployment:
 
     @property
     def compute_dtype(self) -> str:
-        """Data type of the matrix products. A CPU multiplies quantised weights by 8-bit activations."""
+        """Data type of the matrix products. A CPU multiplies codes by 8-bit activations, at the ceiling of the codes if it is known."""
         form = WEIGHT_FORMATS[self.dtype or self.model.dtype]
+        codes = code_dtype(form.code_bits)
+        if codes in self.device.flops_per_second:
+            return codes
         on_codes = not self.device.is_gpu and form.layer_bits < 16 and "int8" in self.device.flops_per_second
         return "int8" if on_codes else form.compute
 
