@@ -179,7 +179,9 @@ def dialect_of_error(body: dict[str, Any]) -> str:
     """The dialect in which an error is told; that of responses is OpenAI's."""
     if isinstance(body["error"], str):
         return "ollama"
-    return "anthropic" if body.get("type") == "error" else "openai"
+    if body.get("type") == "error":
+        return "anthropic"
+    return "ggml" if isinstance(body["error"].get("code"), int) else "openai"
 
 
 def error_problem(answer: Answer, request: Request) -> str | None:
@@ -193,6 +195,8 @@ def error_problem(answer: Answer, request: Request) -> str | None:
     dialect = dialect_of_error(body)
     if dialect == "ollama":
         is_known = set(body) == {"error"}
+    elif dialect == "ggml":
+        is_known = set(error) == {"code", "message", "type"} and (answer.status, error["type"]) in CATALOGUE.values()
     elif dialect == "anthropic":
         is_known = {"type", "message"} <= set(error) <= {"type", "message", "details"} and error["type"] == anthropic_type(answer.status)
     else:
