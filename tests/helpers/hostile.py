@@ -226,7 +226,8 @@ def stream_problem(body: bytes) -> str | None:
         return f"a stream failed: {body[-500:]!r}"
     last = body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
     ends = (b"data: [DONE]", b"event: message_stop", b"event: error", *(b"event: response." + each for each in ENDS))
-    return None if body.endswith(b"\n\n") and last.startswith(ends) else f"a stream without its end: {body[-200:]!r}"
+    is_whole = last.startswith(ends) or b'"stop":true' in last or last.startswith((b'data: {"error"', b"data: {}"))
+    return None if body.endswith(b"\n\n") and is_whole else f"a stream without its end: {body[-200:]!r}"
 
 
 @dataclass(frozen=True, slots=True)
