@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from ledgers import background, serve
+from ledgers import FAULTS, background, plant, serve
 
 from ridgeline.observe.charges import CAUSES, charge, wall
 
@@ -37,3 +37,23 @@ def test_causes_sum_to_the_time_that_passed() -> None:
 @pytest.mark.night
 def test_causes_sum_to_the_time_that_passed_of_ten_thousand() -> None:
     check_sums(10_000, 2)
+
+
+def first_cause(cause: str, seed: int) -> str | None:
+    fault = plant(cause, Random(seed))
+    ledger = serve([fault.probe, *fault.others], **fault.world)
+    record = ledger.find(fault.probe.name)
+    assert record is not None
+    return charge(ledger, record, 0, to_first=fault.to_first).first
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_planted_fault_is_the_first_cause(cause: str) -> None:
+    assert first_cause(cause, 1) == cause
+
+
+@pytest.mark.night
+def test_planted_faults_of_eighty_trials_each() -> None:
+    right = {cause: sum(first_cause(cause, seed) == cause for seed in range(80)) for cause in FAULTS}
+    print(right)
+    assert sum(right.values()) >= 0.95 * 80 * len(FAULTS) and min(right.values()) >= 0.9 * 80

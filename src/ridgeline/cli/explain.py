@@ -16,6 +16,7 @@ BAR: Final = 24
 def explain(
     request: Annotated[str | None, typer.Argument(help="An answer's id, or its X-Request-Id [none: what all share].")] = None,
     slowest: Annotated[int | None, typer.Option(min=1, max=100, help="The slowest requests of the window, one by one.")] = None,
+    prefix: Annotated[bool, typer.Option("--prefix", help="Why prompts missed the prefix cache, the dearest causes first.")] = False,
     window: Annotated[str, typer.Option(help="How far back: 30s, 5m, 2h.")] = "5m",
     server: ServerOption = None,
     key_file: KeyOption = None,
@@ -23,6 +24,9 @@ def explain(
 ) -> None:
     """Say where the time of requests went: each moment has one cause, and they sum to what passed."""
     query = make_query(request, slowest, window)
+    if prefix:
+        _explain_prefixes(ask_admin(server, key_file, "GET", f"/prefix?window_seconds={query['window_seconds']}"), as_json)
+        return
     found = ask_admin(server, key_file, "GET", f"/explain?{urlencode(query)}")
     if as_json:
         print_json(found)
@@ -63,6 +67,25 @@ def _print_request(found: dict[str, Any]) -> None:
             heads = ("cause", "ms", "share", "", "what happened")
             print_table(f"{part['ms']:,.1f} ms {title}", heads, rows, wrapped="what happened")
     print_notes("")
+
+
+def _explain_prefixes(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print_notes(f"{found['requests']} requests, {found['prompt_tokens']:,} prompt tokens, {found['cached_tokens']:,} of them cached.")
+    rows = [
+        (each["cause"], str(each["at"]), str(each["requests"]), f"{each['tokens']:,}", f"{each['ms']:,.0f}", _example(each))
+        for each in found["offenders"]
+    ]
+    if rows:
+        print_table("Misses", ("cause", "at token", "requests", "tokens", "ms", "what it is"), rows, wrapped="what it is")
+
+
+def _example(offender: dict[str, Any]) -> str:
+    example = offender["example"]
+    texts = f" ({example['theirs']!r:.60} → {example['mine']!r:.60})" if example and example["mine"] else ""
+    return f"{offender['what']}{texts}"
 
 
 def _what(cause: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def build_app(service: Service) -> ASGIApp:
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
     logged = AccessLog(CrossOrigin(app, origins) if origins else app, partial(_http_ended, service))
-    return logged if service.tracer is None else TraceLayer(logged, service.tracer)
+    return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
 
 
 class AdminOnly:

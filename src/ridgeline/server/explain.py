@@ -7,6 +7,7 @@ thread, one explanation at a time, never in the loop.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.observe.charges import CAUSES, Charges, charge, slowest_choice, wall
+from ridgeline.observe.doctor import MISSES, Miss, diagnose, offenders
 from ridgeline.observe.ledger import Ledger, RequestRecord
 from ridgeline.observe.shares import Distribution, distribution, slowest
 from ridgeline.server import explain_shapes as shapes
@@ -31,6 +33,10 @@ EXPLAIN_QUERY: Final[Mapping[str, Mapping[str, Any]]] = {
     "id": {"type": "string"}, "slowest": {"type": "integer", "minimum": 1, "maximum": MAX_SLOWEST},
     "window_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WINDOW_SECONDS},
 }  # fmt: skip
+PREFIX_QUERY: Final[Mapping[str, Mapping[str, Any]]] = {"window_seconds": EXPLAIN_QUERY["window_seconds"]}
+MAX_DIAGNOSED: Final = 500
+"""Last requests of a window whose misses are looked at."""
+MAX_OFFENDERS: Final = 50
 _TURN: Final = asyncio.Lock()
 Result = TypeVar("Result")
 
@@ -46,7 +52,7 @@ def routes(service: Service) -> list[BaseRoute]:
         info, is_admin, owner = service.model.engine.info, caller.is_admin, caller.owner
 
         def work() -> shapes.Explanation:
-            return explain_one(service.ledger, record, info, lambda other: is_admin or other.owner == owner, is_admin)
+            return explain_one(service, record, info, lambda other: is_admin or other.owner == owner, is_admin)
 
         return json_response(await _in_turn(work))
 
@@ -69,7 +75,7 @@ async def explain_many(service: Service, query: Mapping[str, str]) -> shapes.Exp
         count = int(_number(query, "slowest", 1, MAX_SLOWEST))
         records = slowest(records, count)
     info = service.model.engine.info
-    return shapes.Explained(await _in_turn(lambda: tuple(explain_one(ledger, each, info, lambda other: True, True) for each in records)))
+    return shapes.Explained(await _in_turn(lambda: tuple(explain_one(service, each, info, lambda other: True, True) for each in records)))
 
 
 async def _in_turn(work: Callable[[], Result]) -> Result:
@@ -94,9 +100,11 @@ def _number(query: Mapping[str, str], name: str, default: float, most: float) ->
 
 
 def explain_one(
-    ledger: Ledger, record: RequestRecord, info: ExecutorInfo, may_name: Callable[[RequestRecord], bool], is_admin: bool
+    service: Service, record: RequestRecord, info: ExecutorInfo, may_name: Callable[[RequestRecord], bool], is_admin: bool
 ) -> shapes.Explanation:
     """The explanation of a request. `may_name`: the reader may know the id of this request in its way."""
+    ledger, tokenizer = service.ledger, service.model.tokenizer
+    miss = diagnose(service.prefixes, ledger, record, partial(tokenizer.decode, skip_special=False), tokenizer.is_control)
     number = slowest_choice(record)
     choice, (total_seconds, ttft_seconds) = record.choices.get(number), wall(record, number)
     total = _part(ledger, charge(ledger, record, number), total_seconds, may_name, is_admin)
@@ -110,8 +118,34 @@ def explain_one(
         output_tokens=0 if choice is None else choice.output_tokens,
         preemptions=0 if choice is None else sum(mark.kind == "preempted" and mark.detail != "restart" for mark in choice.marks),
         engines=record.engines, total=total, ttft=ttft, counterfactual=counterfactual, summary=_summary(total, ttft, counterfactual),
-        tenant=record.tenant if is_admin else None,
+        prefix_miss=_miss(miss, is_admin), tenant=record.tenant if is_admin else None,
     )  # fmt: skip
+
+
+async def explain_prefixes(service: Service, query: Mapping[str, str]) -> shapes.PrefixReport:
+    """Why prompts of a window missed the prefix cache, for an admin. Raises ApiError."""
+    window, tokenizer = _number(query, "window_seconds", DEFAULT_WINDOW_SECONDS, MAX_WINDOW_SECONDS), service.model.tokenizer
+    records = service.ledger.ended_since(time.monotonic() - window)[-MAX_DIAGNOSED:]
+    decode = partial(tokenizer.decode, skip_special=False)
+    found = await _in_turn(lambda: offenders(service.prefixes, service.ledger, records, decode, tokenizer.is_control))
+    hits = [min(each.choices[0].hit_tokens, each.prompt_tokens) for each in records if 0 in each.choices]
+    return shapes.PrefixReport(
+        len(records), sum(each.prompt_tokens for each in records), sum(hits),
+        tuple(
+            shapes.PrefixOffender(
+                each.cause, MISSES[each.cause], each.place, each.requests, each.tokens, round(each.ms, 3), _miss(each.example, True),
+                tuple(each.ids),
+            )
+            for each in found[:MAX_OFFENDERS]
+        ),
+    )  # fmt: skip
+
+
+def _miss(found: Miss | None, is_admin: bool) -> shapes.PrefixMiss | None:
+    if found is None:
+        return None
+    texts = (found.mine, found.theirs) if is_admin else (None, None)
+    return shapes.PrefixMiss(found.cause, MISSES[found.cause], found.at, found.tokens, round(found.ms, 3), *texts)
 
 
 def _part(ledger: Ledger, charges: Charges, measured: float, may_name: Callable[[RequestRecord], bool], is_admin: bool) -> shapes.Part:

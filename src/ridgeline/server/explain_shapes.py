@@ -40,6 +40,41 @@ class Counterfactual(Struct, frozen=True):
     prefix_hit_ttft_ms: float | None = None
 
 
+class PrefixMiss(Struct, frozen=True):
+    """Why a prompt did not find more of itself in the prefix cache: the token at which it leaves an earlier one, and the tokens and
+    milliseconds that this cost. The texts around that token, of this prompt and of the earlier one, are told to an admin alone."""
+
+    cause: str
+    what: str
+    at: int
+    tokens: int
+    ms: float
+    mine: str | None = None
+    theirs: str | None = None
+
+
+class PrefixOffender(Struct, frozen=True):
+    """Misses of one cause at one place of the prompt, the dearest of them as an example, and the ids of the last."""
+
+    cause: str
+    what: str
+    at: int
+    requests: int
+    tokens: int
+    ms: float
+    example: PrefixMiss | None
+    ids: tuple[str, ...]
+
+
+class PrefixReport(Struct, frozen=True):
+    """Misses of a window, the dearest first. `requests` were looked at, of `prompt_tokens` tokens, of which `cached_tokens` were found."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    offenders: tuple[PrefixOffender, ...]
+
+
 class Explanation(Struct, frozen=True):
     """Where the time of one request went; of several choices, of the one that ended last. `ttft` is null before the first token."""
 
@@ -55,6 +90,7 @@ class Explanation(Struct, frozen=True):
     ttft: Part | None
     counterfactual: Counterfactual
     summary: str
+    prefix_miss: PrefixMiss | None = None
     tenant: str | None = None
 
 

@@ -73,6 +73,7 @@ async def start_generation(
             service.tracer.admitted(requests)
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
+            service.prefixes.add(request, service.model.engine.info.kv.block_tokens)
         return Generation(engine, tokenizer, requests, params, on_end, until)
     engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES], targets)
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt, targets=targets)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ridgeline import __version__
+from ridgeline.config.env import state_directory
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
@@ -24,6 +25,8 @@ from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prefixes import PromptLog
+from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
@@ -62,6 +65,8 @@ class Service:
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
+        self.prefixes = PromptLog()
+        self.recorder = Recorder(self.ledger, self.prefixes, state_directory() / "incidents")
         self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
@@ -125,6 +130,7 @@ class Service:
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
+            self.recorder.look(self.metrics, time.monotonic())
         self._update_brown_out()
 
     def set_brown_out(self, seconds: float | None) -> None:
@@ -154,6 +160,8 @@ class Service:
             self.metrics.engine_starts += client.starts - self._engine_starts
             self._engine_starts = client.starts
             self.metrics.engine_lost()
+            if client.last_failure is not None:
+                self.recorder.record("engine", client.last_failure, time.monotonic())
 
     def answer_ended(self, end: ChoiceEnd) -> None:
         """Counts how an answer ended, and logs once where many end as no sound model's do."""

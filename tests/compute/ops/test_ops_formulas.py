@@ -22,6 +22,11 @@ def gelu_tanh(x: Doubles) -> Doubles:
     return x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2
 
 
+def clamped(gate: Doubles, up: Doubles) -> Doubles:
+    gate, up = gate.clip(max=7), up.clip(-7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
@@ -37,7 +42,7 @@ def rms_norm(x: Doubles, weight: Doubles, *, eps: float) -> Doubles:
 FORMULAS: dict[str, Callable[..., Doubles]] = {
     "activate": lambda x, *, activation: ACTIVATIONS[activation](x),
     "add_bias": lambda x, bias: x + bias,
-    "glu": lambda gate, up, *, activation: ACTIVATIONS[activation](gate) * up,
+    "glu": lambda gate, up, *, activation: clamped(gate, up) if activation == "clamped_swish" else ACTIVATIONS[activation](gate) * up,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "softcap": lambda x, *, cap: cap * np.tanh(x / cap),
