@@ -131,7 +131,7 @@ def check_cases(server: Any, total: int, number: int) -> None:
     for row in (row for row in DOCUMENTED if row.request is not None):
         # made cases know no name of a model, no id of its tokens and no width of its vectors
         reached = {403} if row.access == "admin" else {404} if row.dialect == "ollama" else {200}
-        reached |= {400} if any(word in row.path for word in ("embedding", "pooling", "score", "rerank")) else set()
+        reached |= {400} if any(word in row.path for word in ("embedding", "pooling", "score", "rerank", "infill")) else set()
         assert any(statuses[row.path, each] for each in reached), (row.path, statuses)
         assert row.access == "admin" or statuses[row.path, 400], (row.path, statuses)
     assert not [status for _, status in statuses if status >= 500]

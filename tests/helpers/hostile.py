@@ -130,7 +130,7 @@ class Client:
     def _problem(self, answer: Answer, request: Request) -> str | None:
         """What is wrong with an answer."""
         self._tally.statuses[answer.status] += 1
-        if answer.status == 504 and b"deadline_ms" in request.data and b'"deadline_exceeded"' in answer.body:
+        if answer.status == 504 and b"deadline_ms" in request.data and b"was its deadline" in answer.body:
             return error_problem(answer, request)  # the end that the client asked for
         if answer.status >= 500:
             return f"{answer.status} {answer.body[:600]!r}"
