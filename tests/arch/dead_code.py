@@ -76,6 +76,8 @@ ALLOWED = {
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "server/admin_shapes.py:*": "fields that clients read",
+    "server/live_shapes.py:*": "fields that clients read",
+    "observe/verdict.py:Lever.figure": "written to `GET /live` as a whole",
     "server/explain_shapes.py:*": "fields that clients read",
     "server/anthropic.py:*": "fields that clients read",
     "server/ollama_shapes.py:*": "fields that clients read",

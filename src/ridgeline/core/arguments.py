@@ -20,7 +20,7 @@ OTHERS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType({
     "use_beam_search": (False, "use LLM.beam_search"),
     "length_penalty": (1.0, "use LLM.beam_search"),
     "early_stopping": (False, "use LLM.beam_search"),
-    "lora_request": (None, "adapters are not supported yet"),
+    "lora_request": (None, "name the adapter as lora"),
     "mm_processor_kwargs": (None, "images and sound are not supported yet"),
     "use_tqdm_on_load": (True, "on_progress gets the progress of loading"),
     "chat_template_content_format": ("auto", "templates get content as they ask for it"),

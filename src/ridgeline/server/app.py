@@ -19,6 +19,7 @@ from ridgeline.server import (
     completions,
     embeddings,
     explain,
+    live,
     messages,
     models,
     ollama,
@@ -48,8 +49,9 @@ MAX_PATH: Final = 100
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading. Raises LookupError for a route that the table does not have."""
+    judge = live.Judge(service)
     built = [
-        *page.routes(), *status.routes(service), *openapi.routes(service),
+        *page.routes(), *status.routes(service, judge), *live.routes(service, judge), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
         *ollama.routes(service), *ollama_models.routes(service),

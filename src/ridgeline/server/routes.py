@@ -17,6 +17,7 @@ from ridgeline.server import anthropic, ollama_shapes, replies, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.explain_shapes import Explanation
+from ridgeline.server.live_shapes import Live
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
@@ -126,13 +127,17 @@ _OLLAMA: Final = (
 
 ROWS: Final = (
     Row("GET", "/", "The page; for programs other than browsers a text", "text/html, text/plain", access="public"),
-    *(Row("GET", path, "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items() if path != "/"),
+    *(
+        Row("GET", path, "The dashboard" if path == "/dashboard" else "", kind.partition(";")[0], access="public")
+        for path, (_, kind) in FILES.items() if path != "/"
+    ),
     Row("GET", "/livez", "Liveness of the process", "text/plain", access="public"),
     Row("GET", "/startupz", "Start: 200 once the model has been loaded and checked", replies.Startup, NEEDS_MODEL, access="public"),
     Row("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL, access="public"),
     Row("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL, access="public"),
     Row("GET", "/version", "The server's version", replies.Version, access="public"),
     Row("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
+    Row("GET", "/live", "Load, speed, verdict: what the server does now", Live, NEEDS_MODEL),
     Row("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
     *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL, query=PAGE),
     *_models("The model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),

@@ -11,17 +11,19 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
+from ridgeline.observe.prometheus_live import LiveCollector
 from ridgeline.observe.requests import OTHER_TENANTS
 from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.live import Judge
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
 MAX_RETRY_SECONDS: Final = 60
 
 
-def routes(service: Service) -> list[BaseRoute]:
+def routes(service: Service, judge: Judge) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def livez(request: Request) -> Response:
@@ -58,7 +60,8 @@ def routes(service: Service) -> list[BaseRoute]:
         client, pids = service.deployment.client, {"": os.getpid()}
         if client is not None and client.pid is not None:
             pids["ridgeline_engine"] = client.pid
-        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids)
+        live = LiveCollector(service.live, judge.verdict(), model.name, labels)
+        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids, [live])
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [

@@ -55,6 +55,9 @@ export async function card() {
   return models.data[0];
 }
 
+// What the server does now.
+export const live = async () => (await request("live")).json();
+
 // The events of a streamed answer. Throws ServerError, or AbortError after a stop.
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
