@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ridgeline.facts.hardware.machine import process_age_seconds
 from ridgeline.server import replies
 
 READY: Final = "ready"
@@ -21,6 +22,9 @@ class Startup:
         self._now = now
         self._began = now()
         self._ended: float | None = None
+        self.phases: dict[str, float] = {"process": process_age_seconds()}
+        """Seconds of each stage so far, and before the first one: interpreter, imports, settings."""
+        self._since = self._began
         self._first = 0.0, self._began
         """Fraction and time of the stage's first report."""
 
@@ -30,6 +34,8 @@ class Startup:
             return
         if stage != self.stage:
             self._first = fraction, self._now()
+            self.phases[self.stage] = self.phases.get(self.stage, 0.0) + self._first[1] - self._since
+            self._since = self._first[1]
         self.stage, self.fraction = stage, min(1.0, max(0.0, fraction))
 
     def end(self) -> None:
