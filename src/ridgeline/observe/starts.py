@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ridgeline.facts.files.kept import read_kept, write_kept
 
-FILE: Final = "starts.json"
+FILE: Final = "cold_starts.json"
 VERSION: Final = 1
 KEPT_STARTS: Final = 20
 MAX_PHASES: Final = 32
