@@ -41,7 +41,7 @@ def test_a_route_without_a_row_fails_at_build(route: Any, monkeypatch: pytest.Mo
 
 def test_a_row_without_a_route_fails_at_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "routes", lambda *given: [])
-    found = "without a route: GET /health, GET /livez, GET /metrics, GET /readyz, GET /startupz, GET /version"
+    found = "without a route: GET /health, GET /livez, GET /metrics, GET /ping, GET /readyz, GET /startupz, GET /version"
     with pytest.raises(LookupError, match=found):
         app.build_app(Service(EngineConfig("fake:{}"), ServerConfig()))
 

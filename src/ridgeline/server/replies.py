@@ -211,6 +211,10 @@ class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class Health(Struct, frozen=True):
+    status: str = "ok"
+
+
 class CheckFinding(Struct, frozen=True):
     """A problem that a check of the model found before the first request."""
 

@@ -44,7 +44,7 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
-            return PlainTextResponse("ok\n")
+            return json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
         seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(service.deployment.seconds_to_restart())))
         reason = f"not ready: {service.deployment.not_ready_reason()}"
         raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(seconds)})
@@ -69,6 +69,7 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         Route("/startupz", startupz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/health", readyz, methods=["GET"]),
+        Route("/ping", readyz, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
