@@ -67,6 +67,16 @@ def test_a_chat_names_its_template_and_tokeniser(chat_site: Any) -> None:
     assert told["summary"].startswith(f"{told['ttft']['ms']:,.0f} ms to the first token")
 
 
+def test_an_answer_says_it_by_itself_where_it_is_asked(chat_site: Any) -> None:
+    assert "ridgeline" not in chat_site.complete(prompt="a", max_tokens=3).json()["usage"]
+    whole = chat_site.complete(prompt="a", max_tokens=3, explain=True).json()["usage"]["ridgeline"]
+    last = chat_site.events("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, explain=True,
+                            stream_options={"include_usage": True})[-1]["usage"]["ridgeline"]  # fmt: skip
+    for told in (whole, last):
+        assert {"prefill", "decode"} <= told["total_ms"].keys() and told["first"] in told["total_ms"]
+        assert sum(told["ttft_ms"].values()) < sum(told["total_ms"].values())
+
+
 def test_an_engine_that_ends_leaves_a_recording(new_site: Any, tmp_path: Path) -> None:
     site = new_site(EngineConfig("fake:"))
     site.service.recorder._folder = tmp_path / "incidents"

@@ -113,6 +113,13 @@ def _check_serve(given: Given) -> None:
         _check_engine(settings.engine)
 
 
+def _check_top(given: Given) -> None:
+    from ridgeline.cli.top import find_url
+
+    find_url(given["url"])
+    raise Unchecked
+
+
 def _check_route(given: Given) -> None:
     from ridgeline.cli.route import config_of
     from ridgeline.router.run import check_config
@@ -274,6 +281,12 @@ def _check_bench_gpu(given: Given) -> None:
         check_gpu(jobs)
 
 
+def _check_investigate(given: Given) -> None:
+    from ridgeline.cli.investigate import check
+
+    check(given["alert"], given["incident"], given["window"])
+
+
 def _check_explain(given: Given) -> None:
     from ridgeline.cli.explain import make_query
 
@@ -289,12 +302,15 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "rm": _check_rm,
     "ps": _nothing,
     "chaos": _nothing,
+    "top": _check_top,
     "admin status": _nothing,
+    "admin cost": _nothing,
     "admin knobs": _nothing,
     "admin swap": _nothing,
     "admin profile": _nothing,
     "admin drain": _nothing,
     "explain": _check_explain,
+    "investigate": _check_investigate,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

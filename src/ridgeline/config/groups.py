@@ -320,6 +320,11 @@ class ServerConfig:
         "none", "vllm: /metrics has the label engine too, and more of vLLM's metrics.",
         "metrics that vLLM has bear its names in any case", "panels of vLLM's dashboards stay empty: vllm", choices=("none", "vllm"),
     )  # fmt: skip
+    price_per_hour: float | None = _set(
+        None, "Dollars per hour for this machine; requests and tenants are then told in dollars too [in seconds alone].",
+        "what machine time costs is nothing that a server could know", "ridgeline_tenant_dollars far from the bill: another price",
+        unit="dollars", bounds=(1e-6, 1e6),
+    )  # fmt: skip
     admin_socket: str = _set(
         "auto", "Unix socket of `ridgeline admin`, for this server's user alone: auto (in the user's state folder), none, or its path.",
         "changes at run time need no port: the system says who asks, and each change is a line of the log",

@@ -14,6 +14,10 @@ class Status(Struct, frozen=True):
     model: str
     not_ready: str | None
     startup: replies.Startup
+    start_seconds: dict[str, float]
+    """By phase, from the begin of the process until requests were taken."""
+    usual_start_seconds: float | None
+    """Median of the last starts of this model on this machine; null where none is known."""
     engine_pid: int | None
     engine_starts: int
     engine_failures: int
@@ -23,6 +27,47 @@ class Status(Struct, frozen=True):
     waiting: int
     knobs: dict[str, Value]
     draining: bool
+
+
+class Amount(Struct, frozen=True):
+    """Seconds of the engine, and these in other units: processor time of its threads; money and energy are null where unknown."""
+
+    seconds: float
+    processor_ms: float
+    dollars: float | None
+    joules: float | None
+
+
+class TenantCost(Struct, frozen=True):
+    """Of a tenant's requests, open ones so far as their rows have ended."""
+
+    spent: Amount
+    kv_token_seconds: float
+    requests: int
+
+
+class RequestCost(Struct, frozen=True):
+    """Of a request that has ended."""
+
+    request_id: str
+    tenant: str
+    prompt_tokens: int
+    completion_tokens: int
+    spent: Amount
+    kv_token_seconds: float
+
+
+class Cost(Struct, frozen=True):
+    """The bill since the start: `tenants`, `open` (rows under way, and steps that nobody owns) and `idle` add up to `total`."""
+
+    model: str
+    threads: int
+    dollars_per_hour: float | None
+    total: Amount
+    tenants: dict[str, TenantCost]
+    open: Amount
+    idle: Amount
+    requests: list[RequestCost]
 
 
 class DrainRequest(Struct, frozen=True, forbid_unknown_fields=True):
