@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 HTML, CSS, JAVASCRIPT, SVG = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8", "image/svg+xml"
 SCRIPTS: Final = (
     "answer", "api", "app", "chat", "complete", "dashboard", "dom", "markdown", "message", "sampling", "sidebar", "store", "theme",
-    "tokens", "vendor/markdown-it.umd.min",
+    "tokens", "waterfall", "vendor/markdown-it.umd.min",
 )  # fmt: skip
 FILES: Final = {
     "/": ("index.html", HTML),
