@@ -288,6 +288,12 @@ def _check_bench_gpu(given: Given) -> None:
         check_gpu(jobs)
 
 
+def _check_investigate(given: Given) -> None:
+    from ridgeline.cli.investigate import check
+
+    check(given["alert"], given["incident"], given["window"])
+
+
 def _check_explain(given: Given) -> None:
     from ridgeline.cli.explain import make_query
 
@@ -311,6 +317,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin profile": _nothing,
     "admin drain": _nothing,
     "explain": _check_explain,
+    "investigate": _check_investigate,
     "run": _check_run,
     "generate": _check_generate,
     "batch": _check_batch,

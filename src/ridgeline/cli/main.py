@@ -31,6 +31,7 @@ VERBS: Final = {
     "ps": "List the running servers.",
     "top": "Watch a server: load, speed, what binds, which lever helps.",
     "admin": "Look at a running server and change it.",
+    "investigate": "Take an alert; say its phase, the evidence and the first lever.",
     "explain": "Say where the time of a server's requests went.",
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
