@@ -35,6 +35,7 @@ VERBS: Final = {
     "explain": "Say where the time of a server's requests went.",
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
+    "batch": "Answer a file of requests, in this process.",
     "plan": "Say what a model needs and yields, before it is downloaded.",
     "config": "Explain each setting: value, origin, reason, cost, metric.",
     "sim": "Simulate serving with the real scheduler, without a server.",
