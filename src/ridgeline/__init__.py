@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgeline.core.params import SamplingParams, StructuredOutputs
+    from ridgeline.core.params import SamplingParams, StructuredOutputs, StructuredOutputsParams
     from ridgeline.engine.beams import BeamSearchParams
     from ridgeline.engine.llm import LLM
     from ridgeline.engine.pooled import PoolingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams", "__version__"]
 
 _HOMES = {
     "LLM": "ridgeline.engine.llm",
@@ -17,6 +17,7 @@ _HOMES = {
     "PoolingParams": "ridgeline.engine.pooled",
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputs": "ridgeline.core.params",
+    "StructuredOutputsParams": "ridgeline.core.params",
 }
 
 

@@ -49,6 +49,8 @@ from ridgeline.text.tools.marks import begins_reasoning
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
 Prompts = Prompt | Sequence[Prompt]
+Progressing = bool | Callable[..., Any]
+"""Whether a progress bar is shown, or what makes one, as tqdm does: with `total` and `desc`."""
 Messages = Sequence[Mapping[str, object]]
 """A conversation: objects with role and content, as in OpenAI's API."""
 
@@ -111,7 +113,7 @@ class LLM:
         if self._files.path is None:
             return findings
         findings += (*self._engine.info.findings, *check_vocabulary(self.tokenizer, self._engine.info.vocab))
-        request = canary_request(self.tokenizer, self.limits)
+        request = canary_request(self.tokenizer, self.limits) if self._engine.info.generates else None
         for answered in self.run([LLMRequest(request, None, CANARY, self.tokenizer)] if request is not None else []):
             choice = answered.choices[0]
             findings += judge(choice.start.prompt_logprobs, choice.end.reason, self.limits.vocab)
@@ -128,11 +130,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
-        use_tqdm  shows a progress bar
+        use_tqdm  shows a progress bar; a function like tqdm makes its own
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
         texts = _as_list(prompts)
@@ -153,7 +155,7 @@ class LLM:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
 
@@ -197,7 +199,7 @@ class LLM:
     @with_known_arguments
     def embed(
         self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """A vector for each text or list of ids, by the model's pooling.
 
@@ -209,14 +211,15 @@ class LLM:
     @with_known_arguments
     def encode(
         self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, with vLLM's other name of the vector, `data`."""
         return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
 
     @with_known_arguments
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = False
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
         first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
@@ -226,7 +229,7 @@ class LLM:
         ahead, behind = found[: len(first)], found[len(first) :]
         return [ScoringOutput.of(*pair) for pair in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
 
-    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: bool) -> list[TextRequest]:
+    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: Progressing) -> list[TextRequest]:
         """The texts, answered."""
         self._engine.check_open()
         info, longest = self._engine.info, self.limits.max_model_len
@@ -234,9 +237,7 @@ class LLM:
         texts = [_plain(each) for each in _as_list(prompts)]
         ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
         ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
-        requests = [
-            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
-        ]
+        requests = [TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids]
         with _progress_bar(len(requests), progress) as advance:
             for _ in self._engine.run(requests):
                 advance(1)
@@ -309,7 +310,7 @@ class LLM:
             self.chat_template.close()
 
 
-def _complete(llm: LLM, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
+def _complete(llm: LLM, requests: list[LLMRequest], progress: Progressing) -> list[RequestOutput]:
     outputs = []
     with _progress_bar(len(requests), progress) as advance:
         for request in llm.run(requests):
@@ -379,8 +380,15 @@ def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: in
 
 
 @contextmanager
-def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call after each finished request; with `show`, it advances a bar on the terminal."""
+def _progress_bar(total: int, show: Progressing) -> Iterator[Callable[[int], Any]]:
+    """Yields a function to call after each finished request; it advances a bar on the terminal, or the caller's own."""
+    if callable(show):
+        own = show(total=total, desc="requests")
+        try:
+            yield own.update
+        finally:
+            own.close()
+        return
     if not show:
         yield lambda count: None
         return

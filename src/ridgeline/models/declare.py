@@ -40,7 +40,8 @@ class TensorNames:
     prefix      in front of a layer's number
     outer       stored name outside layers → canonical name
     roots       prefixes that all names may have
-    transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only
+    transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only;
+                "first_row": the first row of the stored matrix is the vector
     ignored     pattern of names that are not read: buffers, and parts of the model that text does not use
     """
 
@@ -73,6 +74,7 @@ class Architecture:
     outer_biases       those of `outer_tensors` that have a bias
     fused              of GGUF files: stored tensor → canonical names of its parts, concatenated along the rows
     interleaved        tensors that GGUF files store in the order of pairwise RoPE
+    first_rows         tensors of which the first stored row alone is used: a vector
     rope_tensors       tensors of a GGUF file that hold divisors of RoPE angles
 
     Layers:
@@ -83,6 +85,7 @@ class Architecture:
     parallel_recurrence  every layer has the recurrence in parallel to attention
 
     Numbers:
+    bidirectional      tokens see those behind them too: an encoder, which has no head
     has_rope           positions are encoded by RoPE; False: by a learned table
     window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
     least_rope_bases   (context, rows of the embedding, base): published models with at least this context and these rows have at least this
@@ -106,6 +109,7 @@ class Architecture:
     outer_biases: tuple[str, ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
+    first_rows: tuple[str, ...] = ()
     rope_tensors: tuple[str, ...] = ()
     window_pattern: int = 1
     windows_everywhere: tuple[str, ...] = ()
@@ -113,6 +117,7 @@ class Architecture:
     recurrence: str = ""
     parallel_recurrence: bool = False
     has_rope: bool = True
+    bidirectional: bool = False
     window_rope_base: float | None = None
     least_rope_bases: tuple[tuple[int, int, float], ...] = ()
     eps_key: str = "attention.layer_norm_rms_epsilon"

@@ -98,6 +98,7 @@ class PieceTable:
     added        ids whose pieces are literal text; of these `control` have no text
     space_prefix the space that encoding puts in front is removed when a whole text is decoded
     text_end     as `Tokenizer` has it
+    continued    of WordPiece: what stands before a piece that goes on with a word; the others begin one. "": it is no such vocabulary
     has_known_patterns  text is split by patterns of this file, of which none takes long; else by the model's, of which any may
     """
 
@@ -110,6 +111,7 @@ class PieceTable:
     space_prefix: bool = False
     text_end: int | None = None
     has_known_patterns: bool = False
+    continued: str = ""
 
 
 class FastTokenizer:
@@ -209,6 +211,8 @@ class FastTokenizer:
                 return piece.translate(_FROM_ALPHABET).encode("latin-1")
             except UnicodeEncodeError:
                 return piece.encode()
+        if mark := self._table.continued:
+            return (piece.removeprefix(mark) if piece.startswith(mark) else f" {piece}").encode()
         byte = _BYTE_NAME.fullmatch(piece)
         return bytes((int(byte[1], 16),)) if byte else piece.replace(_SPACE_MARK, " ").encode()
 

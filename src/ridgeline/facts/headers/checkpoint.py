@@ -100,6 +100,7 @@ def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
         context=ropes.context,
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope=ropes.by_kind,
+        bidirectional=fields.architecture.bidirectional,
         attn_scale=fields.own_number("query_pre_attn_scalar", 1e-6, 1e9, float(facts.head_dim)) ** -0.5,
         attn_softcap=fields.own_number("attn_logit_softcapping", 0.0, 1e6, 0.0),
         final_softcap=fields.own_number("final_logit_softcapping", 0.0, 1e6, 0.0),

@@ -24,7 +24,6 @@ from ridgeline.models.table import RUNNABLE
 _TOKENS = "tokenizer.ggml.tokens"
 _PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
-    ("attention.causal", True),
     ("attention.scale", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
@@ -65,6 +64,7 @@ def model_facts(header: Header) -> ModelFacts:
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
         long_rope=ropes.long,
         pooling=gguf_pooling(header, name),
+        bidirectional=architecture.bidirectional,
     )
     sizes = dense_sizes(complete, facts.context)
     parts = (_PLAIN,) * facts.layers
@@ -129,12 +129,13 @@ def _tensor_names(architecture: Architecture) -> TensorNames:
     whole = {row[0]: (row[0],) for row in rows}
     outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
-    transforms = dict.fromkeys(architecture.interleaved, "interleaved")
+    transforms = dict.fromkeys(architecture.interleaved, "interleaved") | dict.fromkeys(architecture.first_rows, "first_row")
     return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
 
 
 def _check_required_values(header: Header, name: str, architecture: Architecture) -> None:
-    for key, required in (*(() if "sparse" in architecture.parts else (("expert_count", 0),)), *_REQUIRED_VALUES):
+    own = (("attention.causal", not architecture.bidirectional), *(() if "sparse" in architecture.parts else (("expert_count", 0),)))
+    for key, required in (*own, *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
