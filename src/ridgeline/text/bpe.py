@@ -128,6 +128,7 @@ class FastTokenizer:
         self.text_end = table.text_end
         self.eos_ids = table.eos_ids
         self.vocab_size = len(table.pieces)
+        self.keeps_text = not table.continued
         self.quick_characters = QUICK_CHARACTERS if table.has_known_patterns else 0
         self._ids = {piece: token for token, piece in enumerate(table.pieces) if piece}
         control = frozenset(table.pieces[token] for token in table.control if table.pieces[token])
