@@ -9,6 +9,7 @@ In CI, everything that tests need is installed. Triton decides when it is first 
 other libraries import it too, so that is settled here.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -38,6 +39,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+gc.disable()  # until everything is collected: half of the time of imports would be the collector's
 PROCESSES = 3
 SKIPS = pytest.StashKey[list[str]]()
 
@@ -57,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests that run alone come last in several processes: no process then waits for the end of another's test each time."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays, and no later collection walks over it."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

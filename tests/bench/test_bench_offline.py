@@ -16,6 +16,8 @@ from ridgeline.bench.processes import BUSY_LOOP, busy_processes
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Timings
 from ridgeline.errors import ConfigError
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.planning.arguments import PlanOptions
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -37,11 +39,11 @@ def test_every_batch_has_its_figures(tmp_path: Path, depth: int) -> None:
 
 
 def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
+    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 0.1)
     steps = [
-        TurnRecord(1.0, 1, Timings(run=0.9)), TurnRecord(2.0, 2, Timings(run=0.9)),  # the second prompt waited for the first
-        TurnRecord(2.5, 2, Timings(queue=0.1, prepare=0.1, run=0.3)),
-        TurnRecord(3.25, 2, Timings(prepare=0.1, run=0.5)), TurnRecord(3.5, 1, Timings(run=9.0)),
+        TurnRecord(1.0, 1, 1, Timings(run=0.9)), TurnRecord(1.5, 1, 0, Timings(run=0.4)),  # the second prompt takes two more steps
+        TurnRecord(2.0, 2, 1, Timings(run=0.9)), TurnRecord(2.5, 2, 0, Timings(queue=0.1, prepare=0.1, run=0.3)),
+        TurnRecord(3.25, 2, 0, Timings(prepare=0.1, run=0.5)), TurnRecord(3.5, 1, 0, Timings(run=9.0)),
     ]  # fmt: skip
     found = bench._make_batch_report([steps], [], 2, OfflineLoad((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
     assert found.prefill_tokens_per_second == pytest.approx(20 / 2.0)
@@ -49,6 +51,21 @@ def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.decode_tokens_per_second == pytest.approx(2 / 0.625)
     assert (found.run, found.prepare) == (pytest.approx(0.4), pytest.approx(0.1)) and found.rest == pytest.approx(0.125)
     assert found.whole_tokens_per_second == pytest.approx(8 / 3.5) and found.contended_tokens_per_second is None
+
+
+def test_a_figure_above_its_bound_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
+    steps = [TurnRecord(0.5, 1, 1, Timings()), TurnRecord(1.75, 1, 0, Timings()), TurnRecord(2.25, 1, 0, Timings())]
+    found = bench._make_batch_report([steps], [], 1, OfflineLoad((1,), prompt_tokens=10, output_tokens=3), None)  # type: ignore[arg-type]
+    assert found.prefill_tokens_per_second is None and found.decode_tokens_per_second is None
+    assert found.whole_tokens_per_second == pytest.approx(3 / 2.25)
+
+
+def test_products_of_codes_are_bound_by_the_width_of_the_codes(tmp_path: Path) -> None:
+    deployment = bench.deployment_of(read_model_facts(write_tiny(tmp_path / "tiny.gguf", kind="Q4_0")), PlanOptions(device="h100"))
+    assert deployment.compute_dtype == "f16"
+    wide = bench._at_code_width(deployment)
+    assert wide.compute_dtype == "4-bit codes" and wide.device.flops("4-bit codes") > 1e9
 
 
 def test_foreign_processes_run_for_every_repeat_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,10 +116,10 @@ def alive(command: str) -> list[str]:
 
 @pytest.mark.alone
 def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Steps of 8 and of 24 ms: three times the tokens, a third of the gaps; both speak alike, and both are gone afterwards."""
+    """Steps of 4 and of 12 ms: three times the tokens, a third of the gaps; both speak alike, and both are gone afterwards."""
     out, roofline = tmp_path / "out.json", tmp_path / "roofline.json"
     roofline.write_text('{"dram_bytes_per_second": {"one": 1e9, "all": 2e9}, "f32_flops_per_second": {"one": 1e10, "all": 2e10}}')
-    words = ["fast=" + own(0.00801), "slow=" + own(0.02401), "--scenarios", "start,streams-4", "--rounds", "2", "--starts", "1"]
+    words = ["fast=" + own(0.00401), "slow=" + own(0.01201), "--scenarios", "start,streams-4", "--rounds", "2", "--starts", "1"]
     output = bench("compare", *words, "--json", str(out), "--roofline", str(roofline), "--shape", "llama-3-8b", "--seed", "4").stdout
     found = json.loads(out.read_text())
     (scenario,) = found["scenarios"]
@@ -132,7 +132,7 @@ def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_p
     assert [report["output_tokens"] for report in rounds["reports"]] == [256, 256] and min(rounds["resident_bytes"]) > 20e6
     assert ("fast / slow" in output or "fast / it" in output) and "the same answer to the first prompt in 2 of 2 rounds" in output
     assert "--max-num-seqs 4" in output and "ceiling" in output
-    assert not alive("0.00801") and not alive("0.02401")
+    assert not alive("0.00401") and not alive("0.01201")
 
 
 @pytest.mark.night

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import venv
@@ -60,7 +61,7 @@ STANDS_FOR = {
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "prometheus ")
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline route", "prometheus ")
 """Lines during which the server of the line before runs on."""
 
 
@@ -93,6 +94,8 @@ class Reader:
         variables, serves, words = line.partition("ridgeline serve ")
         if serves:
             self.serve(variables, shlex.split(words))
+        elif line.startswith("ridgeline route "):
+            self.route(line)
         elif line.startswith("prometheus "):
             self.scrape(shlex.split(line))
         elif line.startswith("ridgeline ") and not re.search(r"[|>]|--install-completion", line):
@@ -124,7 +127,20 @@ class Reader:
             time.sleep(0.02)
         self.url = f"{found[1]}://127.0.0.1:{found[2]}"
         if "--record" in words:
-            self.run(f"curl {self.url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"a\", \"max_tokens\": 4}}'")
+            self.run(f'curl {self.url}/v1/completions -H \'Content-Type: application/json\' -d \'{{"prompt": "a", "max_tokens": 4}}\'')
+
+    def route(self, line: str) -> None:
+        """Runs a router in front of the server, which stands for the first one named, until that one is found ready."""
+        command = [*COMMAND, *shlex.split(line)[1:], "--port", "0"]
+        command[command.index("--replica") + 1] = self.url
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            timer = threading.Timer(30, process.kill)
+            timer.start()
+            try:
+                assert process.stderr is not None and any(" routes at http" in line for line in process.stderr), command
+            finally:
+                timer.cancel()
+                process.terminate()
 
     def scrape(self, command: list[str]) -> None:
         """Runs Prometheus with the files of `deploy`, in a hurry, until it has read the server's metrics."""

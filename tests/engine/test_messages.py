@@ -30,11 +30,9 @@ EVENTS = [
     events.PrefixHit("r", 0, 16), events.Preempted("r", 0, "s", "blocks"), events.Evicted(7), events.Moved(7, 101),
     events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0),
     events.StepTimed(1, Timings(run=0.1)), events.StepLate(1, 0.5, 0.1, 4, 80), events.Idle(0.5, 1, 2, 3),
-]
-UNSENT: list[events.Event] = [
     events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX), events.PrefixMiss("r", 0, 1),
-    events.EndedProvisionally("r", 0, events.Finish.STOP),
 ]
+UNSENT: list[events.Event] = [events.EndedProvisionally("r", 0, events.Finish.STOP)]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))
 MESSAGES: list[Message] = [

@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "21 tensors, 'model.layers.0.mlp.down_proj.bias' among them": ("llama-biased", {"attention_bias": False, "mlp_bias": False}),
     "num_experts is 8; mixtures of experts are not supported": ("qwen3", {"num_experts": 8}),
     "quantised as 'bitsandbytes', which is not supported; gptq, awq": ("llama", {"quantization_config": {"quant_method": "bitsandbytes"}}),
-    "model_type 'gemma' is not supported; supported: bert, gemma2": ("gemma2", {"model_type": "gemma"}),
+    "model_type 'gemma' is not supported; supported: .*gemma2": ("gemma2", {"model_type": "gemma"}),
     "model_type 'mamba' is not known": ("llama", {"model_type": "mamba"}),
     "'token_embd.weight' is missing|has shape .300, 64., the header says .301, 64.": ("llama", {"vocab_size": 301}),
     "'blk.3.attn_norm.weight' of shape .64,. is missing": ("llama", {"num_hidden_layers": 4}),

@@ -39,7 +39,7 @@ def test_every_architecture_has_a_smallest_file(architecture: str, tmp_path: Pat
     assert found.architecture == architecture and found.tied and found.layers == 2
     assert found.attn_scale == 16**-0.5
     views = {tensor.transform for tensor in found.tensors.values()}
-    assert views == ({"", "interleaved"} if architecture == "llama" else {""})
+    assert views == ({"", "interleaved"} if RUNNABLE[architecture].interleaved else {""})
 
 
 def test_windows(tmp_path: Path) -> None:

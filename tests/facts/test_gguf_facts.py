@@ -39,7 +39,7 @@ def test_what_the_file_says_otherwise(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Changes, Shapes]] = {
-    "architecture 'falcon' is not supported; supported: bert, gemma2, gemma3, gpt2": ({"general.architecture": value("str", "falcon")}, {}),
+    "architecture 'falcon' is not supported; supported: .*gemma2, gemma3, ": ({"general.architecture": value("str", "falcon")}, {}),
     "general.architecture is missing": ({"general.architecture": None}, {}),
     "gemma3.block_count is missing": ({"gemma3.block_count": None}, {}),
     "gemma3.block_count is 0": ({"gemma3.block_count": value("u32", 0)}, {}),

@@ -17,6 +17,9 @@ CONTEXT = 256
 PHI3_ORIGINAL = 32
 """Positions of Phi-3's short factors."""
 
+ROUTERS = (".gate.weight", "router.weight", "shared_expert_gate.weight")
+"""Ends of their names in transformers."""
+
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
@@ -57,6 +60,18 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_SIGMOID = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "moe_intermediate_size": 32,
+}
+_HALF_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 _GEMMA = {
     "head_dim": HEAD_DIM,
     "query_pre_attn_scalar": HEAD_DIM,
@@ -124,6 +139,49 @@ RECIPES: dict[str, Recipe] = {
         {**_EXPERTS, "head_dim": HEAD_DIM, "norm_topk_prob": False, "mlp_only_layers": [1], "attention_bias": True},
         stored="bfloat16",
         shard_bytes=100_000,
+    ),
+    "qwen2moe": Recipe("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}, gguf="qwen2moe", exact=True),
+    "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False, exact=True),
+    "mixtral-window": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "olmoe": Recipe("OlmoeConfig", {**_EXPERTS, "intermediate_size": 32}, gguf="olmoe", read=False, exact=True),
+    "granitemoe": Recipe(
+        "GraniteMoeConfig",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.7,
+        },
+        gguf="granitemoe",
+        read=False,
+        exact=True,
+    ),
+    "glm4moe": Recipe(
+        "Glm4MoeConfig",
+        {**_SIGMOID, "head_dim": HEAD_DIM, "attention_bias": True, "use_qk_norm": True, "rope_parameters": _HALF_ROPE},
+        gguf="glm4moe",
+        read=False,
+        exact=True,
+    ),
+    "glm4moe-plain": Recipe("Glm4MoeConfig", {**_SIGMOID, "head_dim": 24, "rope_parameters": _HALF_ROPE, "norm_topk_prob": False}),
+    "dots1": Recipe("Dots1Config", {**_SIGMOID, "sliding_window": None}, gguf="dots1", read=False, exact=True),
+    "dots1-window": Recipe("Dots1Config", {**_SIGMOID, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "ernie": Recipe(
+        "Ernie4_5_MoeConfig",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+        },
+        gguf="ernie4_5-moe",
+        read=False,
+        exact=True,
     ),
     "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
@@ -200,7 +258,8 @@ def make_model(recipe: Recipe) -> Any:
     random = np.random.default_rng(5)
     stored = getattr(torch, recipe.stored)
     with torch.no_grad():
-        for key, value in model.named_parameters():
+        biases = [(key, value) for key, value in model.named_buffers() if key.endswith("e_score_correction_bias")]
+        for key, value in (*model.named_parameters(), *biases):
             value.copy_(_random(key, tuple(value.shape), recipe.config, random.standard_normal).to(stored))
     model.tie_weights()
     return model
@@ -210,7 +269,7 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
     import torch
 
     values = normal(shape)
-    if key.endswith(".bias"):
+    if key.endswith((".bias", "_bias")):
         values *= 0.3
     elif len(shape) == 1:
         values = 0.2 * values + (0 if config.startswith("Gemma") else 1)
@@ -221,7 +280,7 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
         gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn")) else 1.0
         inputs = shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[-1]
         # Routers too: near ties would turn into other experts.
-        values *= (4.0 if key.endswith("mlp.gate.weight") else gain) * inputs**-0.5
+        values *= (4.0 if key.endswith(ROUTERS) else gain) * inputs**-0.5
     return torch.from_numpy(values.astype(np.float32))
 
 

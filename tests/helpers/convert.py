@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from checkpoints import ROUTERS
 from tiny import add_vocabulary
 
 KINDS = ("F32", "Q8_0")
@@ -48,13 +49,14 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     found: dict[str, np.ndarray] = {}
-    for key, parameter in model.named_parameters():
+    biases = [(key, value) for key, value in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    for key, parameter in (*model.named_parameters(), *biases):
         values = parameter.detach().numpy()
         if architecture == "gpt2" and values.ndim == 2 and ".h." in key:
             values = values.T
-        if architecture == "llama" and "q_proj" in key:
+        if architecture in ("llama", "granitemoe") and "q_proj" in key:
             values = permute(values, config.num_attention_heads)
-        if architecture == "llama" and "k_proj" in key:
+        if architecture in ("llama", "granitemoe") and "k_proj" in key:
             values = permute(values, config.num_key_value_heads)
         if architecture.startswith("gemma") and key.endswith("norm.weight"):
             values = values + 1
@@ -66,11 +68,18 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
 
 
 def _unfused(key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Experts as files have them: transformers keeps gate and up in one tensor [E, 2 · F, D]."""
+    """As files have them what transformers keeps otherwise: gate and up of experts in one tensor [E, 2 · F, D], names of its own."""
+    for ours, theirs in (
+        (".block_sparse_moe.router.", ".mlp.gate."), (".block_sparse_moe.", ".mlp."), (".gate.moe_statics.", ".moe_statics."),
+        ("e_score_correction_bias", "e_score_correction.bias"),
+    ):  # fmt: skip
+        key = key.replace(ours, theirs)
     if key.endswith(".experts.gate_up_proj"):
         gate, up = np.split(values, 2, axis=1)
         stem = key.removesuffix("gate_up_proj")
         return [(f"{stem}gate_proj.weight", gate), (f"{stem}up_proj.weight", up)]
+    if key.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction.bias")):
+        return [(key, values[0])]
     return [(f"{key}.weight" if key.endswith(".experts.down_proj") else key, values)]
 
 
@@ -91,7 +100,7 @@ def dequantised(model: Any, architecture: str, kind: str) -> Any:
         for key, parameter in own.named_parameters():
             values = parameter.numpy()
             turned = architecture == "gpt2" and ".h." in key
-            if values.ndim > 1 and ".wpe" not in key and not key.endswith("mlp.gate.weight"):
+            if values.ndim > 1 and ".wpe" not in key and not key.endswith((*ROUTERS, "_bias")):
                 rows = np.ascontiguousarray(values.T if turned else values)
                 rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.T if turned else rows)))
@@ -127,11 +136,29 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    count = getattr(config, "num_experts", 0)
-    if count:
-        writer.add_expert_count(count)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+    count = next((found for key in ("num_local_experts", "num_experts", "n_routed_experts") if (found := getattr(config, key, 0))), 0)
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    shared = getattr(config, "n_shared_experts", getattr(config, "moe_num_shared_experts", 0))
+    if shared:
+        writer.add_expert_shared_count(shared)
+    if config.model_type in ("glm4_moe", "dots1"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if config.model_type == "granitemoe":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
 
 
 def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
@@ -140,7 +167,7 @@ def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("llama", "phi3"):
+    if architecture in ("llama", "phi3", "glm4moe"):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

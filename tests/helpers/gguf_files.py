@@ -65,7 +65,7 @@ def model_file(
     (None: leaves it out), `tensors` sets shapes, outermost first."""
     row = RUNNABLE[architecture]
     sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128}
-    sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1}
+    sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,

@@ -142,6 +142,9 @@ class Client:
         if kind.startswith("text/event-stream"):
             self._tally.streams += 1
             return stream_problem(answer.body)
+        if kind.startswith("application/x-ndjson"):
+            self._tally.streams += 1
+            return lines_problem(answer.body)
         if kind.startswith("application/json"):
             json.loads(answer.body)
         return None
@@ -172,26 +175,45 @@ async def read_answer(reader: asyncio.StreamReader, is_head: bool) -> Answer:
     return Answer(number, headers, body)
 
 
+def dialect_of_error(body: dict[str, Any]) -> str:
+    """The dialect in which an error is told; that of responses is OpenAI's."""
+    if isinstance(body["error"], str):
+        return "ollama"
+    return "anthropic" if body.get("type") == "error" else "openai"
+
+
 def error_problem(answer: Answer, request: Request) -> str | None:
     """What is wrong with a 4xx: its body must be of the dialect of its route, and say nothing of the server's inside."""
     try:
         body: Any = json.loads(answer.body)
-        error, message = body["error"], body["error"]["message"]
+        error = body["error"]
+        message = error if isinstance(error, str) else error["message"]
     except (ValueError, TypeError, KeyError):
         return f"{answer.status} without an error: {answer.body[:300]!r}"
-    dialect = "anthropic" if body.get("type") == "error" else "openai"
-    if dialect == "anthropic":
+    dialect = dialect_of_error(body)
+    if dialect == "ollama":
+        is_known = set(body) == {"error"}
+    elif dialect == "anthropic":
         is_known = {"type", "message"} <= set(error) <= {"type", "message", "details"} and error["type"] == anthropic_type(answer.status)
     else:
         is_known = set(error) == {"message", "type", "param", "code"} and CATALOGUE.get(error["code"]) == (answer.status, error["type"])
     if not is_known or not message or len(message) > 2_000:
         return f"{answer.status} with another body than the catalogue's: {answer.body[:300]!r}"
-    expected = request.row and ("anthropic" if request.row.dialect == "anthropic" else "openai")
+    expected = request.row and ("openai" if request.row.dialect == "responses" else request.row.dialect)
     if expected is not None and answer.status not in (404, 405) and dialect != expected:
         return f"{answer.status} in the dialect {dialect}, where the route's is {expected}: {answer.body[:200]!r}"
     if any(word in message for word in UNTOLD):
         return f"says what is inside: {message!r}"
     return None
+
+
+def lines_problem(body: bytes) -> str | None:
+    """What is wrong with a whole stream of lines: each is JSON, and the last ends it."""
+    lines = [json.loads(line) for line in body.split(b"\n") if line.strip()]
+    if any("the server failed" in str(line.get("error")) for line in lines):
+        return f"a stream failed: {body[-500:]!r}"
+    is_whole = bool(lines) and (lines[-1].get("done") is True or "error" in lines[-1] or lines[-1].get("status") == "success")
+    return None if is_whole else f"a stream without an end: {body[-300:]!r}"
 
 
 def stream_problem(body: bytes) -> str | None:

@@ -26,13 +26,13 @@ COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'ridgeline'; from ri
 
 
 class ServerProcess:
-    """`ridgeline serve` as a child. Attributes: `url`, `process`, `ready_seconds`, and the log file `log`."""
+    """`ridgeline serve`, or `route`, as a child. Attributes: `url`, `process`, `ready_seconds`, and the log file `log`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve") -> None:
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
         began = time.monotonic()
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([*COMMAND, "serve", "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen([*COMMAND, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
         self.url = self._wait(began)
         self.ready_seconds = time.monotonic() - began
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ridgeline.cli import chaos
 from ridgeline.cli.admin_client import ask_admin
+from ridgeline.cli.main import make_app
 from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
@@ -257,6 +259,34 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(opened.site.service.engine, "send", lambda command: None)
     monkeypatch.setattr(profile, "WRITE_SECONDS", 0.05)
     assert opened.ask("POST", "/profile", {"seconds": 0.01})["engine"] is None and not stale.exists()
+
+
+def test_where_the_time_of_requests_went(opened: Opened) -> None:
+    empty = opened.ask("GET", "/explain")
+    assert empty == {"requests": [], "ttft": None, "total": None}
+    names = [opened.site.complete(prompt=f"prompt {count}", max_tokens=count).json()["id"] for count in (2, 40, 3)]
+    slowest = opened.ask("GET", "/explain?slowest=2")["requests"]
+    assert len(slowest) == 2 and slowest[0]["total"]["measured_ms"] >= slowest[1]["total"]["measured_ms"]
+    one = opened.ask("GET", f"/explain?id={names[1]}")["requests"][0]
+    assert one["output_tokens"] == 40 and one["counterfactual"]["alone_ttft_ms"] > 0
+    together = opened.ask("GET", "/explain?window_seconds=60")
+    assert together["ttft"]["requests"] == together["total"]["requests"] == 3 and together["total"]["causes"]
+    for query in ("id=none", "slowest=0", "slowest=x", "window_seconds=nan"):
+        with pytest.raises(ConfigError, match=r"is known|give a number"):
+            opened.ask("GET", f"/explain?{query}")
+    opened.site.complete(prompt="x" * 40 + " at 10:31:07 " + "y" * 200)
+    missed = opened.site.complete(prompt="x" * 40 + " at 10:32:55 " + "y" * 200).json()["id"]
+    report = opened.ask("GET", "/prefix?window_seconds=60")
+    worst = report["offenders"][0]
+    assert worst["cause"] == "timestamp" and worst["tokens"] == 192 and "10:31" in worst["example"]["theirs"], report
+    own = opened.site.get(f"/v1/requests/{missed}/explain").json()["prefix_miss"]
+    assert own["cause"] == "timestamp" and own["mine"] is None and own["theirs"] is None
+    for more in ((), ("--json",)):
+        told = CliRunner().invoke(make_app(), ["explain", "--prefix", "--server", opened.path, *more])
+        assert told.exit_code == 0 and "timestamp" in told.output, told.output
+    for words in (("--slowest", "1"), (names[0],), ("--window", "1h"), ("--json",)):
+        explained = CliRunner().invoke(make_app(), ["explain", *words, "--server", opened.path])
+        assert explained.exit_code == 0 and "decode" in explained.output, explained.output
 
 
 def test_the_command_line_lists_the_faults_there_are() -> None:

@@ -110,6 +110,7 @@ def test_a_request_and_its_phases(traced: Any, collector: Collector) -> None:
     edges = [(phases[name].start_time_unix_nano, phases[name].end_time_unix_nano) for name in ("queue", "prefill", "decode")]
     assert before < edges[0][0] < edges[0][1] == edges[1][0] < edges[1][1] == edges[2][0] < edges[2][1] <= time.time_ns()
     assert server.start_time_unix_nano <= edges[0][0]
+    assert told["ridgeline.seconds.decode"] > 0 and told["ridgeline.seconds.detokenise"] > 0
     assert attributes(phases["decode"])["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
     assert collector.resource["service.name"] == "ridgeline" and collector.resource["service.version"]
 

@@ -20,6 +20,20 @@ from ridgeline.sim.laws.run import Violation
 from ridgeline.sim.laws.swarm import run_seeds
 
 MOST_STEPS = 40_000
+FEW_STEPS = 1_000
+SEEDS = {
+    "a prompt is scored again after a preemption": 41,
+    "scores that a preempted sequence still had in flight are lost": 19,
+    "min_tokens is looked at for a row, not for each of its ids": 18,
+    "a NaN at a rejected position fails the row": 10,
+    "ids before a NaN are lost": 11,
+    "more is reserved than the worst case": 10,
+    "who is late goes first, and makes others late": 39,
+    "a long prompt is taken to need no time": 81,
+    "a tenant that floods takes the slack of others": 141,
+    "a request that can never fit is accepted": 14,
+}
+"""Seeds whose worlds show what few others do; where one no longer does, the search from the first takes seconds."""
 Edits = list[tuple[str, str, str]]
 Function = Callable[..., Any]
 
@@ -78,8 +92,8 @@ def planted(edits: Edits) -> Iterator[None]:
         yield
 
 
-def first_violation(max_steps: int) -> Violation | None:
-    return next((outcome.violation for outcome in run_seeds(0, 1, max_steps) if outcome.violation), None)
+def first_violation(max_steps: int, seed: int = 0) -> Violation | None:
+    return next((outcome.violation for outcome in run_seeds(seed, 1, max_steps) if outcome.violation), None)
 
 
 def test_there_are_enough() -> None:
@@ -89,7 +103,7 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize("name", BUGS)
 def test_found_by_a_law(name: str) -> None:
     with planted(BUGS[name]):
-        violation = first_violation(MOST_STEPS)
+        violation = first_violation(FEW_STEPS, SEEDS.get(name, 0)) or first_violation(MOST_STEPS)
     assert violation is not None, f"{MOST_STEPS} steps did not find it"
     assert violation.law, violation.message
 

@@ -86,7 +86,7 @@ def test_text_and_ids_are_those_of_transformers(
                     template.encode(conversation, tokenizer)
                 continue
         assert template.render(conversation) == expected, name
-        ids = reference.apply_chat_template(messages, chat_template=text, tokenize=True, return_dict=False, **fields)
+        ids = reference(expected, add_special_tokens=False)["input_ids"]  # as apply_chat_template does with what it rendered
         assert template.encode(conversation, tokenizer) == ids, name
 
 

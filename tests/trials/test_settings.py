@@ -137,7 +137,7 @@ def test_n6_c6_pages_of_another_origin(secured: Secured) -> None:
 
 
 def test_the_page_and_the_metrics_work_with_keys_over_https(secured: Secured) -> None:
-    page = secured.call("GET", "/")
+    page = secured.call("GET", "/", accept="text/html")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     metrics = secured.call("GET", "/metrics", authorization="Bearer beta-key")
     assert metrics.status_code == 200 and "vllm:num_requests_running" in metrics.text

@@ -22,10 +22,12 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
+from ridgeline.facts.hardware.ceilings import measure_codes
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.formats import WEIGHT_FORMATS, code_dtype
 from ridgeline.planning.step import IDEAL, RowGroup, resource_seconds, step_work
 
 MAX_SEQUENCES, MAX_TOKENS, MAX_REPEATS, MAX_BUSY_PROCESSES = 1_024, 1 << 20, 1_000, 1_024
@@ -64,10 +66,12 @@ class OfflineLoad:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One turn of the engine: its end in seconds from the start, its output tokens, and the executor's timings."""
+    """One turn of the engine: its end in seconds from the start, its output tokens, those that are a sequence's first, and the executor's
+    timings."""
 
     ended: float
     tokens: int
+    first: int
     timings: Timings
 
 
@@ -77,14 +81,15 @@ class BatchReport:
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
     *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
+    A figure above its bound is None: it would be the bound that is wrong.
     contended_tokens_per_second  the same beside busy processes, None without any
     run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
     """
 
     batch: int
-    prefill_tokens_per_second: float
+    prefill_tokens_per_second: float | None
     prefill_bound: float
-    decode_tokens_per_second: float
+    decode_tokens_per_second: float | None
     decode_bound: float
     whole_tokens_per_second: float
     contended_tokens_per_second: float | None
@@ -125,6 +130,8 @@ def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda
     question = PlanOptions(device="this", context=length, users=max_batch, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, model_stores()), question)
     engine, _ = start_engine(settings, progress)
+    if engine.executor.info.runner.startswith("native"):
+        deployment = _at_code_width(deployment)
     watch, figures, rng = NoiseMonitor(), [], random.Random(0)
     try:
         _run(engine, replace(load, output_tokens=2), 1, rng)
@@ -154,10 +161,13 @@ def _run(engine: Engine, load: OfflineLoad, batch: int, rng: random.Random) -> l
     prompts = [[rng.randrange(first, info.vocab) for _ in range(load.prompt_tokens)] for _ in range(batch)]
     requests = [Admit(admit(each, params, limits, request_id=str(n), draw_seed=lambda: 0)) for n, each in enumerate(prompts)]
     began, steps = perf_counter(), []
+    started: set[str] = set()
     turn = engine.turn(requests)
     while True:
         timed = next((event.timings for event in turn.events if isinstance(event, StepTimed)), Timings())
-        steps.append(TurnRecord(perf_counter() - began, sum(len(output.ids) for output in turn.outputs), timed))
+        fresh = {output.request_id for output in turn.outputs if output.ids} - started
+        started |= fresh
+        steps.append(TurnRecord(perf_counter() - began, sum(len(output.ids) for output in turn.outputs), len(fresh), timed))
         if engine.idle:
             return steps
         turn = engine.turn()
@@ -169,8 +179,8 @@ def _make_batch_report(
     prefill, whole, decoding = [], [], []
     for steps in runs:
         done, started = 0, None
-        for before, step in zip([TurnRecord(0.0, 0, Timings()), *steps], steps, strict=False):
-            done += step.tokens
+        for before, step in zip([TurnRecord(0.0, 0, 0, Timings()), *steps], steps, strict=False):
+            done += step.first
             if started is None and done >= batch:
                 started = step.ended
             elif step.tokens == batch:
@@ -180,12 +190,14 @@ def _make_batch_report(
     seconds = median(each for each, _ in decoding)
     run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
+    prefill_bound = batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch))
+    decode_bound = batch / _bound(deployment, RowGroup(middle, 1, batch))
     return BatchReport(
         batch=batch,
-        prefill_tokens_per_second=batch * load.prompt_tokens / median(prefill),
-        prefill_bound=batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch)),
-        decode_tokens_per_second=batch / seconds,
-        decode_bound=batch / _bound(deployment, RowGroup(middle, 1, batch)),
+        prefill_tokens_per_second=_within(batch * load.prompt_tokens / median(prefill), prefill_bound),
+        prefill_bound=prefill_bound,
+        decode_tokens_per_second=_within(batch / seconds, decode_bound),
+        decode_bound=decode_bound,
         whole_tokens_per_second=batch * load.output_tokens / median(whole),
         contended_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in contended) if contended else None,
         step_seconds=seconds,
@@ -195,6 +207,20 @@ def _make_batch_report(
         queue=queue,
         rest=max(0.0, seconds - run - prepare),
     )
+
+
+def _within(figure: float, bound: float) -> float | None:
+    return figure if figure <= bound else None
+
+
+def _at_code_width(deployment: Deployment) -> Deployment:
+    """A copy whose products run at the measured ceiling of the stored codes, which the native runner multiplies with 8-bit activations."""
+    bits = WEIGHT_FORMATS[deployment.model.dtype].code_bits
+    rate = measure_codes(bits) if bits else 0.0
+    if not rate:
+        return deployment
+    device = deployment.device
+    return replace(deployment, device=replace(device, flops_per_second={**device.flops_per_second, code_dtype(bits): rate}))
 
 
 def _bound(deployment: Deployment, rows: RowGroup) -> float:

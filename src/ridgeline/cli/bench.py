@@ -231,6 +231,11 @@ def kernels(
     print_notes(report.noise.summary())
 
 
+def _beside_bound(figure: float | None, bound: float, form: str) -> tuple[str, str]:
+    """A figure and its share of its bound; none that is above it."""
+    return ("", "") if figure is None else (f"{figure:{form}}", f"{figure / bound:.0%}")
+
+
 @with_engine_flags("max_model_len", "max_num_seqs", "enable_prefix_caching", "step_ms", *OF_TEXTS)
 def offline(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
@@ -261,14 +266,16 @@ def offline(
     heads = ["batch", "prompt tok/s", "of its bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "preparing", "rest"]
     rows = [
         [
-            str(each.batch), f"{each.prefill_tokens_per_second:,.0f}", f"{each.prefill_tokens_per_second / each.prefill_bound:.0%}",
-            f"{each.decode_tokens_per_second:,.1f}", f"{each.decode_tokens_per_second / each.decode_bound:.0%}",
+            str(each.batch), *_beside_bound(each.prefill_tokens_per_second, each.prefill_bound, ",.0f"),
+            *_beside_bound(each.decode_tokens_per_second, each.decode_bound, ",.1f"),
             *(f"{seconds * 1e3:.2f}" for seconds in (each.step_seconds, each.slowest_step_seconds, each.run, each.prepare, each.rest)),
         ]
         for each in report.figures
     ]  # fmt: skip
     title = f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens; steps in ms"
     print_table(title, heads, rows, optional=("rest", "preparing", "slowest"))
+    if any(None in (each.prefill_tokens_per_second, each.decode_tokens_per_second) for each in report.figures):
+        print_notes("a figure above its bound is not shown: the ceilings were measured in a disturbed moment; measure again")
     for each in report.figures:
         if each.contended_tokens_per_second is not None:
             idle, contended = each.whole_tokens_per_second, each.contended_tokens_per_second

@@ -113,6 +113,15 @@ def _check_serve(given: Given) -> None:
         _check_engine(settings.engine)
 
 
+def _check_route(given: Given) -> None:
+    from ridgeline.cli.route import config_of
+    from ridgeline.router.run import check_config
+
+    config = config_of(given)
+    check_config(config)
+    _check_port(config.server.host, config.server.port)
+
+
 def _check_port(host: str, port: int) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -265,8 +274,15 @@ def _check_bench_gpu(given: Given) -> None:
         check_gpu(jobs)
 
 
+def _check_explain(given: Given) -> None:
+    from ridgeline.cli.explain import make_query
+
+    make_query(given["request"], given["slowest"], given["window"])
+
+
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
+    "route": _check_route,
     "pull": _check_show,
     "show": _check_show,
     "list": _nothing,
@@ -278,6 +294,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin swap": _nothing,
     "admin profile": _nothing,
     "admin drain": _nothing,
+    "explain": _check_explain,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

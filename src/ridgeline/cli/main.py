@@ -22,6 +22,7 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
+    "route": "One address for several servers: the one with the prefix, or the least to do.",
     "run": "Talk with a model, in this process.",
     "pull": "Fetch a model: size and fit first, resumed, checked.",
     "list": "List the models on this machine, whoever fetched them.",
@@ -29,6 +30,7 @@ VERBS: Final = {
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
     "admin": "Look at a running server and change it.",
+    "explain": "Say where the time of a server's requests went.",
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields, before it is downloaded.",

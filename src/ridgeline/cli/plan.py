@@ -42,19 +42,33 @@ def plan(
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
     api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens of an API, for the break-even.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Load the model and set what is measured beside the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded. Ends with 1 where it does not fit."""
+    given = locals()
+    planned = prepare_plan(given)
+    if verify:
+        from ridgeline.cli.plan_verify import run_verify
+
+        run_verify(given)
+    else:
+        _report(*planned, users is not None, html, as_json)
+
+
+def _report(
+    deployment: "Deployment", objective: "Objective", api: float | None, users_given: bool, html: Path | None, as_json: bool
+) -> None:
+    """Writes the page, prints the report, and ends with 1 where it does not fit."""
     from ridgeline.planning.report import make_report
 
-    deployment, objective, api = prepare_plan(locals())
-    report = make_report(deployment, objective, users is not None, api)
+    report = make_report(deployment, objective, users_given, api)
     if html is not None:
         from ridgeline.cli.output import write_page
         from ridgeline.planning.page import plan_page
 
-        write_page(html, plan_page(deployment, objective, users is not None))
+        write_page(html, plan_page(deployment, objective, users_given))
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
     else:
@@ -66,9 +80,12 @@ def plan(
 def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, float | None]":
     """(deployment, objective, price of an API) of the flags of `plan`, by parameter. Raises what is wrong with one of them."""
     from ridgeline.config.env import model_stores
+    from ridgeline.errors import ConfigError
     from ridgeline.facts.headers.read import describe_model
     from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
 
+    if given["verify"] and given["device"] != "this":
+        raise ConfigError("--verify measures this machine; leave --device out", fix={"--device": None})
     words, longest = read_workload(given["workload"])
     options = PlanOptions(
         device=given["device"],

@@ -14,7 +14,8 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.values import parse_size
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
+from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, parse_objective
+from ridgeline.planning.served import served_settings
 from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
@@ -159,8 +160,12 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
     value = {
         name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
     }
+    facts = describe_model(model, model_stores())
+    if value["device"].lower() == THIS_MACHINE:
+        own = served_settings(facts, {name: value[name] for name in settings if name in value})
+        value |= {name: found for name, found in own.items() if name not in settings}
     deployment = deployment_of(
-        describe_model(model, model_stores()),
+        facts,
         PlanOptions(
             device=value["device"],
             count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],

@@ -6,7 +6,7 @@ request or block. The core never reads its own events.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ridgeline.core.plan import IntColumn, Timings
 
@@ -18,6 +18,11 @@ class Wait(StrEnum):
     PREFIX = "prefix"
     DRAIN = "drain"
     GRAMMAR = "grammar"
+
+
+Lack = Literal["", "rows", "blocks", "budget", "order"]
+"""What keeps the first waiting sequence from a row in a step: all are taken, too few blocks are free, prompts before it have the step's
+budget, the policy starts none beside those that run; or nothing, or none waits."""
 
 
 class Finish(StrEnum):
@@ -74,6 +79,9 @@ class Scheduled:
     cached_blocks: int
     host_blocks: int = 0
     """Cached blocks of the host tier."""
+    lack: Lack = ""
+    positions: int = 0
+    """Positions that the rows' queries attend from: the sum of where each row starts."""
 
 
 @dataclass(frozen=True, slots=True)

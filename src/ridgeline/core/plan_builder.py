@@ -2,6 +2,7 @@
 
 from array import array
 
+from ridgeline.core.events import Lack
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.core.sequence import Sequence
 
@@ -18,6 +19,7 @@ class PlanBuilder:
     drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
     new_sequences  sequences whose row is new
     starts_closed  no further waiting sequence may start in this step
+    lack           what the first one that could not start lacks
     prefill_left   tokens left of the prefill budget; None until it is needed
     """
 
@@ -34,6 +36,7 @@ class PlanBuilder:
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.starts_closed = False
+        self.lack: Lack = ""
         self.prefill_left: int | None = None
 
     @property
@@ -50,6 +53,10 @@ class PlanBuilder:
     def scores_left(self) -> int:
         """Prompt positions that the step can still score."""
         return MAX_SCORED - sum([count for _, _, count in self.score])
+
+    def close_starts(self, lack: Lack) -> None:
+        """Nothing that waits may start any more in this step, as the first that could not lacks something."""
+        self.starts_closed, self.lack = True, lack
 
     def add(self, sequence: Sequence, count: int, is_new: bool = False) -> None:
         """Adds a row that computes the next `count` tokens of the sequence, and samples if they bring it to its target."""

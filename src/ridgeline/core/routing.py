@@ -3,29 +3,34 @@
 Pure functions: loads and random numbers are passed in. The simulator and a router use the same ones.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """The router's view of one replica: open requests, prompt tokens of those without a first token, tokens of KV cache they may hold."""
+    """The router's view of one replica: open requests, prompt tokens of those without a first token, tokens of KV cache they may hold.
+    `weight`: what it can do beside others."""
 
     number: int
     requests: int = 0
     waiting_tokens: int = 0
     held_tokens: int = 0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """The router's view of a request: its number, its prompt length, and a key that requests with the same prefix share."""
+    """The router's view of a request: its number, its prompt length, a key that requests with the same prefix share, and per replica the
+    tokens of the prompt that its prefix cache has, as far as the router knows."""
 
     number: int
     prompt_tokens: int
     prefix: bytes
+    cached: Mapping[int, int] = field(default_factory=dict)
 
 
 RoutingPolicy = Callable[[Sequence[ReplicaLoad], RoutedRequest, float], ReplicaLoad]
@@ -47,19 +52,30 @@ def random_replica(loads: Sequence[ReplicaLoad], request: RoutedRequest, random:
 
 def least_requests(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The fewest open requests; of equals the first."""
-    return min(loads, key=lambda load: load.requests)
+    return min(loads, key=lambda load: load.requests / load.weight)
 
 
 def least_tokens(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The fewest tokens still to be prefilled, then the fewest held: prompts differ more than requests do."""
-    return min(loads, key=lambda load: (load.waiting_tokens, load.held_tokens))
+    return min(loads, key=lambda load: (load.waiting_tokens / load.weight, load.held_tokens / load.weight))
+
+
+def cache_aware(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+    """The fewest tokens to prefill until this request's first token: those that wait, and of its prompt those that are not cached there.
+    So a prefix keeps its replica until others would be faster without it. Of equals the fewest held."""
+
+    def price(load: ReplicaLoad) -> tuple[float, float]:
+        own = request.prompt_tokens - request.cached.get(load.number, 0)
+        return (load.waiting_tokens + own) / load.weight, load.held_tokens / load.weight
+
+    return min(loads, key=price)
 
 
 def two_choices(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The less loaded of two random replicas (Mitzenmacher 2001): nearly as good as the least loaded, without herding on stale loads."""
     first = int(random * len(loads))
     second = int(random * len(loads) ** 2) % len(loads)
-    return min(loads[first], loads[second], key=lambda load: load.requests)
+    return min(loads[first], loads[second], key=lambda load: load.requests / load.weight)
 
 
 def by_prefix(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
@@ -76,5 +92,39 @@ ROUTING: Final[dict[str, RoutingPolicy]] = {
     "least-tokens": least_tokens,
     "two-choices": two_choices,
     "prefix": by_prefix,
+    "cache-aware": cache_aware,
 }
 """Routing policies by the name that users write."""
+
+
+class PrefixMap:
+    """Which replicas were sent which prefixes: what their prefix caches may have. Prefixes are chains of digests, one per part of a prompt,
+    each of all parts so far. Bounded; the least recently sent are forgotten first, as caches do."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._holders: OrderedDict[bytes, set[int]] = OrderedDict()
+
+    def match(self, chain: Sequence[bytes]) -> dict[int, int]:
+        """Replica → number of leading parts that it was sent, at least one."""
+        found: dict[int, int] = {}
+        for depth, digest in enumerate(chain):
+            reached = [number for number in self._holders.get(digest, ()) if found.get(number, 0) == depth]
+            if not reached:
+                break
+            found.update(dict.fromkeys(reached, depth + 1))
+        return found
+
+    def learn(self, chain: Sequence[bytes], number: int) -> None:
+        """Notes that the replica was sent these parts. The first part becomes the most recent one, as the last part of a prefix is of no
+        use without those before it."""
+        for digest in reversed(chain):
+            self._holders.setdefault(digest, set()).add(number)
+            self._holders.move_to_end(digest)
+        while len(self._holders) > self._most:
+            self._holders.popitem(last=False)
+
+    def forget(self, number: int) -> None:
+        """Notes that the replica has lost its cache."""
+        for holders in self._holders.values():
+            holders.discard(number)

@@ -130,9 +130,12 @@ class Scheduler:
     def _candidates(self, builder: PlanBuilder) -> Iterable[Sequence]:
         """Returns running and waiting sequences in the policy's order; only running ones if no waiting one can start."""
         lifecycle = self.lifecycle
-        builder.starts_closed = not lifecycle.waiting or not self.policy.joins(len(lifecycle.running))
-        if not builder.starts_closed and not lifecycle.rows:
-            builder.starts_closed = not lifecycle.running or self.policy.same_class(lifecycle.waiting[0], lifecycle.running[-1])
+        if not lifecycle.waiting:
+            builder.starts_closed = True
+        elif not self.policy.joins(len(lifecycle.running)):
+            builder.close_starts("order")
+        elif not lifecycle.rows and (not lifecycle.running or self.policy.same_class(lifecycle.waiting[0], lifecycle.running[-1])):
+            builder.close_starts("rows")
         if builder.starts_closed:
             return lifecycle.running
         if not lifecycle.running or lifecycle.running[-1].rank < lifecycle.waiting[0].rank:
@@ -156,7 +159,11 @@ class Scheduler:
         self._last = InFlightStep(plan, builder.sequences, numbers, builder.drafted)
         self.steps_in_flight.append(self._last)
         self.step += 1
-        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.lifecycle.waiting), len(pool.free), len(pool.cached), on_host))
+        lack = builder.lack or ("budget" if self.lifecycle.waiting and not builder.budget_left else "")
+        self._emit(Scheduled(
+            plan.step, now, numbers, plan.count, len(self.lifecycle.waiting), len(pool.free), len(pool.cached), on_host, lack,
+            sum(builder.starts),
+        ))  # fmt: skip
         return plan
 
     def _schedule_one(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
@@ -239,8 +246,11 @@ class Scheduler:
         if sequence.pooling is not None and sequence.pooling.whole:
             tokens = min(builder.budget_left, self._prefill_left(builder))
             lacks_budget = sequence.target > tokens or not self.preemptor.has_blocks_for_all(sequence)
-        if lacks_budget or self._is_still_blocked(sequence) or not self.preemptor.ensure_row(sequence, builder):
-            builder.starts_closed = True
+        if lacks_budget or self._is_still_blocked(sequence):
+            builder.close_starts("budget" if lacks_budget else "blocks")
+            return
+        if not self.preemptor.ensure_row(sequence, builder):
+            builder.close_starts("rows")
             return
         hit = self.cache.find_longest_hit(sequence)
         blocker = self._blocker(sequence, hit)
@@ -252,7 +262,7 @@ class Scheduler:
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
             self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
-            builder.starts_closed = True
+            builder.close_starts("blocks")
             return
         fetched = self.cache.restore_from_host(sequence)
         count = self.preemptor.ensure_tokens(sequence, self._tokens_to_schedule(sequence, builder), builder)

@@ -21,6 +21,7 @@ class ExecutorInfo:
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     has_grammars   True where rows may follow grammars
+    timed          (rows, tokens of each, seconds) of the steps of which `seconds` was made
     pooling        how the model's description makes a vector of a text; None: this runner makes none
     width          numbers of a vector
     generates      False: the model has no head, and texts have vectors alone
@@ -43,6 +44,7 @@ class ExecutorInfo:
     width: int = 0
     generates: bool = True
     findings: tuple[Finding, ...] = ()
+    timed: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,7 @@ class ModelFacts:
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
+    embedding_scale, residual_scale, logit_scale  factors on embeddings, on what attention and feed-forward add, and on logits
     pooling     how its authors make a vector of a text: "last", "mean" or "cls"; "" where nothing says so
     long_rope   (context, rope): for more positions the model must be loaded with this `Rope` instead of `rope`
     tensors     by canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them; fused projections are split
@@ -214,6 +215,9 @@ class ModelFacts:
     attn_scale: float = 0.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     pooling: str = ""
     bidirectional: bool = False
     long_rope: tuple[int, Rope] | None = None

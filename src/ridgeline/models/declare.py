@@ -15,11 +15,11 @@ Row = tuple[str, ...]
 but for names that end in ".bias"."""
 Sizes = dict[str, int]
 """Dimensions of a model by the names that rows give them."""
-RequiredValues = tuple[tuple[str, float | str | bool], ...]
+RequiredValues = tuple[tuple[str, float | str | bool | None], ...]
 """(key of a file, the only value of it that is supported)."""
 
 DIMENSIONS: Final = (
-    {"hidden", "ffn", "head", "queries", "keys", "context"}
+    {"hidden", "ffn", "head", "normed_head", "queries", "keys", "context"}
     | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
     | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "expanded"}
     | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
@@ -159,6 +159,7 @@ SHARED_EXPERTS: Final = (
     ("ffn_up_shexp", "shared_ffn", "hidden"),
     ("ffn_down_shexp", "hidden", "shared_ffn"),
 )
+CORRECTION: Final = ("exp_probs_b.bias", "experts")
 MAMBA2: Final = (
     ("ssm_in", "in_proj", "hidden"),
     ("ssm_conv1d", "channels", "kernel"),
@@ -202,6 +203,12 @@ EXPERT_NAMES: Final = {
     "mlp.experts.*.gate_proj": ("ffn_gate_exps",),
     "mlp.experts.*.up_proj": ("ffn_up_exps",),
     "mlp.experts.*.down_proj": ("ffn_down_exps",),
+    "mlp.gate.e_score_correction_bias": ("exp_probs_b.bias",),
+}
+SHARED_EXPERT_NAMES: Final = {
+    "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
+    "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
+    "mlp.shared_experts.down_proj": ("ffn_down_shexp",),
 }
 HEAD_NORM_NAMES: Final = {"self_attn.q_norm": ("attn_q_norm",), "self_attn.k_norm": ("attn_k_norm",)}
 POST_NORM_NAMES: Final = {

@@ -3,49 +3,21 @@
 Projections have a bias where the checkpoint has one.
 """
 
-from __future__ import annotations
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, DECODER_NAMES, EXPERTS, GATED_FFN, MLP_BIASES, UNTIED, Architecture
+from ridgeline.models.decoder import step
 
-from typing import TYPE_CHECKING
-
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, DECODER_NAMES, GATED_FFN, MLP_BIASES, UNTIED, Architecture
-
-if TYPE_CHECKING:
-    from ridgeline.compute.graph import Handle, Recorder, Weights
-    from ridgeline.facts.model import ModelFacts
+__all__ = ["ARCHITECTURE", "step"]
 
 ARCHITECTURE = Architecture(
     model_types=("llama",),
-    tensors=(*ATTENTION, *GATED_FFN),
+    tensors=(*ATTENTION, GATED_FFN[0]),
+    parts={"dense": GATED_FFN[1:], "sparse": EXPERTS},  # files of Mixtral call themselves llama
     defaults=UNTIED,
     checkpoint=DECODER_NAMES,
     biases={**ATTENTION_BIASES, **MLP_BIASES},
     interleaved=("attn_q", "attn_k"),
     rope_tensors=("rope_freqs",),
-    windows_everywhere=("gguf",),  # files of Mistral call themselves llama
+    windows_everywhere=("gguf",),  # as do those of Mistral
+    routing={"normalise": True},
     least_rope_bases=((8_192, 128_000, 1e5),),
 )
-
-
-def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
-    """Records one step; returns the logits [S, vocabulary]."""
-    x = g.embed(g.input.ids, w["token_embd"])
-    for i, kind in enumerate(facts.layer_kinds):
-        a = g.rms_norm(x, w[i, "attn_norm"], facts.eps)
-        q, k, v = _linear(g, w, a, i, "attn_q"), _linear(g, w, a, i, "attn_k"), _linear(g, w, a, i, "attn_v")
-        q = g.rope(q, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
-        k = g.rope(k, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
-        g.kv_write(k, v, layer=i)
-        window = facts.window if kind == "window" else 0
-        o = g.attention(q, layer=i, head_dim=facts.head_dim, scale=facts.attn_scale, window=window)
-        x = g.add(x, _linear(g, w, o, i, "attn_output"))
-        f = g.rms_norm(x, w[i, "ffn_norm"], facts.eps)
-        h = g.glu(_linear(g, w, f, i, "ffn_gate"), _linear(g, w, f, i, "ffn_up"), "silu")
-        x = g.add(x, _linear(g, w, h, i, "ffn_down"))
-    x = g.rms_norm(x, w["output_norm"], facts.eps)
-    g.tap("hidden", x)
-    return g.linear(g.select(x), w["token_embd" if facts.tied else "output"])
-
-
-def _linear(g: Recorder, w: Weights, x: Handle, layer: int, name: str) -> Handle:
-    y = g.linear(x, w[layer, name])
-    return g.add_bias(y, w[layer, f"{name}.bias"]) if (layer, f"{name}.bias") in w else y

@@ -9,6 +9,7 @@ from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.hardware.devices import DEVICE_NAMES, DEVICES, GB, TERA, Device, Price, known_device
 from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.corrections import corrected, default_runner, read_correction
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
@@ -52,7 +53,7 @@ def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
     _bounded("--max-num-batched-tokens", options.chunk, 1, 1 << 20)
     load = parse_workload(options.workload)
     context = _context(model, options.context, load)
-    return Deployment(
+    found = Deployment(
         model=model,
         device=device_of(options),
         layout=_layout(model, options),
@@ -64,6 +65,10 @@ def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
         utilisation=options.utilisation,
         chunk=options.chunk,
     )
+    if options.device.lower() != THIS_MACHINE or options.bandwidth_gb is not None or options.tflops is not None:
+        return found
+    correction = read_correction(cache_directory(), found, default_runner(found.device))
+    return found if correction is None else corrected(found, correction)
 
 
 def device_of(options: PlanOptions) -> Device:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype, token_kv_bits
 from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
@@ -19,6 +19,9 @@ MAX_SEQUENCES = 1 << 20
 """Upper bound of reported sequences."""
 
 MAX_DEVICES = 1_024
+
+SCREENED_BITS, SCREEN_BITS = 8.5, 5.5
+"""Bits per weight of the format whose heads are screened (Q8_0), and of the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,13 @@ class Deployment:
 
     @property
     def compute_dtype(self) -> str:
-        """Data type of the matrix products."""
-        return WEIGHT_FORMATS[self.dtype or self.model.dtype].compute
+        """Data type of the matrix products. A CPU multiplies codes by 8-bit activations, at the ceiling of the codes if it is known."""
+        form = WEIGHT_FORMATS[self.dtype or self.model.dtype]
+        codes = code_dtype(form.code_bits)
+        if codes in self.device.flops_per_second:
+            return codes
+        on_codes = not self.device.is_gpu and form.layer_bits < 16 and "int8" in self.device.flops_per_second
+        return "int8" if on_codes else form.compute
 
     @property
     def kv_bits(self) -> int:
@@ -130,10 +138,20 @@ def weight_classes(deployment: Deployment) -> dict[str, float]:
     return class_bytes(deployment.model, deployment.dtype)
 
 
+def screen_bytes(deployment: Deployment) -> float:
+    """Bytes of the second, shorter form of the head that steps on a CPU read where it is Q8_0: 5 of 8 bits, the scales, and a bound per row
+    (csrc/linear/bounds.cpp). 0 where there is none."""
+    model, classes = deployment.model, weight_classes(deployment)
+    head = "head" if model.parameters["head"] else "embedding"
+    if deployment.device.is_gpu or 8 * classes[head] != SCREENED_BITS * model.parameters[head]:
+        return 0.0
+    return model.parameters[head] * SCREEN_BITS / 8 + 4 * model.vocab
+
+
 def rank_weights(deployment: Deployment) -> float:
     """Bytes of weights on one device."""
     layout, classes = deployment.layout, weight_classes(deployment)
-    rest = sum(classes.values()) - classes["experts"]
+    rest = sum(classes.values()) - classes["experts"] + screen_bytes(deployment)
     return (rest + classes["experts"] / layout.expert) / layout.tensor / layout.pipeline
 
 
@@ -195,7 +213,7 @@ def block_bytes_of(deployment: Deployment) -> int:
     """Bytes of one block over all ranks; 0 where no layer has a KV cache."""
     model = deployment.model
     groups = groups_of(model.layer_kinds, model.window)
-    return kv_bytes(len(groups[0].layers), deployment.block_tokens, model.widths.cached, deployment.kv_bits) if groups else 0
+    return kv_bytes(len(groups[0].layers), deployment.block_tokens, 1, token_kv_bits(model, deployment.kv_dtype)) if groups else 0
 
 
 def kv_blocks(deployment: Deployment, sequences: int = 0) -> int:
@@ -231,7 +249,7 @@ def memory_of(deployment: Deployment) -> Memory:
         untiled_activations=round(rank_activations(deployment, tiled=False) * layout.ranks),
         overhead=device.overhead_bytes * layout.ranks,
         reserve=round((device.memory_bytes - usable) * layout.ranks),
-        kv_token=kv_bytes(model.kv_layers, 1, model.widths.cached, deployment.kv_bits),
+        kv_token=kv_bytes(model.kv_layers, 1, 1, token_kv_bits(model, deployment.kv_dtype)),
         kv_sequence=blocks_of(deployment.context) * block,
         state=model.state_bytes,
         kv_budget=round(budget * layout.ranks),

@@ -16,11 +16,19 @@ from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
-from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_DEVICES, MAX_SEQUENCES, Deployment, automatic_layout
-from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
+from ridgeline.planning.deployment import (
+    ACTIVATION_BYTES,
+    MAX_DEVICES,
+    MAX_SEQUENCES,
+    SCREEN_BITS,
+    SCREENED_BITS,
+    Deployment,
+    automatic_layout,
+)  # fmt: skip
+from ridgeline.planning.formats import INT8_SCALE_BITS, KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import MAX_BATCH
-from ridgeline.planning.step import MLA_EXPANSION_TOKENS, STATE_FLOPS, TYPICAL
+from ridgeline.planning.step import MLA_EXPANSION_TOKENS, STATE_FLOPS
 
 FOLDER: Final = files("ridgeline.planning") / "page"
 """Sources of the page; style and plots are shared with other pages."""
@@ -44,7 +52,9 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
         "constants": {
             "WEIGHT_FORMATS": {name: asdict(form) for name, form in WEIGHT_FORMATS.items()},
             "KV_BITS": KV_BITS,
-            "TYPICAL": asdict(TYPICAL),
+            "INT8_SCALE_BITS": INT8_SCALE_BITS,
+            "SCREENED_BITS": SCREENED_BITS,
+            "SCREEN_BITS": SCREEN_BITS,
             "ACTIVATION_BYTES": ACTIVATION_BYTES,
             "MAX_SEQUENCES": MAX_SEQUENCES,
             "STATE_FLOPS": STATE_FLOPS,

@@ -7,7 +7,7 @@ from typing import Literal
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import pipeline_bubble
-from ridgeline.planning.step import IDEAL, TYPICAL, RowGroup, StepWork, add_prefill, pass_seconds, resource_seconds, step_work
+from ridgeline.planning.step import IDEAL, RowGroup, StepWork, add_prefill, pass_seconds, reached, resource_seconds, step_work
 
 MAX_BATCH = 4_096
 """Largest batch that is considered."""
@@ -102,7 +102,7 @@ def _in_flight(deployment: Deployment, batch: int) -> int:
 def batch_point(deployment: Deployment, batch: int) -> BatchPoint:
     """Row of the batch table for `batch` sequences."""
     work = decode_work(deployment, _in_flight(deployment, batch))
-    compute, memory = resource_seconds(deployment, work, TYPICAL)
+    compute, memory = resource_seconds(deployment, work, reached(deployment))
     itl, mixed = decode_itl(deployment, batch), mixed_itl(deployment, batch)
     price = deployment.device.price
     return BatchPoint(
@@ -111,7 +111,7 @@ def batch_point(deployment: Deployment, batch: int) -> BatchPoint:
         mixed_itl=mixed,
         tokens_per_second=batch / mixed,
         decode_tokens_per_second=batch / itl,
-        utilisation=compute * TYPICAL.compute / itl,
+        utilisation=compute * deployment.device.compute_share / itl,
         kv_bytes=decode_work(deployment, batch).kv_bytes,
         bound_by="compute" if compute > memory else "bandwidth",
         cost=million_token_cost(price.dollars_per_hour * deployment.layout.devices, batch / mixed) if price else None,

@@ -6,8 +6,8 @@ from math import ceil
 
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
-from ridgeline.planning.formats import KV_BITS
+from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, screen_bytes, weight_classes
+from ridgeline.planning.formats import token_kv_bits
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
 
 
@@ -62,8 +62,10 @@ class Efficiency:
 IDEAL = Efficiency(1.0, 1.0)
 """For floors."""
 
-TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
-"""For estimates, which are within 10 % of sixteen published figures of a tuned engine (8B, fp8, H100 and H200): docs/physics.md."""
+def reached(deployment: Deployment) -> Efficiency:
+    """For estimates: what steps reach on its device."""
+    return Efficiency(deployment.device.compute_share, deployment.device.bandwidth_share)
+
 
 STATE_FLOPS = 6
 """Operations per token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
@@ -104,15 +106,16 @@ def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
     touched = 0.0
     if model.experts:
         touched = experts_touched(model.experts.routed, model.experts.active, tokens) / model.experts.routed
+    active = layer_parameters(model) * tokens - skipped_parameters(deployment) * (tokens - sampled)
     head, state = "head" if model.parameters["head"] else "embedding", model.state
     return StepWork(
         tokens=tokens,
         sampled=sampled,
-        linear_flops=2.0 * (layer_parameters(model) * tokens + model.vocab * model.hidden * sampled),
+        linear_flops=2.0 * (active + model.vocab * model.hidden * sampled),
         attention_flops=2.0 * attention,
-        weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + classes[head],
+        weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + (screen_bytes(deployment) or classes[head]),
         expert_bytes=classes["experts"] * touched,
-        kv_bytes=cached * model.widths.cached * KV_BITS[deployment.kv_dtype] / 8,
+        kv_bytes=cached * token_kv_bits(model, deployment.kv_dtype) / 8,
         state_flops=STATE_FLOPS * tokens * state.layers * state.recurrent if state else 0.0,
         state_bytes=2.0 * sequences * model.state_bytes,
     )
@@ -122,6 +125,12 @@ def layer_parameters(model: ModelFacts) -> float:
     """Parameters of the layers that are used per token."""
     active = model.experts.active / model.experts.routed if model.experts else 0.0
     return model.parameters["attention"] + model.parameters["ffn"] + model.parameters["experts"] * active
+
+
+def skipped_parameters(deployment: Deployment) -> float:
+    """Parameters that positions which do not sample pass by on a CPU: the last layer's feed-forward (early selection)."""
+    model = deployment.model
+    return 0.0 if deployment.device.is_gpu or model.experts else model.parameters["ffn"] / model.layers
 
 
 def add_prefill(decode: StepWork, prompt: StepWork, share: float) -> StepWork:
@@ -175,7 +184,7 @@ def pass_seconds(deployment: Deployment, work: StepWork) -> float:
 
     The two alternate layer by layer, so the compute of one does not overlap the memory reads of the other.
     """
-    products, attention = part_seconds(deployment, work, TYPICAL)
+    products, attention = part_seconds(deployment, work, reached(deployment))
     return max(products) + max(attention) + link_seconds(deployment, work.tokens)
 
 

@@ -9,13 +9,13 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.observe.logs import with_fields
-from ridgeline.server.connection import REJECTED_KEY
+from ridgeline.server.connection import PAUSED_KEY, REJECTED_KEY
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routes import dialect_of
 from ridgeline.server.transport import BODY_SEND_KEY
@@ -40,12 +40,13 @@ _ids: Final = random.Random(secrets.randbits(128))
 
 class Usage(Protocol):
     """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one. `continued`: engines that went on with
-    it after one had ended."""
+    it after one had ended; `request_ids`: of the engine's requests."""
 
     prompt_tokens: int
     cached_tokens: int
     continued: int
     first_token_at: float | None
+    request_ids: tuple[str, ...]
 
     @property
     def completion_tokens(self) -> int: ...
@@ -83,11 +84,15 @@ def note_usage(scope: Scope, usage: Usage) -> None:
         access.usage = usage
 
 
+OnEnd = Callable[[Access, str, Sequence[tuple[float, float]]], None]
+"""Called with a request, the id in its answer's header, and the times in which its client did not read."""
+
+
 class AccessLog:
     """Writes the line of each request, and gives its answer an `X-Request-Id`: the client's, where it sent a harmless one, or a new one."""
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[int, str | None, str], None]) -> None:
-        """`on_end` is called with status, code of the error, and tenant of each request that is no probe."""
+    def __init__(self, app: ASGIApp, on_end: OnEnd) -> None:
+        """`on_end` is called at the end of each request that is no probe."""
         self._app = app
         self._on_end = on_end
 
@@ -116,7 +121,7 @@ class AccessLog:
             if rejected is not None:
                 access.status, access.error = access.status or rejected.status, rejected.code
             if scope["path"] not in PROBES:
-                self._on_end(access.status or DISCONNECTED_STATUS, access.error, access.tenant)
+                self._on_end(access, request_id.decode(), scope.get(PAUSED_KEY, ()))
             _write(scope, request_id.decode(), access)
 
 

@@ -28,6 +28,8 @@ from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
 from ridgeline.server.chaos import Chaos, Clients
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.explain import EXPLAIN_QUERY, PREFIX_QUERY, explain_many, explain_prefixes
+from ridgeline.server.explain_shapes import Explained, PrefixReport
 from ridgeline.server.knob_watch import KEPT_SECONDS, Watches
 from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.profile import Profiler
@@ -45,6 +47,8 @@ ADMIN_ROWS: Final = (
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
+    Row("GET", "/explain", "Where the time of requests went", Explained, (404, 503), access="admin", query=EXPLAIN_QUERY),
+    Row("GET", "/prefix", "Why prompts missed the prefix cache", PrefixReport, (503,), access="admin", query=PREFIX_QUERY),
     Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
@@ -130,7 +134,15 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
         audit(request, "profile", profile_seconds=asked.seconds)
         return json_response(await profiler.profile(asked.seconds))
 
+    async def explain(request: Request) -> Response:
+        return json_response(await explain_many(service, request.query_params))
+
+    async def prefix(request: Request) -> Response:
+        return json_response(await explain_prefixes(service, request.query_params))
+
     return [
+        Route("/explain", explain, methods=["GET"]),
+        Route("/prefix", prefix, methods=["GET"]),
         Route("/profile", profile, methods=["POST"]),
         Route("/swap", swap, methods=["POST"]),
         Route("/chaos", inject, methods=["POST"]),

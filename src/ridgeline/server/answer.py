@@ -23,7 +23,7 @@ from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
 from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
-from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
+from ridgeline.server.transport import KEEP_ALIVE, OPENAI_EVENTS, EventGrammar, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
 
 P = ParamSpec("P")
@@ -51,6 +51,7 @@ class UsageCounter:
     cached_tokens: int = 0
     cached_at_start: int = 0
     """Of the first prompt, when its first output came; `cached_tokens` is known at the end."""
+    request_ids: tuple[str, ...] = ()
     continued: int = 0
     """Engines that went on with it after one had ended."""
     first_token_at: float | None = None
@@ -156,10 +157,11 @@ class AnswerFormat(Protocol):
 
 
 async def respond(
-    request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
-) -> Response:
+    request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes,
+    grammar: EventGrammar = OPENAI_EVENTS,
+) -> Response:  # fmt: skip
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
-    stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort)
+    stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort, grammar)
     return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n))
 
 

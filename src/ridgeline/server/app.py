@@ -5,15 +5,31 @@ is passed in. `server.run` runs it.
 """
 
 import time
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Final, cast
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, embeddings, messages, models, openapi, page, responses, routes, status
-from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error, note_tenant
+from ridgeline.server import (
+    chat,
+    completions,
+    embeddings,
+    explain,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    openapi,
+    page,
+    responses,
+    routes,
+    status,
+)  # fmt: skip
+from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
 from ridgeline.server.callers import current_caller
@@ -35,16 +51,39 @@ def build_app(service: Service) -> ASGIApp:
     built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
-        *messages.routes(service), *responses.routes(service), *embeddings.routes(service),
+        *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
+        *ollama.routes(service), *ollama_models.routes(service),
     ]  # fmt: skip
     routes.check(built)
+    for route in built:
+        if isinstance(route, Route) and route.path in routes.ADMIN:
+            route.app = AdminOnly(route.app)
     origins = parse_origins(service.config.allowed_origins)
     generating = {row.path for row in routes.ROWS if row.is_queued}
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
     app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
-    logged = AccessLog(CrossOrigin(app, origins) if origins else app, service.metrics.http_ended)
-    return logged if service.tracer is None else TraceLayer(logged, service.tracer)
+    logged = AccessLog(CrossOrigin(app, origins) if origins else app, partial(_http_ended, service))
+    return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
+
+
+class AdminOnly:
+    """Passes on requests of keys with scope=admin alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not current_caller().is_admin:
+            raise ApiError("admin_only", "this needs a key with scope=admin (--api-key-file), which this request has not")
+        await self._app(scope, receive, send)
+
+
+def _http_ended(service: Service, access: Access, name: str, paused: Sequence[tuple[float, float]]) -> None:
+    """Notes that the answer to a request that is no probe has been written."""
+    service.metrics.http_ended(access.status or DISCONNECTED_STATUS, access.error, access.tenant)
+    if access.usage is not None:
+        service.ledger.answered(access.usage.request_ids, name, access.began, paused, access.usage.first_token_at)
 
 
 class QueueGate:

@@ -44,7 +44,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def chat(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
         notes.client = client_of(request)
-        service.model.check_name(payload.model)
+        service.deployments.check_name(payload.model)
         body.check_generation(payload)
         begun = await start_chat(service, payload, notes)
         header = Header.make(service.model, f"chatcmpl-{begun.source.id}")
@@ -89,7 +89,7 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=asked and asked.params,
         thinking_token_budget=_budget(service, payload, how, notes), **special,
     )  # fmt: skip
-    grammar = await service.compile_grammar(asked, notes.client)
+    grammar = await service.compile_grammar(asked, notes)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
     return StartedChat(source, how, params.n, is_cut)
@@ -277,7 +277,8 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     asked = conversation(payload, _arguments(payload, template, notes))
     if template.is_usable:
         notes.folded += template.folded_roles(asked)
-    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder)
+    notes.encoding = time.monotonic()
+    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder, notes.note_rendered)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
             ids = await encoding

@@ -6,7 +6,7 @@ Owns the meaning of the fields that only completions have, and the form of their
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msgspec import structs
@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import check_number
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import body, fields, replies, wire
-from ridgeline.server.answer import Header, respond
+from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -42,28 +43,53 @@ def routes(service: Service) -> list[BaseRoute]:
     async def completions(request: Request) -> Response:
         payload, notes = fields.COMPLETION.read(await read_body(request))
         notes.client = client_of(request)
-        model = service.model
-        model.check_name(payload.model)
-        body.check_generation(payload)
-        logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
-        of_prompt = _num_prompt_logprobs(payload, logprobs)
-        asked = structured_outputs(payload)
-        params = body.sampling_params(
-            payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
-            structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
-        )  # fmt: skip
-        grammar = await service.compile_grammar(asked, notes.client)
-        prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
-        notes.tokenised = time.monotonic()
-        ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
-        with body.client_field_names(payload, limit):
-            source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)
-        header = Header.make(model, f"cmpl-{source.id}")
-        names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
-        form = CompletionFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids))
-        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config), notes)
+        service.deployments.check_name(payload.model)
+        begun = await start_completion(service, payload, notes)
+        header = Header.make(service.model, f"cmpl-{begun.source.id}")
+        names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
+        token_ids = bool(payload.return_token_ids)
+        form = CompletionFormat(header, names, begun.params.logprobs, payload.prompt_logprobs, bool(payload.echo), token_ids)
+        return await respond(request, begun.source, form, begun.params.n, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCompletion:
+    """Completions that generate. `prompts` are those that were admitted."""
+
+    source: AnswerSource
+    params: SamplingParams
+    prompts: Sequence[Sequence[int]]
+
+
+async def start_completion(
+    service: Service, payload: wire.CompletionRequest, notes: Notes, *, clips: bool = False
+) -> StartedCompletion:  # fmt: skip
+    """Tokenises, admits and submits the prompts, of every dialect alike. `clips`: a length that does not fit the context is made to.
+
+    Raises ApiError, RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
+    """
+    model = service.model
+    body.check_generation(payload)
+    logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
+    of_prompt = _num_prompt_logprobs(payload, logprobs)
+    asked = structured_outputs(payload)
+    params = body.sampling_params(
+        payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
+        structured_outputs=asked and asked.params, thinking_token_budget=_budget(payload, model, notes),
+    )  # fmt: skip
+    grammar = await service.compile_grammar(asked, notes)
+    notes.encoding = time.monotonic()
+    prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
+    notes.tokenised = time.monotonic()
+    if clips and params.max_tokens is not None:
+        room = model.limits.max_model_len - max(map(len, prompts))
+        params = replace(params, max_tokens=min(params.max_tokens, max(1, room)))
+    ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
+    with body.client_field_names(payload, limit):
+        source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)
+    return StartedCompletion(source, params, prompts)
 
 
 def _max_tokens(payload: wire.CompletionRequest, limit: body.OutputLimit | None) -> int | None:

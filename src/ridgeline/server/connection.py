@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
@@ -38,6 +39,9 @@ PROBE_SECONDS: Final = (0.0, 0.1, 1.0)
 """Pauses before interim answers to a client that has closed its sending side; the last is repeated."""
 REJECTED_KEY: Final = "ridgeline.rejected"
 """Key in a scope of the ApiError with which the connection itself answered the request."""
+PAUSED_KEY: Final = "ridgeline.paused"
+"""Key in a scope of the times, as (from, to) of `time.monotonic`, in which its client did not read; the first `MAX_PAUSES` of them."""
+MAX_PAUSES: Final = 64
 CROWDED_KEY: Final = "ridgeline.crowded"
 """Key in a scope: the connection is one too many, and only probes are answered on it."""
 
@@ -80,6 +84,7 @@ class HttpConnection(HttpToolsProtocol):
         """Requests without a whole answer: uvicorn tells the last one alone of a client that has gone."""
         self._head_bytes = 0
         self._in_head = self._in_body = False
+        self._paused_at = 0.0
         self._unsent = 0
         """Bytes that the client left when it was looked at last, while it leaves the buffers full."""
 
@@ -171,12 +176,17 @@ class HttpConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The buffers are full. Whoever writes waits from now on, and the client has its time to read."""
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
+        self._unsent, self._paused_at = self.transport.get_write_buffer_size(), time.monotonic()
         self._table.await_client(self, self._table.send_timeout)
 
     def resume_writing(self) -> None:
         """The client has read most of it."""
         super().resume_writing()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                pauses = cast(dict[str, Any], cycle.scope).setdefault(PAUSED_KEY, [])
+                if len(pauses) < MAX_PAUSES:
+                    pauses.append((self._paused_at, time.monotonic()))
         if self._is_answered or self._in_head or self._in_body:
             self._await_more()
         else:

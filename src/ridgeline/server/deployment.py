@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
@@ -28,9 +28,13 @@ from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
+from ridgeline.observe.verification import verify_engine
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
 from ridgeline.server.startup import Startup
 from ridgeline.text.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from ridgeline.planning.verify import Verification
 
 _log: Final = logging.getLogger("ridgeline.server")
 START_POLL_SECONDS: Final = 0.2
@@ -67,6 +71,8 @@ class Deployment:
         self._checked_start = 0
         """Number of the engine's start whose answers have been checked."""
         self._recheck: asyncio.Task[None] | None = None
+        self.verifying: asyncio.Task[Verification | None] | None = None
+        """Sets the start beside its plan."""
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
@@ -91,6 +97,8 @@ class Deployment:
         client.is_checked = True
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
+        if path is not None:
+            self.verifying = asyncio.create_task(verify_engine(path, model.engine, client.pid))
         return model
 
     async def wait_failed(self) -> None:
@@ -101,8 +109,9 @@ class Deployment:
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
         self._draining = True
-        if self._recheck is not None:
-            self._recheck.cancel()
+        for task in (self._recheck, self.verifying):
+            if task is not None:
+                task.cancel()
         if self._client is not None:
             await self._client.shutdown()
         if self._template is not None:

@@ -42,6 +42,8 @@ class Deployments:
     ) -> None:  # fmt: skip
         self._on_events = on_events
         self.others: list[Deployment] = []
+        self.aliases: dict[str, None] = {}
+        """Further names of the model, which an admin gave it while it is served."""
         self.current = self._make(engine_config, config, on_progress)
 
     def _make(self, engine_config: EngineConfig, config: ServerConfig, on_progress: Progress) -> Deployment:
@@ -63,6 +65,11 @@ class Deployments:
             pin.deployment = self.current
             pin.deployment.users += 1
         return pin.deployment
+
+    def check_name(self, name: str | None) -> None:
+        """Raises RequestError unless `name` is the model's, or an alias of it. None means the only model there is."""
+        if name not in self.aliases:
+            self.mine.model.check_name(name)
 
     @contextmanager
     def pinned(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def answer_with_vectors(request: Request, *, pooled: bool) -> Response:
         payload, notes = fields.EMBEDDING.read(await read_body(request))
-        service.model.check_name(payload.model)
+        service.deployments.check_name(payload.model)
         asked = msgspec.structs.asdict(payload)
         found = await _embed(request, service, _texts(payload.input), notes, _asked(payload, "input", asked))
         base64 = payload.encoding_format == "base64"
@@ -50,7 +50,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def score(request: Request) -> Response:
         payload, notes = fields.SCORE.read(await read_body(request))
-        service.model.check_name(payload.model)
+        service.deployments.check_name(payload.model)
         first, second = _pair(payload)
         found = await _embed(request, service, [*first, *second], notes, _asked(payload, "text_1"))
         ahead, behind = found.vectors[: len(first)], found.vectors[len(first) :]
@@ -60,7 +60,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def rerank(request: Request) -> Response:
         payload, notes = fields.RERANK.read(await read_body(request))
-        service.model.check_name(payload.model)
+        service.deployments.check_name(payload.model)
         documents = _documents(payload)
         found = await _embed(request, service, [payload.query or "", *documents], notes, _asked(payload, "documents"))
         scores = [likeness(found.vectors[0], each) for each in found.vectors[1:]]

@@ -37,6 +37,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
     "invalid_api_key": (401, DENIED),
     "host_not_allowed": (403, "permission_error"),
     "origin_not_allowed": (403, "permission_error"),
+    "admin_only": (403, "permission_error"),
     "not_found": (404, MISSING),
     "model_not_found": (404, MISSING),
     "method_not_allowed": (405, INVALID),
@@ -70,7 +71,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-Dialect = Literal["openai", "anthropic", "responses"]
+Dialect = Literal["openai", "anthropic", "responses", "ollama"]
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +83,10 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
     error: AnthropicErrorDetail
+
+
+class OllamaErrorBody(msgspec.Struct, frozen=True):
+    error: str
 
 
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType({
@@ -121,6 +126,8 @@ class ApiError(RidgelineError):
             prefix = TOO_LONG if self.code == "context_length_exceeded" else ""
             detail = AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message, self.details)
             return msgspec.json.encode(AnthropicErrorBody(detail))
+        if dialect == "ollama":
+            return msgspec.json.encode(OllamaErrorBody(self.message))
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
     def response(self, dialect: Dialect = "openai") -> Response:

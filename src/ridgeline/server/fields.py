@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ridgeline.server import anthropic, unsupported, wire
+from ridgeline.server import anthropic, ollama_shapes, unsupported, wire
 from ridgeline.server.body import decode, parse
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
@@ -16,7 +16,8 @@ from ridgeline.server.responses_shapes import ResponsesRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_STREAM_OPTIONS: Final = "stream_options"
+_INNER: Final[Mapping[str, type[msgspec.Struct]]] = {"stream_options": wire.StreamOptions, "options": ollama_shapes.Options}
+"""Fields that are objects of fields: theirs have names with a dot."""
 
 
 class FieldTable(Generic[Body]):
@@ -25,7 +26,7 @@ class FieldTable(Generic[Body]):
     shape        type of its bodies
     unsupported  name → values beside null that ask for nothing
     reasons      name → what to do instead of sending an unsupported one; others are to be left out
-    known        all names that have a meaning here; those of stream options with a dot
+    known        all names that have a meaning here; those of inner objects with a dot
     """
 
     def __init__(
@@ -35,23 +36,23 @@ class FieldTable(Generic[Body]):
         self.unsupported = unsupported_fields
         self.reasons = reasons
         names = _names(shape)
-        inner = {f"{_STREAM_OPTIONS}.{name}" for name in _names(wire.StreamOptions)} if _STREAM_OPTIONS in names else set()
+        self.inner = [outer for outer in _INNER if outer in names]
+        inner = {f"{outer}.{name}" for outer in self.inner for name in _names(_INNER[outer])}
         self.known: frozenset[str] = frozenset(names | inner | unsupported_fields.keys() | unsupported.WITHOUT_EFFECT)
 
     def read(self, body: bytes) -> tuple[Body, Notes]:
         """Raises ApiError for what is malformed, and for the first unsupported field that asks for something."""
         payload, notes = parse(self.shape, body), Notes(known=self.known)
         present = decode(dict[str, msgspec.Raw], body)
+        for outer in self.inner:
+            if getattr(payload, outer) is not None:
+                of_outer = decode(dict[str, msgspec.Raw], present[outer])
+                present |= {f"{outer}.{name}": value for name, value in of_outer.items()}
         for name, value in present.items():
             if name not in self.known:
                 notes.ignore(name)
             elif name in self.unsupported:
                 self._check_unsupported(name, decode(Any, value))
-        if getattr(payload, _STREAM_OPTIONS, None) is not None:
-            inner = [f"{_STREAM_OPTIONS}.{name}" for name in decode(dict[str, msgspec.Raw], present[_STREAM_OPTIONS])]
-            for name in inner:
-                if name not in self.known:
-                    notes.ignore(name)
         return payload, notes
 
     def _check_unsupported(self, name: str, value: Any) -> None:
@@ -74,8 +75,14 @@ SCORE: Final = FieldTable(wire.ScoreRequest, unsupported.POOLING)
 RERANK: Final = FieldTable(wire.RerankRequest, unsupported.POOLING)
 MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
 COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})
+OLLAMA_CHAT: Final = FieldTable(ollama_shapes.ChatRequest, unsupported.OLLAMA, unsupported.OLLAMA_REASONS)
+OLLAMA_GENERATE: Final = FieldTable(ollama_shapes.GenerateRequest, unsupported.OLLAMA_GENERATE, unsupported.OLLAMA_REASONS)
+OLLAMA_MODEL: Final = FieldTable(ollama_shapes.ModelRequest, {})
+OLLAMA_COPY: Final = FieldTable(ollama_shapes.CopyRequest, {})
 RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
     each.shape: each.unsupported
-    for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, RESPONSES)
-}  # fmt: skip
+    for each in (
+        COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
+    )
+} | {ollama_shapes.Options: {name.partition(".")[2]: values for name, values in unsupported.OLLAMA.items() if "." in name}}  # fmt: skip

@@ -16,6 +16,7 @@ from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
 from ridgeline.errors import RequestError
+from ridgeline.observe.ledger import FrontEnd
 from ridgeline.server import wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
@@ -70,6 +71,9 @@ async def start_generation(
         engine = _enter(service, requests, requests, targets)
         if service.tracer is not None:
             service.tracer.admitted(requests)
+        for request in requests:
+            service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
+            service.prefixes.add(request, service.model.engine.info.kv.block_tokens)
         return Generation(engine, tokenizer, requests, params, on_end, until)
     engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES], targets)
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt, targets=targets)
@@ -89,6 +93,16 @@ def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Adm
     if quota is not None:
         quota.take_tokens(sum(len(request.prompt) for request in requests), time.monotonic())
     return engine
+
+
+def _front(notes: Notes) -> FrontEnd:
+    """What the ledger keeps of the way of a request up to here."""
+    began = notes.arrived if notes.encoding is None else notes.encoding
+    rendered = began if notes.rendered is None else notes.rendered
+    tokenised = rendered if notes.tokenised is None else notes.tokenised
+    return FrontEnd(
+        notes.arrived, notes.arrived, time.monotonic(), rendered - began, max(0.0, tokenised - rendered), notes.grammar_seconds
+    )
 
 
 def _check_prompt_logprobs(requests: Sequence[Admitted], params: SamplingParams, param: str) -> None:
@@ -123,7 +137,8 @@ class Generation:
         self._wakeup = Wakeup()
         self._quota = current_caller().quota
         self.id = requests[0].request_id
-        self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests))
+        names = tuple([request.request_id for request in requests])
+        self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests), request_ids=names)
         self._prompts = [
             (AnswerBuilder(request, params, tokenizer, number * request.choices), engine.submit(request, self._wakeup))
             for number, request in enumerate(requests)

@@ -32,6 +32,7 @@ class Model:
     findings  problems that checks found before the first request
     defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
     fim       how it is asked for a text between two; None: it cannot be. The first call may read a file
+    path      of its file or directory, which no answer tells; None: it has none
     """
 
     name: str
@@ -45,6 +46,7 @@ class Model:
     findings: tuple[Finding, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)
     fim: Callable[[], Fim | None] = lambda: None
+    path: Path | None = None
 
     def check_name(self, name: str | None) -> None:
         """Raises RequestError unless `name` is this model's. None means the only model there is."""
@@ -126,4 +128,4 @@ def make_model(name: str, assets: TextAssets, ready: Ready) -> Model:
     if files.path is not None:
         findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
     now, defaults, fim = int(time.time()), files.generation.sampling, cache(partial(find_fim, files.tokenizer, files.path))
-    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults, fim)
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults, fim, files.path)

@@ -122,12 +122,12 @@ def whole_blocks(said: Iterable[Event], form: ThinkingForm) -> list[anthropic.Bl
             case CallArguments():
                 arguments = text
             case CallEnd():
-                found.append(anthropic.ToolUseBlock(call_id(begun), begun.name, _input(arguments)))
+                found.append(anthropic.ToolUseBlock(call_id(begun), begun.name, written_object(arguments)))
     return found or [anthropic.TextBlock("")]
 
 
-def _input(arguments: str) -> msgspec.Raw:
-    """The arguments as they were written; those that are no object in the form in which Anthropic's API has such told to a model."""
+def written_object(arguments: str) -> msgspec.Raw:
+    """A call's arguments as they were written; those that are no object in the form in which Anthropic's API has such told to a model."""
     written = arguments.encode() or b"{}"
     try:
         msgspec.json.decode(written, type=dict[str, msgspec.Raw])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -41,18 +42,19 @@ def routes(service: Service) -> list[BaseRoute]:
         loaded = service.model
         if dialect_of(request.scope) == "anthropic":
             return json_response(_page(loaded, request.query_params))
-        return json_response(replies.ModelList("list", [_card(loaded)]))
+        card = _card(loaded)
+        return json_response(replies.ModelList("list", [card, *(structs.replace(card, id=alias) for alias in service.deployments.aliases)]))
 
     async def model(request: Request) -> Response:
         loaded = service.model
-        loaded.check_name(request.path_params["name"])
+        service.deployments.check_name(request.path_params["name"])
         return json_response(_info(loaded) if dialect_of(request.scope) == "anthropic" else _card(loaded))
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request)
         row = find_row(request.scope, decode(dict[str, msgspec.Raw], body))
         work = _llama_tokenise if row is not None and row.request is wire.LlamaTokenizeRequest else _tokenise
-        result, notes = await work(body, service.model)
+        result, notes = await work(body, service)
         answer = json_response(result)
         answer.headers.update(notes.tell())
         return answer
@@ -60,7 +62,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def detokenize(request: Request) -> Response:
         payload, notes = fields.DETOKENIZE.read(await read_body(request))
         loaded = service.model
-        loaded.check_name(payload.model)
+        service.deployments.check_name(payload.model)
         if payload.tokens is None:
             raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
         if any(not 0 <= token < loaded.limits.vocab for token in payload.tokens):
@@ -83,18 +85,20 @@ async def _run_long(length: int, work: Callable[P, Result], *arguments: P.args, 
     return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TOKENS else work(*arguments, **more)
 
 
-async def _tokenise(body: bytes, model: Model) -> tuple[replies.TokenizeResponse, Notes]:
+async def _tokenise(body: bytes, service: Service) -> tuple[replies.TokenizeResponse, Notes]:
     """vLLM's answer to a body of its own."""
     payload, notes = fields.TOKENIZE.read(body)
-    model.check_name(payload.model)
+    model = service.model
+    service.deployments.check_name(payload.model)
     ids = await _ids(payload, model, notes)
     return await _run_long(len(ids), _tokens, payload, model, ids), notes
 
 
-async def _llama_tokenise(body: bytes, model: Model) -> tuple[replies.LlamaTokens, Notes]:
+async def _llama_tokenise(body: bytes, service: Service) -> tuple[replies.LlamaTokens, Notes]:
     """llama.cpp's answer to a body of its own."""
     payload, notes = fields.LLAMA_TOKENIZE.read(body)
-    model.check_name(payload.model)
+    model = service.model
+    service.deployments.check_name(payload.model)
     encode = partial(
         model.tokenizer.encode, payload.content, bool(payload.add_special), special=payload.parse_special is not False
     )  # fmt: skip

@@ -35,7 +35,8 @@ class Notes:
     known    names that an unknown field may have been meant as
     client   whose request it is (`transport.client_of`)
     arrived  when the request had been read: time to first token counts from here, the prompt's rendering and tokenising included
-    tokenised  when its prompts were ids
+    encoding, rendered, tokenised  when the making of ids began, when a template's text was there (None: no template), when prompts were ids
+    grammar_seconds  in which its grammar was compiled
     """
 
     ignored: dict[str, str] = field(default_factory=dict)
@@ -43,7 +44,14 @@ class Notes:
     known: Collection[str] = ()
     client: bytes = b""
     arrived: float = field(default_factory=time.monotonic)
+    encoding: float | None = None
+    rendered: float | None = None
     tokenised: float | None = None
+    grammar_seconds: float = 0.0
+
+    def note_rendered(self) -> None:
+        """A template has rendered its text."""
+        self.rendered = time.monotonic()
 
     def ignore(self, name: str, why: str = "") -> None:
         """Notes that a field has no effect on the answer."""

@@ -20,11 +20,18 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import anthropic, chat, wire
+from ridgeline.server import anthropic, chat, ollama_shapes, wire
 from ridgeline.server.auth import KEY_HEADERS
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
-from ridgeline.server.errors import CATALOGUE, AnthropicErrorBody, Dialect, ErrorBody, anthropic_type
+from ridgeline.server.errors import (
+    CATALOGUE,
+    AnthropicErrorBody,
+    Dialect,
+    ErrorBody,
+    OllamaErrorBody,
+    anthropic_type,
+)
 from ridgeline.server.fields import UNSUPPORTED
 from ridgeline.server.notes import FOLDED_ROLES, IGNORED_FIELDS
 from ridgeline.server.reasoning import BUDGETS
@@ -107,10 +114,13 @@ def _operation(rows: tuple[Row, ...], locked: bool) -> Schema:
 def _content(rows: tuple[Row, ...]) -> Schema:
     endpoint = rows[0]
     if isinstance(endpoint.response, str):
-        return {endpoint.response: {"schema": {"type": "string"}}}
+        return {media_type: {"schema": {"type": "string"}} for media_type in endpoint.response.split(", ")}
     content: Schema = {"application/json": {"schema": _any_of(_reference(row.response) for row in rows)}}
     if endpoint.event is not None:
-        content["text/event-stream"] = {"schema": _event(endpoint)}
+        if endpoint.dialect == "ollama":
+            content["application/x-ndjson"] = {"schema": {"anyOf": [_reference(endpoint.event), _reference(OllamaErrorBody)]}}
+        else:
+            content["text/event-stream"] = {"schema": _event(endpoint)}
     return content
 
 
@@ -158,7 +168,9 @@ def _schemas() -> Schema:
     return dict(sorted(schemas.items()))
 
 
-_ERRORS: Final[Mapping[Dialect, type]] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody, "responses": ErrorBody}
+_ERRORS: Final[Mapping[Dialect, type]] = {
+    "openai": ErrorBody, "anthropic": AnthropicErrorBody, "responses": ErrorBody, "ollama": OllamaErrorBody
+}  # fmt: skip
 
 
 def _errors(paths: Mapping[str, Schema]) -> Schema:
@@ -248,6 +260,8 @@ _REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
     anthropic.CountTokensRequest: ("messages",),
     ResponsesRequest: ("input",),
     wire.ContentPart: ("type", "text"),
+    ollama_shapes.ChatRequest: ("model",),
+    ollama_shapes.GenerateRequest: ("model",),
 }
 _ANY_OF: Final[Mapping[type, list[Schema]]] = {
     wire.ChatMessage: [
@@ -256,7 +270,7 @@ _ANY_OF: Final[Mapping[type, list[Schema]]] = {
     ]
 }
 """Alternatives of which one must hold."""
-_NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage)
+_NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage, ollama_shapes.Options)
 
 
 def _narrow(shape: type, schema: Schema) -> None:
@@ -274,7 +288,7 @@ def _narrow(shape: type, schema: Schema) -> None:
         schema["required"] = list(_REQUIRED[shape])
     if shape in _ANY_OF:
         schema["anyOf"] = _ANY_OF[shape]
-    properties.update((name, _unsupported(values)) for name, values in UNSUPPORTED.get(shape, {}).items())
+    properties.update((name, _unsupported(values)) for name, values in UNSUPPORTED.get(shape, {}).items() if "." not in name)
 
 
 def _branches(schema: Schema) -> list[Schema]:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 HTML, CSS, JAVASCRIPT, SVG = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8", "image/svg+xml"
@@ -25,6 +25,8 @@ FILES: Final = {
 }
 """Path → file in `ui/` and its media type. Every one may be read without a key."""
 
+OLLAMA: Final = "Ollama is running"
+"""What programs that are no browsers get at `/`: by this text Ollama's know that there is a server that they can speak to."""
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -46,9 +48,11 @@ def routes() -> list[BaseRoute]:
 def _route(path: str, name: str, media_type: str) -> Route:
     content = files("ridgeline.server").joinpath("ui", name).read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**HEADERS, "Content-Type": media_type, "ETag": tag}
+    headers = {**HEADERS, "Content-Type": media_type, "ETag": tag, "Vary": "Accept"}
 
     async def answer(request: Request) -> Response:
+        if path == "/" and "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(OLLAMA, headers={"Vary": "Accept"})
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)

@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
-from ridgeline.server import anthropic, replies, wire
+from ridgeline.server import anthropic, ollama_shapes, replies, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
+from ridgeline.server.explain_shapes import Explanation
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
@@ -48,9 +49,10 @@ class Row:
     """One operation.
 
     path            as the router matches it
-    access          public: open when a key is set, and then matched by literal pairs of method and path; admin: over the Unix socket alone
+    access          public: open when a key is set, and then matched by literal pairs of method and path; admin: for keys with scope=admin,
+                    and the rows of the Unix socket
     summary         of the document; "" keeps the route out of it, and out of the texts of errors
-    response        type of the 200's JSON body, or a media type of text
+    response        type of the 200's JSON body, or media types of text
     errors          statuses beside those of every route
     request         type of the request's JSON body
     event           type of a stream's events, with `stream: true`; None: nothing is streamed
@@ -91,8 +93,40 @@ def _models(summary: str, rest: str, openai: type, of_anthropic: type, errors: t
     )
 
 
+def _ollama(method: str, path: str, summary: str, response: Any, errors: tuple[int, ...] = (404, 503), **more: Any) -> Row:
+    return Row(method, f"/api/{path}", summary, response, errors, dialect="ollama", **more)
+
+
+_OLLAMA: Final = (
+    _ollama(
+        "POST", "chat", "Ollama's chat", ollama_shapes.ChatAnswer, GENERATES,
+        request=ollama_shapes.ChatRequest, event=ollama_shapes.ChatAnswer, is_queued=True,
+    ),
+    _ollama(
+        "POST", "generate", "Ollama's completion", ollama_shapes.GenerateAnswer, GENERATES,
+        request=ollama_shapes.GenerateRequest, event=ollama_shapes.GenerateAnswer, is_queued=True,
+    ),
+    _ollama("GET", "tags", "The model, as Ollama lists its own", ollama_shapes.Tags, NEEDS_MODEL),
+    _ollama("GET", "ps", "The model that is loaded, as Ollama lists its own", ollama_shapes.Running, NEEDS_MODEL),
+    _ollama("POST", "show", "What is known of the model", ollama_shapes.Shown, BODY, request=ollama_shapes.ModelRequest),
+    _ollama("GET", "version", "The version of Ollama's API that is spoken here", replies.Version, ()),
+    _ollama(
+        "POST", "pull", "Fetches a model into the library of this machine", ollama_shapes.Progress, (413, 429),
+        request=ollama_shapes.ModelRequest, event=ollama_shapes.Progress, access="admin",
+    ),
+    _ollama(
+        "DELETE", "delete", "Removes a model from the library, or an alias", "text/plain", BODY,
+        request=ollama_shapes.ModelRequest, access="admin",
+    ),
+    _ollama(
+        "POST", "copy", "Gives the model an alias until the server ends", "text/plain", BODY,
+        request=ollama_shapes.CopyRequest, access="admin",
+    ),
+)  # fmt: skip
+
 ROWS: Final = (
-    *(Row("GET", path, "The page" if path == "/" else "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items()),
+    Row("GET", "/", "The page; for programs other than browsers a text", "text/html, text/plain", access="public"),
+    *(Row("GET", path, "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items() if path != "/"),
     Row("GET", "/livez", "Liveness of the process", "text/plain", access="public"),
     Row("GET", "/startupz", "Start: 200 once the model has been loaded and checked", replies.Startup, NEEDS_MODEL, access="public"),
     Row("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL, access="public"),
@@ -149,11 +183,15 @@ ROWS: Final = (
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Row("GET", "/v1/requests/{id}/explain", "Where the time of a request went", Explanation, (404, 503)),
+    *_OLLAMA,
 )  # fmt: skip
 
 DOCUMENTED: Final = tuple(row for row in ROWS if row.summary)
 PUBLIC: Final = frozenset((row.method, row.path) for row in ROWS if row.access == "public")
 """Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
+ADMIN: Final = frozenset(row.path for row in ROWS if row.access == "admin")
+"""Paths for keys with scope=admin, whatever the method. The endpoints themselves are closed, so that no spelling leads around it."""
 
 
 def _methods() -> Mapping[str, tuple[str, ...]]:
@@ -192,6 +230,8 @@ def dialect_of(scope: Scope) -> Dialect:
     """The dialect in which a request is answered, whatever its method; where there is nothing, its header tells."""
     rows = rows_of(scope["path"])
     if not rows:
+        if scope["path"].startswith("/api/"):
+            return "ollama"
         return "anthropic" if _has(scope, ANTHROPIC_VERSION) else "openai"
     return next((row.dialect for row in rows if _is_picked(row, scope)), "openai")
 

@@ -22,8 +22,10 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
+from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.metrics import Metrics
-from ridgeline.observe.requests import parse_goodput
+from ridgeline.observe.prefixes import PromptLog
+from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
@@ -31,6 +33,7 @@ from ridgeline.server.deployment import Deployment
 from ridgeline.server.deployments import Deployments, renumbered
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
+from ridgeline.server.notes import Notes
 from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
@@ -59,7 +62,9 @@ class Service:
         self.keys = ApiKeys(config.api_key, config.api_key_file)
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
-        self.metrics = Metrics(parse_goodput(config.goodput), None if self.tracer is None else self.tracer.choice_ended)
+        self.ledger = Ledger()
+        self.prefixes = PromptLog()
+        self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
@@ -110,6 +115,7 @@ class Service:
                     self.metrics.apply(other)
             return
         self._detect_restart()
+        self.ledger.apply(events)
         ended = 0
         for event in events:
             self.metrics.apply(event)
@@ -241,25 +247,28 @@ class Service:
             for text in texts
         ]  # fmt: skip
 
-    async def compile_grammar(self, asked: Asked | None, client: bytes) -> Grammar | None:
+    async def compile_grammar(self, asked: Asked | None, notes: Notes) -> Grammar | None:
         """The grammar of a structured output; None where none is asked for. Clients have new ones compiled by turns.
 
         Raises RequestError, OverloadedError.
         """
         if asked is None:
             return None
+        began = time.monotonic()
         try:
             if not self.model.engine.info.has_grammars:
                 raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
             found = await asyncio.to_thread(self._grammars.known, asked.outputs, asked.field)
             if found is None:
-                async with self._grammar_turns.turn(client):
+                async with self._grammar_turns.turn(notes.client):
                     found = await asyncio.to_thread(self._grammars.compile, asked.outputs, asked.field)
             return replace(found, is_optional=asked.is_optional)
         except (RequestError, OverloadedError):
             if asked.is_optional:
                 return None
             raise
+        finally:
+            notes.grammar_seconds += time.monotonic() - began
 
     def check_capacity(self, choices: int, targets: Targets) -> EngineClient:
         """The engine's client, if the caller may submit that many more choices with these targets.
@@ -273,6 +282,17 @@ class Service:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _tell_both(ledger: Ledger, tracer: Tracer | None) -> OnChoice:
+    """Tells the ledger, and where there is one the tracer, of ends of choices."""
+
+    def choice_ended(event: Closed, times: ChoiceTimes) -> None:
+        ledger.choice_ended(event, times)
+        if tracer is not None:
+            tracer.choice_ended(event, times)
+
+    return choice_ended
 
 
 def _with_objective(targets: Targets, ttft: float | None) -> Targets:

@@ -5,19 +5,16 @@ import logging
 import signal
 import time
 from math import ceil
-from typing import Final
 
 import uvicorn
 
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
+from ridgeline.server.http_server import MIN_SHUTDOWN_SECONDS
 from ridgeline.server.service import Service
 from ridgeline.server.tls import Certificate
 
 log = logging.getLogger("ridgeline.server")
-
-MIN_SHUTDOWN_SECONDS: Final = 2
-"""Least time for the last bytes of answers."""
 
 
 class Shutdown:

@@ -4,10 +4,13 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.observe.charges import charge, slowest_choice
+from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.tracing import Tracer, tracing
 from ridgeline.server import routes
 from ridgeline.server.access import ACCESS_KEY, DISCONNECTED_STATUS, TRACE_KEY, Access
 
+MAX_STEPS: Final = 2_048
 UNKNOWN_PATH: Final = "/"
 """What spans say of a path that is not in the table: the client's text is not told."""
 
@@ -15,9 +18,10 @@ UNKNOWN_PATH: Final = "/"
 class TraceLayer:
     """Begins a span before the request, and ends it behind the answer, which has the span as `traceparent` where the request had one."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer, ledger: Ledger) -> None:
         self._app = app
         self._tracer = tracer
+        self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -38,7 +42,17 @@ class TraceLayer:
                 await self._app(scope, receive, send_with_context)
         finally:
             access: Access = scope[ACCESS_KEY]
-            self._tracer.end(span, access.status or DISCONNECTED_STATUS, access.error, _attributes(access))
+            attributes = _attributes(access) | _causes(access, self._ledger)
+            self._tracer.end(span, access.status or DISCONNECTED_STATUS, access.error, attributes)
+
+
+def _causes(access: Access, ledger: Ledger) -> dict[str, int | float | tuple[str, ...]]:
+    """Seconds of each cause of the first engine's request, but for those of very many steps, whose arithmetic would hold up others."""
+    record = None if access.usage is None or not access.usage.request_ids else ledger.find(access.usage.request_ids[0])
+    if record is None or ledger.steps.end - record.first_step > MAX_STEPS:
+        return {}
+    charges = charge(ledger, record, slowest_choice(record), named=False)
+    return {f"ridgeline.seconds.{cause}": seconds for cause, seconds in charges.seconds.items()}
 
 
 def _attributes(access: Access) -> dict[str, int | float | tuple[str, ...]]:

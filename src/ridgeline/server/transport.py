@@ -117,6 +117,8 @@ class EventGrammar:
     error_start  before the body of an error
     idle         a whole event that clients skip
     end          after the last event
+    stop         after an event
+    media_type   of the whole
     """
 
     dialect: Dialect
@@ -124,6 +126,8 @@ class EventGrammar:
     error_start: bytes
     idle: bytes
     end: bytes
+    stop: bytes = b"\n\n"
+    media_type: str = "text/event-stream"
 
 
 OPENAI_EVENTS: Final = EventGrammar("openai", b"data: ", b"data: ", COMMENT, DONE)
@@ -133,6 +137,8 @@ ANTHROPIC_EVENTS: Final = EventGrammar(
 """The endpoint gives the name of an event, a newline, `data: ` and its JSON."""
 RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\ndata: ", COMMENT, b"")
 """As Anthropic's, with comments."""
+OLLAMA_LINES: Final = EventGrammar("ollama", b"", b"", b" ", b"", b"\n", "application/x-ndjson")
+"""One JSON object a line; a space before one is a sign of life that readers of JSON skip."""
 
 
 def encode_event(event: msgspec.Struct) -> bytes:
@@ -152,10 +158,8 @@ class EventStream(Response):
     client goes. While it does not read, `send` waits.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], grammar: EventGrammar = OPENAI_EVENTS) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=grammar.media_type)
         del self.headers["content-length"]
         self._events = events
         self._close = close
@@ -172,14 +176,14 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         failure: ApiError | None = None
         grammar = self._grammar
-        start, idle = grammar.start, grammar.idle
+        start, idle, stop = grammar.start, grammar.idle, grammar.stop
         try:
             async for event in self._events:
-                data = idle if event is KEEP_ALIVE else start + event + b"\n\n"
+                data = idle if event is KEEP_ALIVE else start + event + stop
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:
             failure = as_api_error(error)
-            data = grammar.error_start + failure.body(grammar.dialect) + b"\n\n"
+            data = grammar.error_start + failure.body(grammar.dialect) + stop
             await send_body({"type": "http.response.body", "body": data, "more_body": True})
         await send_body({"type": "http.response.body", "body": grammar.end, "more_body": False})
         if failure is not None:

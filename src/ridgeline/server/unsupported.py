@@ -93,6 +93,26 @@ MESSAGES: Final[Fields] = {
     "mcp_servers": ([],),
 }
 
+OLLAMA: Final[Fields] = {
+    **{f"options.{name}": values for name, values in _SAMPLERS.items() if name != "repeat_penalty"},
+    "options.penalize_newline": (True,),
+    "shift": (True, False),
+}
+OLLAMA_GENERATE: Final[Fields] = {
+    **OLLAMA,
+    "context": ([],),
+    "images": ([],),
+    "template": ("",),
+    "width": _NONE,
+    "height": _NONE,
+    "steps": _NONE,
+}
+OLLAMA_REASONS: Final[Mapping[str, str]] = {
+    "context": "context is not supported by this server; send the conversation to /api/chat",
+    "template": "template is never taken from a request; start the server with --chat-template FILE, or send raw: true",
+    "images": "images is not supported by this server; send text",
+}
+
 RESPONSES: Final[Fields] = {
     **_SAMPLERS,
     "context_management": ([],),
@@ -122,6 +142,11 @@ WITHOUT_EFFECT: Final = frozenset({
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
     "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
+    # of the loading of a model, as Ollama's clients send them
+    *(f"options.{name}" for name in (
+        "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
+        "use_mlock", "embedding_only",
+    )), "verbose",
     # of a stream, and of reasoning, which completions do not split off
     "include_reasoning", "stream_options.include_obfuscation",
 })  # fmt: skip

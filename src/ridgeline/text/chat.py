@@ -147,6 +147,7 @@ class ChatTemplate:
     """A model's template, in a process of its own. `close` ends that process.
 
     source    the model's files, the file that `--chat-template` names, or Ridgeline itself
+    text      of the default variant
     stop_ids  ids that end an assistant's turn, found at load; an answer to a chat ends at them as at EOS
     findings  problems that the check at load found
     reasoning  the marks around reasoning that it knows; None: none
@@ -159,6 +160,7 @@ class ChatTemplate:
         """Compiles and checks the template. `clock` gives the local time that it may read. Raises ConfigError where a template that the
         user names does not work; one that came with the model and does not work makes chat impossible, and nothing else."""
         self.source: Source = files.source
+        self.text = files.texts[DEFAULT]
         self._clock = clock
         self._variants = frozenset(files.texts)
         self._renderer: Renderer | None = None
@@ -215,9 +217,12 @@ class ChatTemplate:
         """
         return unmasked(self._masked(conversation))
 
-    def encode(self, conversation: Conversation, encoder: Encoder) -> list[int]:
-        """The prompt as ids. Contents of messages never become control tokens. Blocks; raises as `render`."""
-        return encoder.encode(self._masked(conversation), add_bos=False, special=True)
+    def encode(self, conversation: Conversation, encoder: Encoder, on_rendered: Callable[[], None] = lambda: None) -> list[int]:
+        """The prompt as ids. Contents of messages never become control tokens. Blocks; raises as `render`. `on_rendered` is called between
+        the text and its ids."""
+        text = self._masked(conversation)
+        on_rendered()
+        return encoder.encode(text, add_bos=False, special=True)
 
     def close(self) -> None:
         """Ends the template's process. Safe to call twice."""

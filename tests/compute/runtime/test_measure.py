@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime import measure, queue
-from ridgeline.compute.runtime.measure import PRICED_TOKENS, price, step_seconds
+from ridgeline.compute.runtime.measure import PRICED_TOKENS, price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.plan import KVGroup, KVShape
 
@@ -50,18 +50,18 @@ def backend(line: Line, monkeypatch: pytest.MonkeyPatch) -> QueueBackend:
 
 @pytest.mark.parametrize(("rows", "tokens"), [(16, 64), (4, 10), (16, 2)])
 def test_the_line_is_found(monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int) -> None:
-    found = step_seconds(backend(Line(0.01), monkeypatch).seconds, rows, tokens)
+    found = step_seconds(time_steps(backend(Line(0.01), monkeypatch).seconds, rows, tokens))
     assert found is not None
     assert 200 * np.array([found.fixed, found.row, found.token]) == pytest.approx([0.008, 0.003, 0.001])
 
 
 def test_where_there_is_one_row_it_costs_what_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = step_seconds(backend(Line(0.01), monkeypatch).seconds, 1, 64)
+    found = step_seconds(time_steps(backend(Line(0.01), monkeypatch).seconds, 1, 64))
     assert found is not None and found.row == 0 and 200 * found.fixed == pytest.approx(0.011)
 
 
 def test_one_token_a_step_leaves_nothing_to_measure() -> None:
-    assert step_seconds(nobody, 4, 1) is None
+    assert step_seconds(time_steps(nobody, 4, 1)) is None
 
 
 def test_disturbances_are_left_out() -> None:
@@ -71,7 +71,7 @@ def test_disturbances_are_left_out() -> None:
         asked.append((sum(counts), len(counts)))
         return 0.003 + len(counts) * 1e-5 + (sum(counts) - len(counts)) * 2e-5 + (len(asked) % 2) * 1e-3
 
-    law = step_seconds(seconds, 64, 2048)
+    law = step_seconds(time_steps(seconds, 64, 2048))
     assert law is not None and set(asked) == {(1, 1), (64, 64), (2048, 1)}
     assert (law.fixed, law.row, law.token) == pytest.approx((0.003, 1e-5, 2e-5))
 

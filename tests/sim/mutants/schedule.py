@@ -94,7 +94,7 @@ BUGS = (
     (
         "a request that needs many blocks is overtaken by small ones",
         "T23: vLLM#2901",
-        [("_start", "len(self.lifecycle.running)\n        builder.starts_closed = True", "0")],
+        [("_start", 'len(self.lifecycle.running)\n        builder.close_starts("blocks")', "0")],
     ),
     (
         "a request that can never fit is accepted",

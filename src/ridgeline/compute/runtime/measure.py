@@ -22,10 +22,14 @@ PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 PRICE_SECONDS: Final = 0.3
 
 
-def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None:
-    """Cost model of steps of at most `rows` rows and `tokens` tokens, from the quickest of some rounds; None where a step has one token."""
+Timed = tuple[int, int, float]
+"""Rows of a step, tokens of each, seconds."""
+
+
+def time_steps(seconds: Seconds, rows: int, tokens: int) -> tuple[Timed, ...]:
+    """Three steps, each the quickest of some rounds: one row, `rows` rows, and one row of `tokens`; none where steps have one token."""
     if tokens < 2:
-        return None
+        return ()
     rows = min(rows, tokens)
     began, best = perf_counter(), [float("inf")] * 3
     for number in range(ROUNDS):
@@ -34,6 +38,14 @@ def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None
         if perf_counter() - began > (ROUND_SECONDS if number else FIRST_ROUND_SECONDS):
             break
     one, many, chunk = best
+    return (1, 1, one), (rows, 1, many), (1, tokens, chunk)
+
+
+def step_seconds(timed: tuple[Timed, ...]) -> StepSeconds | None:
+    """Cost model of steps, of what `time_steps` found; None where that is nothing."""
+    if not timed:
+        return None
+    (_, _, one), (rows, _, many), (_, tokens, chunk) = timed
     return StepSeconds.fit(one, many if rows > 1 else one, max(2, rows), chunk, tokens)
 
 

@@ -22,7 +22,7 @@ from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
 from ridgeline.compute.runtime.executor import StepExecutor
-from ridgeline.compute.runtime.measure import price, step_seconds
+from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
@@ -63,6 +63,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
     assert config.kv_cache_memory_bytes is not None
+    timed = time_steps(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest))
     info = ExecutorInfo(
         kv=opened.shape,
         vocab=source.facts.tokens,
@@ -71,7 +72,8 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         runner=opened.name,
         weights_bytes=opened.weights_bytes,
         kv_bytes=config.kv_cache_memory_bytes,
-        seconds=step_seconds(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest)),
+        seconds=step_seconds(timed),
+        timed=timed,
         tokens=config.tokens,
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,

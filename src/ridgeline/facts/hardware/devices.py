@@ -29,6 +29,8 @@ class Device:
     overhead_bytes         memory of driver, context and framework
     price                  None: unknown
     is_gpu                 True where it has a memory of its own
+    compute_share          of the peaks, what steps reach: for estimates, which are within 10 % of sixteen published figures of a tuned
+    bandwidth_share        engine (8B, fp8, H100 and H200) with these defaults: docs/physics.md. Of this machine they are measured
     """
 
     name: str
@@ -40,6 +42,8 @@ class Device:
     overhead_bytes: int = 2 * GB
     price: Price | None = None
     is_gpu: bool = False
+    compute_share: float = 0.5
+    bandwidth_share: float = 0.75
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""

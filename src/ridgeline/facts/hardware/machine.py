@@ -35,6 +35,13 @@ def extension_missing() -> str | None:
     return None
 
 
+def anonymous_bytes(pid: int, root: Path = Path("/")) -> int | None:
+    """Bytes of memory that a process has touched, without the files that it maps; None where the system does not tell."""
+    line = next((line for line in read_lines(root / f"proc/{pid}/status") if line.startswith("RssAnon:")), "")
+    words = line.split()
+    return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
+
+
 def _physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -3,16 +3,14 @@
 Owns the file that keeps the ceilings of a CPU, so that a plan does not measure them every time.
 """
 
-import json
-import os
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 from ridgeline import __version__
+from ridgeline.facts.files.kept import read_kept, write_kept
 from ridgeline.facts.hardware.ceilings import Ceilings, cpu_name, measure_ceilings
 from ridgeline.facts.hardware.devices import Device, known_device
 from ridgeline.facts.hardware.gpu import gpu_missing, read_gpus
@@ -21,7 +19,6 @@ from ridgeline.facts.hardware.machine import extension_missing, machine_facts
 FILE: Final = "ceilings.json"
 KEPT_SECONDS: Final = 7 * 86_400
 """Seconds after which ceilings are measured again."""
-MAX_FILE_BYTES: Final = 1 << 16
 LINK_BYTES_PER_SECOND, HOP_SECONDS = 1.25e9, 50e-6
 """To another machine: ten-gigabit Ethernet."""
 OVERHEAD_BYTES: Final = 500_000_000
@@ -38,7 +35,7 @@ def this_machine(cache: Path, fresh: bool = False) -> Device:
     ceilings = None if fresh else _read(cache / FILE, key)
     if ceilings is None:
         ceilings = measure_ceilings()
-        _keep(cache / FILE, key, ceilings)
+        write_kept(cache / FILE, {"key": key, "measured": time.time(), "ceilings": asdict(ceilings)})
     cores = f"{facts.cpu_cores} core{'s' * (facts.cpu_cores > 1)}"
     return Device(
         name=f"this machine ({name}, {cores}, {ceilings.isa}{'' if gpu is None else f'; its {gpu.name} is not in the table'})",
@@ -64,26 +61,12 @@ def gpu_device(name: str) -> Device | None:
 
 def _read(file: Path, key: dict[str, Any]) -> Ceilings | None:
     """Kept ceilings of the same CPU; None where there are none, or they are old or damaged."""
+    found = read_kept(file)
     try:
-        with file.open("rb") as stream:
-            found = json.loads(stream.read(MAX_FILE_BYTES))
         ceilings = Ceilings(**found["ceilings"])
         rates = [ceilings.bytes_per_second, *ceilings.flops_per_second.values()]
         known = all(type(rate) is float and isfinite(rate) and rate > 0 for rate in rates) and "f32" in ceilings.flops_per_second
         is_young = 0 <= time.time() - found["measured"] < KEPT_SECONDS
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return ceilings if found["key"] == key and known and is_young and isinstance(ceilings.isa, str) else None
-
-
-def _keep(file: Path, key: dict[str, Any], ceilings: Ceilings) -> None:
-    """Writes the file, whole or not at all; nothing where it cannot be written."""
-    text = json.dumps({"key": key, "measured": time.time(), "ceilings": asdict(ceilings)})
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+    return ceilings if found.get("key") == key and known and is_young and isinstance(ceilings.isa, str) else None

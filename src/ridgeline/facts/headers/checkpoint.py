@@ -13,7 +13,7 @@ from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.config_json import Config, read_config
 from ridgeline.facts.headers.config_rope import read_config_ropes
 from ridgeline.facts.headers.experts import gather_experts
-from ridgeline.facts.headers.fields import Fields
+from ridgeline.facts.headers.fields import MAX_LAYERS, Fields
 from ridgeline.facts.headers.pooling import checkpoint_pooling
 from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.headers.quantised import drop_zero_biases, gather_quantised
@@ -31,7 +31,7 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     config = read_config(directory / "config.json", directory.resolve().name)
     facts, names = _runner_facts(config)
     quantisation = read_quantisation(config.fields.values)
-    stored = read_shards(directory)
+    stored = _without_predictors(read_shards(directory), config)
     matrices = gather_quantised(stored, quantisation)
     tied = _is_tied(config.fields, matrices, names)
     ties_ignored = not tied and config.fields.flag("tie_word_embeddings")
@@ -62,14 +62,21 @@ def read_config_facts(file: Path) -> ModelFacts:
 
 def describe_checkpoint(directory: Path) -> ModelFacts:
     """Facts for the planner of a checkpoint of any known architecture, with the stored bytes."""
-    facts = read_config(directory / "config.json").facts
-    stored = dict.fromkeys(CLASSES, 0)
-    tensors = read_tensors(directory)
+    config = read_config(directory / "config.json")
+    facts, stored = config.facts, dict.fromkeys(CLASSES, 0)
+    tensors = _without_predictors(read_tensors(directory), config)
     for name, tensor in tensors.items():
         kind = _class(name)
         if kind is not None and not (kind == "head" and facts.tied):
             stored[kind] += tensor.bytes
     return replace(facts, stored=stored if tensors else {})
+
+
+def _without_predictors(tensors: Mapping[str, TensorFacts], config: Config) -> dict[str, TensorFacts]:
+    """`tensors` without those of layers behind the last that only predict further tokens."""
+    count = config.fields.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)
+    behind = tuple(f"model.layers.{config.facts.layers + number}." for number in range(count))
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
 
 
 def _class(name: str) -> str | None:
@@ -82,7 +89,7 @@ def _class(name: str) -> str | None:
         return "head"
     if "norm" in name.rsplit(".", 2)[-2]:
         return "norms"
-    if ".experts." in name and ".shared_experts." not in name:
+    if any(part in name for part in (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.")):
         return "experts"
     return "attention" if "attn." in name else "ffn" if any(part in name for part in (".mlp.", ".block_sparse_moe.")) else "norms"
 
@@ -101,12 +108,21 @@ def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope=ropes.by_kind,
         bidirectional=fields.architecture.bidirectional,
-        attn_scale=fields.own_number("query_pre_attn_scalar", 1e-6, 1e9, float(facts.head_dim)) ** -0.5,
+        attn_scale=_attention_scale(fields, facts.head_dim),
         attn_softcap=fields.own_number("attn_logit_softcapping", 0.0, 1e6, 0.0),
         final_softcap=fields.own_number("final_logit_softcapping", 0.0, 1e6, 0.0),
+        embedding_scale=fields.own_number("embedding_multiplier", 1e-9, 1e9, 1.0),
+        residual_scale=fields.own_number("residual_multiplier", 1e-9, 1e9, 1.0),
+        logit_scale=1.0 / fields.own_number("logits_scaling", 1e-9, 1e9, 1.0),
         long_rope=ropes.long,
     )
     return complete, names
+
+
+def _attention_scale(fields: Fields, head_dim: int) -> float:
+    """Factor on scores: said as such, or by the length of head that it is the inverse root of."""
+    scale = fields.own_number("query_pre_attn_scalar", 1e-6, 1e9, float(head_dim)) ** -0.5
+    return fields.own_number("attention_multiplier", 1e-9, 1e9, scale)
 
 
 def _supported_names(config: Config) -> TensorNames:

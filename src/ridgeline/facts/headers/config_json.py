@@ -108,7 +108,8 @@ def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes
     if heads % kv_heads:
         raise ModelFormatError(f"config.json: {heads} query heads are not a multiple of {kv_heads} KV heads")
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
-    return kv_heads, head_dim, {"head": head_dim, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
+    sizes = {"head": head_dim, "normed_head": head_dim * fields.flag("use_qk_norm")}
+    return kv_heads, head_dim, {**sizes, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
 
 
 def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, AttentionWidths]:

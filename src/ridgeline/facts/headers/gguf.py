@@ -24,13 +24,9 @@ from ridgeline.models.table import RUNNABLE
 _TOKENS = "tokenizer.ggml.tokens"
 _PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
-    ("attention.scale", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
     ("attention.temperature_scale", 0.0),
-    ("logit_scale", 0.0),
-    ("embedding_scale", 0.0),
-    ("residual_scale", 0.0),
     ("use_parallel_residual", False),
     ("rope.scale_linear", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
@@ -38,11 +34,19 @@ _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
     ("rope.scaling.yarn_log_multiplier", 0.0),
 )
 """Keys, without the architecture's prefix, that change the network in ways that are not computed, and the only value that leaves it."""
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+"""Keys of factors → what config.json calls them; not computed, as the above, for architectures whose `defaults` have no such key."""
 
 
 def model_facts(header: Header) -> ModelFacts:
     """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
     architecture, name = check_architecture(header), header.text("general.architecture")
+    header = _without_predictors(header, name)
     _check_required_values(header, name, architecture)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
@@ -59,14 +63,18 @@ def model_facts(header: Header) -> ModelFacts:
         attention=None,
         eps=header.number(f"{name}.{architecture.eps_key}", 0.0, 1.0),
         rope=ropes.by_kind,
-        attn_scale=scaled**-0.5,
+        attn_scale=_factor(header, f"{name}.attention.scale") or scaled**-0.5,
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
+        embedding_scale=_factor(header, f"{name}.embedding_scale") or 1.0,
+        residual_scale=_factor(header, f"{name}.residual_scale") or 1.0,
+        logit_scale=1.0 / (_factor(header, f"{name}.logit_scale") or 1.0),
         long_rope=ropes.long,
         pooling=gguf_pooling(header, name),
         bidirectional=architecture.bidirectional,
     )
     sizes = dense_sizes(complete, facts.context)
+    sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
     parts = (_PLAIN,) * facts.layers
     if complete.experts is not None:
         sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
@@ -77,18 +85,24 @@ def model_facts(header: Header) -> ModelFacts:
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
 
+def _module(name: str) -> str:
+    """An architecture's name in GGUF files as that of its module."""
+    return name.replace("-", "_")
+
+
 def check_architecture(header: Header) -> Architecture:
     """The architecture of a GGUF header. Raises ModelFormatError where no runner has it."""
     name = header.text("general.architecture")
-    if name not in RUNNABLE:
+    if _module(name) not in RUNNABLE:
         raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
-    return RUNNABLE[name]
+    return RUNNABLE[_module(name)]
 
 
 def describe_gguf(header: Header) -> ModelFacts:
     """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
     arch = header.text("general.architecture")
-    layers = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    header = _without_predictors(header, arch)
+    layers = _layers(header, arch)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
     all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
     heads = max(1, *all_heads)
@@ -100,7 +114,7 @@ def describe_gguf(header: Header) -> ModelFacts:
     kinds, window = _layer_kinds(header, arch, layers)
     tensors = header.tensors
     return ModelFacts(
-        architecture=arch,
+        architecture=_module(arch),
         name=header.text("general.name", default=arch),
         layers=layers,
         hidden=hidden,
@@ -118,9 +132,22 @@ def describe_gguf(header: Header) -> ModelFacts:
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
-        experts=gguf_experts(header, arch, RUNNABLE.get(arch)),
+        experts=gguf_experts(header, arch, RUNNABLE.get(_module(arch))),
         state=_state(header, arch, len(recurrent)),
     )
+
+
+def _layers(header: Header, arch: str) -> int:
+    """Layers of the network; those behind them that only predict further tokens do not count."""
+    count = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    return count - header.integer(f"{arch}.nextn_predict_layers", 0, count - 1, default=0)
+
+
+def _without_predictors(header: Header, arch: str) -> Header:
+    """A copy without the tensors of layers that only predict further tokens."""
+    last = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    behind = tuple(f"blk.{number}." for number in range(_layers(header, arch), last))
+    return replace(header, tensors={name: tensor for name, tensor in header.tensors.items() if not name.startswith(behind)})
 
 
 def _tensor_names(architecture: Architecture) -> TensorNames:
@@ -134,11 +161,18 @@ def _tensor_names(architecture: Architecture) -> TensorNames:
 
 
 def _check_required_values(header: Header, name: str, architecture: Architecture) -> None:
-    own = (("attention.causal", not architecture.bidirectional), *(() if "sparse" in architecture.parts else (("expert_count", 0),)))
-    for key, required in (*own, *_REQUIRED_VALUES):
+    causal = [("attention.causal", not architecture.bidirectional)]
+    unscaled = [(key, 0.0) for key, own in _SCALES.items() if own not in architecture.defaults]
+    dense = [] if "sparse" in architecture.parts else [("expert_count", 0)]
+    for key, required in (*causal, *dense, *unscaled, *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
+
+
+def _factor(header: Header, key: str) -> float:
+    """A factor of the file; 0 where it has none."""
+    return header.number(key, 0.0, 1e9, default=0.0)
 
 
 def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
@@ -205,7 +239,7 @@ def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...
 
     Unknown architectures count as full attention, which may overestimate the cache.
     """
-    architecture, key = RUNNABLE.get(name), f"{name}.attention.sliding_window"
+    architecture, key = RUNNABLE.get(_module(name)), f"{name}.attention.sliding_window"
     if architecture is None:
         return ("full",) * layers, 0
     if "gguf" in architecture.windows_everywhere and f"{key}_pattern" not in header.metadata:

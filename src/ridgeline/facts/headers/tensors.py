@@ -182,6 +182,11 @@ def canonical_names(name: str, names: TensorNames) -> tuple[str, ...] | None:
     return None
 
 
+def _longer_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Some writers leave out dimensions of one, some add them."""
+    return tuple(each for each in shape if each != 1)
+
+
 def _check_complete(found: Iterable[str], required: Shapes, optional: Shapes, architecture: str) -> None:
     names = set(found)
     missing = [name for name in required if name not in names]
@@ -203,7 +208,7 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
     rows = sum(shape[0] for shape in expected)
     transposed = tensor.quantised is None and transforms[0] == "transposed" and len(expected[0]) == 2
     whole = (expected[0][1], rows) if transposed else (rows, *expected[0][1:])
-    if tensor.shape != whole:
+    if tensor.shape != whole and _longer_than_one(tensor.shape) != _longer_than_one(whole):
         raise ModelFormatError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}, the header says {whole}")
     ends = [sum(shape[0] for shape in expected[: i + 1]) for i in range(len(parts))]
     starts = [0, *ends[:-1]]

@@ -2,7 +2,7 @@
 // What `ridgeline.planning` computes, under the names that the Python functions have; tests compare the two number by number.
 // Bytes, seconds, dollars. The page shares no prefix, as `ridgeline plan` does not, so that term is left out.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const { WEIGHT_FORMATS, KV_BITS, TYPICAL, ACTIVATION_BYTES, MAX_SEQUENCES, STATE_FLOPS, MLA_EXPANSION_TOKENS, MAX_BATCH, MAX_DEVICES } = DATA.constants;
+const { WEIGHT_FORMATS, KV_BITS, INT8_SCALE_BITS, ACTIVATION_BYTES, MAX_SEQUENCES, SCREENED_BITS, SCREEN_BITS, STATE_FLOPS, MLA_EXPANSION_TOKENS, MAX_BATCH, MAX_DEVICES } = DATA.constants;
 const IDEAL = { compute: 1, bandwidth: 1 };
 
 // Python's round: halves go to the even neighbour.
@@ -23,7 +23,10 @@ function class_bytes(model, dtype) {
   const bits = (name) => (name === "embedding" || name === "head" ? form.embedding_bits : form.layer_bits);
   return Object.fromEntries(Object.entries(model.parameters).map(([name, count]) => [name, (count * bits(name)) / 8]));
 }
-const compute_dtype = (d) => WEIGHT_FORMATS[d.dtype ?? d.model.dtype].compute;
+function compute_dtype(d) {
+  const form = WEIGHT_FORMATS[d.dtype ?? d.model.dtype];
+  return !d.device.is_gpu && form.layer_bits < 16 && "int8" in d.device.flops_per_second ? "int8" : form.compute;
+}
 const flops = (device, kind) => device.flops_per_second[kind] || device.flops_per_second.f16 || device.flops_per_second.f32;
 
 // planning.memory
@@ -34,6 +37,8 @@ function groups_of(model) {
   return kinds.flatMap(cut);
 }
 const kv_bytes = (layers, tokens, elements, element_bits) => Math.ceil((layers * tokens * elements * element_bits) / 8);
+const token_kv_bits = ({ widths, kv_heads }, kv_dtype) =>
+  widths.cached * KV_BITS[kv_dtype] + (kv_dtype === "int8" && !widths.latent ? 2 * kv_heads * INT8_SCALE_BITS : 0);
 
 function sequence_blocks(groups, block_tokens, tokens, chunk) {
   const full = Math.ceil(tokens / block_tokens);
@@ -52,9 +57,15 @@ function longest_sequence(groups, block_tokens, blocks, chunk, limit) {
 }
 
 // planning.deployment
+const head_class = (model) => (model.parameters.head ? "head" : "embedding");
+function screen_bytes(d) {
+  const count = d.model.parameters[head_class(d.model)], stored = class_bytes(d.model, d.dtype)[head_class(d.model)];
+  return d.device.is_gpu || 8 * stored !== SCREENED_BITS * count ? 0 : (count * SCREEN_BITS) / 8 + 4 * d.model.vocab;
+}
+
 function rank_weights(d) {
   const classes = class_bytes(d.model, d.dtype), { tensor, pipeline, expert } = d.layout;
-  const rest = Object.values(classes).reduce((sum, bytes) => sum + bytes, 0) - classes.experts;
+  const rest = Object.values(classes).reduce((sum, bytes) => sum + bytes, 0) - classes.experts + screen_bytes(d);
   return (rest + classes.experts / expert) / tensor / pipeline;
 }
 
@@ -78,7 +89,7 @@ const rank_state = (d) => state_bytes(d.model) / d.layout.tensor / d.layout.pipe
 
 function block_bytes_of(d) {
   const groups = groups_of(d.model);
-  return groups.length ? kv_bytes(groups[0].layers, d.block_tokens, d.model.widths.cached, KV_BITS[d.kv_dtype]) : 0;
+  return groups.length ? kv_bytes(groups[0].layers, d.block_tokens, 1, token_kv_bits(d.model, d.kv_dtype)) : 0;
 }
 
 function kv_blocks(d, sequences) {
@@ -98,7 +109,7 @@ function memory_of(d) {
     untiled_activations: round(rank_activations(d, false) * all),
     overhead: device.overhead_bytes * all,
     reserve: round((device.memory_bytes - device.memory_bytes * d.utilisation) * all),
-    kv_token: kv_bytes(kv_layers(model), 1, model.widths.cached, KV_BITS[d.kv_dtype]),
+    kv_token: kv_bytes(kv_layers(model), 1, 1, token_kv_bits(model, d.kv_dtype)),
     kv_sequence: each * block,
     state: state_bytes(model),
     kv_users: (each * held + state) * per_copy * all,
@@ -159,14 +170,14 @@ function step_work(d, { start, count, sequences }) {
     attention += layers * sequences * attended_pairs(start, count, window) * width;
     cached += layers * sequences * (window ? Math.min(end, window + count - 1) : end);
   }
-  const head = model.parameters.head ? "head" : "embedding";
+  const skipped = skipped_parameters(d) * (tokens - sequences);
   return {
     tokens,
-    linear_flops: 2 * (layer_parameters(model) * tokens + model.vocab * model.hidden * sequences),
+    linear_flops: 2 * (layer_parameters(model) * tokens - skipped + model.vocab * model.hidden * sequences),
     attention_flops: 2 * attention,
-    weight_bytes: classes.attention + classes.ffn + classes.norms + classes[head],
+    weight_bytes: classes.attention + classes.ffn + classes.norms + (screen_bytes(d) || classes[head_class(model)]),
     expert_bytes: experts ? classes.experts * (experts_touched(experts.routed, experts.active, tokens) / experts.routed) : 0,
-    kv_bytes: (cached * model.widths.cached * KV_BITS[d.kv_dtype]) / 8,
+    kv_bytes: (cached * token_kv_bits(model, d.kv_dtype)) / 8,
     state_flops: model.state ? STATE_FLOPS * tokens * model.state.layers * model.state.recurrent : 0,
     state_bytes: 2 * sequences * state_bytes(model),
   };
@@ -176,6 +187,8 @@ function layer_parameters({ parameters, experts }) {
   return parameters.attention + parameters.ffn + parameters.experts * (experts ? experts.active / experts.routed : 0);
 }
 
+const skipped_parameters = ({ device, model }) => (device.is_gpu || model.experts ? 0 : model.parameters.ffn / model.layers);
+const reached = ({ device }) => ({ compute: device.compute_share, bandwidth: device.bandwidth_share });
 const moved_bytes = (work) => work.weight_bytes + work.expert_bytes + work.kv_bytes + work.state_bytes;
 const intensity = (work) => (work.linear_flops + work.attention_flops + work.state_flops) / moved_bytes(work);
 
@@ -208,7 +221,7 @@ function resource_seconds(d, work, efficiency) {
 }
 
 function pass_seconds(d, work) {
-  const [products, attention] = part_seconds(d, work, TYPICAL);
+  const [products, attention] = part_seconds(d, work, reached(d));
   return Math.max(...products) + Math.max(...attention) + link_seconds(d, work.tokens);
 }
 
@@ -237,7 +250,7 @@ const mixed_itl = (d, batch) => pass_seconds(d, mixed_work(d, in_flight(d, batch
 const million_token_cost = (price_per_hour, tokens_per_second) => (price_per_hour / 3600 / tokens_per_second) * 1e6;
 
 function batch_point(d, batch) {
-  const [compute, memory] = resource_seconds(d, decode_work(d, in_flight(d, batch)), TYPICAL);
+  const [compute, memory] = resource_seconds(d, decode_work(d, in_flight(d, batch)), reached(d));
   const itl = decode_itl(d, batch), mixed = mixed_itl(d, batch), { price } = d.device, devices = ranks(d.layout) * d.layout.replicas;
   return {
     batch,
@@ -245,7 +258,7 @@ function batch_point(d, batch) {
     mixed_itl: mixed,
     tokens_per_second: batch / mixed,
     decode_tokens_per_second: batch / itl,
-    utilisation: (compute * TYPICAL.compute) / itl,
+    utilisation: (compute * d.device.compute_share) / itl,
     kv_bytes: decode_work(d, batch).kv_bytes,
     bound_by: compute > memory ? "compute" : "bandwidth",
     cost: price ? million_token_cost(price.dollars_per_hour * devices, batch / mixed) : null,

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from ridgeline.core.plan import Plan
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import TYPICAL, RowGroup, link_seconds, part_seconds, pass_seconds, step_work
+from ridgeline.planning.step import RowGroup, link_seconds, part_seconds, pass_seconds, reached, step_work
 
 
 class Durations(Protocol):
@@ -74,8 +74,8 @@ class DecodeTimeModel:
     def of(cls, deployment: Deployment, rows: int) -> "DecodeTimeModel":
         """The planner's estimate for `rows` decode rows."""
         near, far = (step_work(deployment, [RowGroup(start, 1, rows)]) for start in (0, FAR_POSITION))
-        products, (compute, memory) = part_seconds(deployment, near, TYPICAL)
-        _, (far_compute, far_memory) = part_seconds(deployment, far, TYPICAL)
+        products, (compute, memory) = part_seconds(deployment, near, reached(deployment))
+        _, (far_compute, far_memory) = part_seconds(deployment, far, reached(deployment))
         compute_slope, memory_slope = (far_compute - compute) / (FAR_POSITION * rows), (far_memory - memory) / (FAR_POSITION * rows)
         state = compute - compute_slope * rows  # recurrent layers: independent of the position
         fixed = max(products) + link_seconds(deployment, near.tokens) + state

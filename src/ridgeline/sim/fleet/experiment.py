@@ -137,8 +137,8 @@ def candidate_levers(now: Scenario) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     if not knobs.enable_prefix_caching:
         found["prefix caching"] = {"enable_prefix_caching": "true"}
-    elif now.replicas > 1 and now.routing != "prefix":
-        found["routing by prefix"] = {"routing": "prefix"}
+    elif now.replicas > 1 and now.routing != "cache-aware":
+        found["cache-aware routing"] = {"routing": "cache-aware"}
     found["twice the sequences at once"] = {"max_num_seqs": str(min(4096, 2 * knobs.max_num_seqs))}
     found["twice the tokens per step"] = {"max_num_batched_tokens": str(2 * knobs.max_num_batched_tokens)}
     found["half the tokens per step"] = {"max_num_batched_tokens": str(max(1, knobs.max_num_batched_tokens // 2))}

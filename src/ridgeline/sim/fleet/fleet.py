@@ -14,7 +14,7 @@ from typing import Final
 
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
+from ridgeline.core.routing import ROUTING, PrefixMap, ReplicaLoad, RoutedRequest
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import ConfigError, RequestError, nearest
@@ -44,6 +44,8 @@ class EventQueue:
             callback(time)
 
 
+MOST_PARTS: Final = 1 << 17
+"""Parts of prompts that the router remembers."""
 FIRST_UNIQUE_ID: Final = 1 << 30
 """Token ids of shared prefixes are below this; ids unique to a request start here."""
 
@@ -88,6 +90,13 @@ class FleetConfig:
     ttft_ms: int = 0
 
 
+def _prefix_chain(arrival: Arrival) -> tuple[list[bytes], int]:
+    """The parts of a prompt that others may share, as a router knows them, and the tokens of each."""
+    if arrival.blocks:
+        return [block.to_bytes(8, "little") for block in arrival.blocks], CONTENT_BLOCK
+    return ([b"prefix" + arrival.prefix.to_bytes(8, "little")] if arrival.prefix else []), arrival.shared
+
+
 class Fleet:
     """Identical servers behind one router. `on_done` is called for every finished request; all randomness comes from `seed`."""
 
@@ -110,6 +119,7 @@ class Fleet:
         self._agenda = agenda
         self._on_done = on_done
         self._route = ROUTING[config.routing]
+        self._sent = PrefixMap(MOST_PARTS)
         self._rng = Random(seed)
         self._on_turn = on_turn
         self._replica_ids = count()
@@ -161,7 +171,10 @@ class Fleet:
             return
         number = next(self._request_ids)
         prefix = arrival.prefix.to_bytes(8, "little") if arrival.prefix else number.to_bytes(8, "big")
-        load = self._route(loads, RoutedRequest(number, arrival.prompt, prefix), self._rng.random())
+        chain, part_tokens = _prefix_chain(arrival)
+        cached = {replica: parts * part_tokens for replica, parts in self._sent.match(chain).items()}
+        load = self._route(loads, RoutedRequest(number, arrival.prompt, prefix, cached), self._rng.random())
+        self._sent.learn(chain, load.number)
         load.requests += 1
         load.waiting_tokens += arrival.prompt
         load.held_tokens += arrival.prompt + arrival.output
@@ -242,6 +255,7 @@ class Fleet:
         replica = self._up.pop(number)
         replica.catch_up(time)
         self._loads.pop(number)
+        self._sent.forget(number)
         self._draining.discard(number)
         self.tally.busy_seconds += replica.device.busy_seconds
         self.tally.replica_seconds += max(time, replica.time) - self._started_at.pop(number)

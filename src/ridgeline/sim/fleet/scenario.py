@@ -13,6 +13,7 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
+from ridgeline.planning.formats import token_kv_bits
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
@@ -164,7 +165,7 @@ class Scenario:
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = kv_bytes(deployment.model.kv_layers, 1, deployment.model.widths.cached, deployment.kv_bits)
+        token = kv_bytes(deployment.model.kv_layers, 1, 1, token_kv_bits(deployment.model, deployment.kv_dtype))
         token_budget = max(config.limits.token_budget, deployment.context + config.limits.rows)
         # A prompt is taken in one step: it was computed elsewhere, so the token budget does not apply.
         limits = replace(config.limits, token_budget=token_budget, mixed_tokens=UNBOUNDED)

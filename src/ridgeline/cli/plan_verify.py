@@ -1,0 +1,77 @@
+"""`ridgeline plan MODEL --verify`: loads the model, times many steps of it, and sets them beside the plan; what is learned is kept."""
+
+import os
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from ridgeline.cli.output import LoadingProgress, print_json, print_notes, print_table
+
+if TYPE_CHECKING:
+    from ridgeline.planning.verify import Line, Timed, Verification
+
+DECODE_ROWS: Final = (1, 2, 4, 8, 16, 32)
+PREFILL_TOKENS: Final = (64, 128, 256, 512)
+ROUNDS: Final = 5
+
+
+def run_verify(given: Mapping[str, Any]) -> None:
+    """Starts the engine in this process with the flags of `plan` that it knows, and prints the comparison. Raises what a start raises."""
+    from ridgeline.config.env import cache_directory, model_stores
+    from ridgeline.config.groups import EngineConfig
+    from ridgeline.engine.compose import start_engine
+    from ridgeline.facts.hardware.machine import anonymous_bytes
+    from ridgeline.facts.headers.read import describe_model
+    from ridgeline.planning.verify import speed_lines, verify_start
+
+    config = EngineConfig(model=given["model"], kv_dtype=given["kv_dtype"] or "auto", max_model_len=given["context"])
+    with LoadingProgress() as loading:
+        engine, decisions = start_engine(config, loading.show)
+    try:
+        executor: Any = engine.executor
+        timed = _time(executor)
+        process = anonymous_bytes(os.getpid())
+    finally:
+        engine.executor.close()
+    facts, info = describe_model(given["model"], model_stores()), executor.info
+    found = verify_start(facts, decisions, info, process, cache_directory(), timed)
+    assert found is not None, "an engine with a backend times its steps"
+    after = [each.error for each in speed_lines(found.deployment, timed)]
+    _report(found, after, given["as_json"])
+
+
+def _time(executor: Any) -> "list[Timed]":
+    """Steps of many sizes, each the quickest of some rounds, begun in turn so that a disturbance does not fall on one alone."""
+    info = executor.info
+    longest = min(info.tokens, info.max_model_len)
+    steps = [(rows, 1) for rows in DECODE_ROWS if rows <= min(info.rows, info.tokens)]
+    steps += [(1, tokens) for tokens in PREFILL_TOKENS if tokens <= longest]
+    best = dict.fromkeys(steps, float("inf"))
+    for _ in range(ROUNDS):
+        for rows, tokens in steps:
+            seconds = executor.backend.seconds([tokens] * rows, [1] * rows)
+            best[rows, tokens] = min(best[rows, tokens], seconds)
+    return [(rows, tokens, seconds) for (rows, tokens), seconds in best.items()]
+
+
+def _report(found: "Verification", after: list[float], as_json: bool) -> None:
+    speed = [line for line in found.lines if line.unit == "s"]
+    memory = [line for line in found.lines if line.unit == "B"]
+    corrections = dict(zip((line.name for line in speed), after, strict=True))
+    rows = [{"name": line.name, "unit": line.unit, "predicted": line.predicted, "measured": line.measured, "error": line.error,
+             "error_from_now_on": corrections.get(line.name)} for line in (*memory, *speed)]  # fmt: skip
+    if as_json:
+        print_json({"model": found.deployment.model.name, "device": found.deployment.device.name, "lines": rows})
+        return
+    print_notes(f"{found.deployment.model.name} on {found.deployment.device.name}", "")
+    heads = ["what", "predicted", "measured", "error", "from now on"]
+    print_table("Predicted and measured", heads, [_row(line, corrections) for line in (*memory, *speed)])
+    sizes = [abs(each) for each in after]
+    print_notes("", f"Speed, from now on: {median(sizes):.0%} median error, {max(sizes):.0%} at most. Kept for plans, `sim` and `whatif`.")
+
+
+def _row(line: "Line", after: Mapping[str, float]) -> list[str]:
+    scale, unit = (1e6, "MB") if line.unit == "B" else (1e-3, "ms")
+    factor = 1 / scale
+    later = f"{after[line.name]:+.0%}" if line.name in after else ""
+    return [line.name, f"{line.predicted * factor:,.2f} {unit}", f"{line.measured * factor:,.2f} {unit}", f"{line.error:+.1%}", later]

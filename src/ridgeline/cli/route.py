@@ -1,0 +1,57 @@
+"""`ridgeline route`: one address for several servers."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ridgeline.cli.output import print_status
+
+if TYPE_CHECKING:
+    from ridgeline.router.run import RouterConfig
+
+REPLICA: Final = typer.Option("--replica", help="Address of a server, http://host:port, or with its weight: …=2. Repeatable.")
+CANARY: Final = typer.Option("--canary", help="A server that gets a share of requests [0.05] while it is as good as the others: …=0.1.")
+ROUTING: Final = typer.Option(help="cache-aware, least-tokens, least-requests, prefix, two-choices, round-robin or random.")
+
+
+def route(
+    replica: Annotated[list[str], REPLICA],
+    canary: Annotated[list[str] | None, CANARY] = None,
+    routing: Annotated[str, ROUTING] = "cache-aware",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
+    api_key_file: Annotated[str | None, typer.Option(help="Keys that clients need: the servers' own file.")] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate of https, with its chain.")] = None,
+    ssl_keyfile: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    shutdown_timeout: Annotated[float, typer.Option(min=0, max=3600, help="Seconds that open requests have at the end.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Route requests to several servers: each to the one that has its prefix cached, or the least to do."""
+    from ridgeline.observe.logs import logging_to
+    from ridgeline.router.run import run_router
+
+    config = config_of(locals())
+    has_reader = sys.stderr.isatty()
+
+    def ready(url: str) -> None:
+        line = f"Ridgeline routes at {url} (Ctrl-C ends it)"
+        if has_reader:
+            print_status(line)
+        else:
+            logging.getLogger("ridgeline.router").info(line)
+
+    with logging_to(level=log_level):
+        run_router(config, ready)
+
+
+def config_of(given: Mapping[str, Any]) -> "RouterConfig":
+    """The settings of a router, from the parameters of its verb."""
+    from ridgeline.config.groups import ServerConfig
+    from ridgeline.router.run import RouterConfig
+
+    names = ("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile")
+    server = ServerConfig(**{name: given[name] for name in names})
+    return RouterConfig(server, given["replica"], given["canary"] or (), given["routing"], given["shutdown_timeout"])

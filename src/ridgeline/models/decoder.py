@@ -1,0 +1,72 @@
+"""The step that most decoders share: norms in front of attention and feed-forward, RoPE, a gate, and in some layers experts.
+
+What a family has beside that shows in its tensors: norms of queries and keys (of each head or whole), biases, shared experts, a gate of
+theirs, a bias that takes part in the choice of experts. Of its numbers, factors other than one are applied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.compute.graph import Handle, Recorder, Weights
+    from ridgeline.facts.model import ModelFacts
+
+
+def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
+    """Records one step; returns the logits [S, vocabulary]."""
+    x = _scaled(g, g.embed(g.input.ids, w["token_embd"]), facts.embedding_scale)
+    for i in range(facts.layers):
+        x = g.add(x, _scaled(g, _attention(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
+        f = g.rms_norm(x, w[i, "ffn_norm" if (i, "ffn_norm") in w else "post_attention_norm"], facts.eps)
+        y = _experts(g, facts, w, f, i) if (i, "ffn_gate_inp") in w else _gated(g, w, f, i, "")
+        x = g.add(x, _scaled(g, y, facts.residual_scale))
+    x = g.rms_norm(x, w["output_norm"], facts.eps)
+    g.tap("hidden", x)
+    logits = g.linear(g.select(x), w["token_embd" if facts.tied else "output"])
+    return _scaled(g, logits, facts.logit_scale)
+
+
+def _attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+    kind = facts.layer_kinds[layer]
+    q, k, v = (_linear(g, w, a, layer, name) for name in ("attn_q", "attn_k", "attn_v"))
+    if (layer, "attn_q_norm") in w:
+        q = g.rms_norm(q, w[layer, "attn_q_norm"], facts.eps)
+        k = g.rms_norm(k, w[layer, "attn_k_norm"], facts.eps)
+    q = g.rope(q, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+    k = g.rope(k, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+    g.kv_write(k, v, layer=layer)
+    window = facts.window if kind == "window" else 0
+    o = g.attention(q, layer=layer, head_dim=facts.head_dim, scale=facts.attn_scale, window=window)
+    return _linear(g, w, o, layer, "attn_output")
+
+
+def _experts(g: Recorder, facts: ModelFacts, w: Weights, f: Handle, layer: int) -> Handle:
+    """The routed experts, and those that every token has."""
+    assert facts.experts is not None
+    router = [w[layer, "ffn_gate_inp"], *([w[layer, "exp_probs_b.bias"]] if (layer, "exp_probs_b.bias") in w else [])]
+    ids, weights = g.route(f, *router, **facts.experts.routing)
+    gate, up = g.linear_experts(f, ids, w[layer, "ffn_gate_exps"]), g.linear_experts(f, ids, w[layer, "ffn_up_exps"])
+    y: Handle = g.combine(g.linear_experts(g.glu(gate, up, "silu"), ids, w[layer, "ffn_down_exps"]), weights)
+    if (layer, "ffn_gate_shexp") not in w:
+        return y
+    shared = _gated(g, w, f, layer, "_shexp")
+    if (layer, "ffn_gate_inp_shexp") in w:  # a sigmoid of the token: a router of one expert
+        _, weights = g.route(f, w[layer, "ffn_gate_inp_shexp"], k=1, scores="sigmoid")
+        shared = g.combine(shared, weights)
+    summed: Handle = g.add(y, shared)
+    return summed
+
+
+def _gated(g: Recorder, w: Weights, f: Handle, layer: int, suffix: str) -> Handle:
+    h = g.glu(_linear(g, w, f, layer, f"ffn_gate{suffix}"), _linear(g, w, f, layer, f"ffn_up{suffix}"), "silu")
+    return _linear(g, w, h, layer, f"ffn_down{suffix}")
+
+
+def _linear(g: Recorder, w: Weights, x: Handle, layer: int, name: str) -> Handle:
+    y = g.linear(x, w[layer, name])
+    return g.add_bias(y, w[layer, f"{name}.bias"]) if (layer, f"{name}.bias") in w else y
+
+
+def _scaled(g: Recorder, x: Handle, factor: float) -> Handle:
+    return x if factor == 1.0 else g.scale(x, factor)

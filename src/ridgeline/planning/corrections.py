@@ -1,0 +1,84 @@
+"""What steps reach on this machine, as measured at earlier starts: corrections of the planner's estimates, kept in the cache directory.
+
+An entry belongs to a machine, a runner and a weight format, and serves every model of that format. Rates are absolute, so that an estimate
+does not change where ceilings are measured anew.
+"""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from ridgeline.facts.files.kept import read_kept, write_kept
+from ridgeline.facts.hardware.devices import Device
+from ridgeline.facts.hardware.machine import extension_missing
+from ridgeline.planning.deployment import Deployment
+
+FILE: Final = "corrections.json"
+VERSION: Final = 1
+MAX_ENTRIES: Final = 64
+"""The oldest make room for new ones."""
+MAX_BYTES: Final = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What steps reach: operations and bytes per second; bytes of the process beside weights, KV cache and activations."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    overhead_bytes: int
+
+    @property
+    def is_sane(self) -> bool:
+        """False for what no measurement yields: a damaged file."""
+        rates = (self.flops_per_second, self.bytes_per_second)
+        plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
+        return plain and type(self.overhead_bytes) is int and 0 <= self.overhead_bytes < MAX_BYTES
+
+
+def default_runner(device: Device) -> str:
+    """The runner that a server takes on this machine where no flag names one."""
+    return "cuda" if device.is_gpu else "native" if extension_missing() is None else "numpy"
+
+
+def _key(deployment: Deployment, runner: str) -> str:
+    return " | ".join((deployment.device.name, runner, deployment.dtype or deployment.model.format_name))
+
+
+def read_correction(cache: Path, deployment: Deployment, runner: str) -> Correction | None:
+    """The kept correction; None where nothing was measured."""
+    found = read_kept(cache / FILE)
+    entries = found.get("entries") if found.get("version") == VERSION else None
+    entry = entries.get(_key(deployment, runner)) if isinstance(entries, dict) else None
+    try:
+        correction = Correction(**entry["reached"]) if isinstance(entry, dict) else None
+    except (KeyError, TypeError):
+        return None
+    return correction if correction is not None and correction.is_sane else None
+
+
+def keep_correction(cache: Path, deployment: Deployment, runner: str, correction: Correction) -> None:
+    """Keeps a correction in place of the one before."""
+    found = read_kept(cache / FILE)
+    old = found.get("entries") if found.get("version") == VERSION else None
+    entries: dict[str, Any] = {name: each for name, each in old.items() if _is_dated(each)} if isinstance(old, dict) else {}
+    entries[_key(deployment, runner)] = {"measured": time.time(), "reached": asdict(correction)}
+    newest = sorted(entries, key=lambda name: float(entries[name]["measured"]))[-MAX_ENTRIES:]
+    write_kept(cache / FILE, {"version": VERSION, "entries": {name: entries[name] for name in newest}})
+
+
+def _is_dated(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("measured"), (int, float))
+
+
+def corrected(deployment: Deployment, correction: Correction) -> Deployment:
+    """The deployment on its device as measured."""
+    device = deployment.device
+    return replace(deployment, device=replace(
+        device,
+        compute_share=correction.flops_per_second / device.flops(deployment.compute_dtype),
+        bandwidth_share=correction.bytes_per_second / device.bytes_per_second,
+        overhead_bytes=correction.overhead_bytes,
+    ))  # fmt: skip

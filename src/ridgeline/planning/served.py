@@ -1,0 +1,39 @@
+"""What `ridgeline serve` would run on this machine without flags: the simulator's settings where its device is this machine.
+
+The settings go through the resolver of the engine's own start, so that neither can drift from the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import resolve
+from ridgeline.config.runner import resolve_runner
+from ridgeline.facts.hardware.gpu import gpu_missing
+from ridgeline.facts.hardware.machine import extension_missing, machine_facts
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.memory import kv_costs
+
+SAME: Final = ("max_num_seqs", "max_num_batched_tokens", "step_ms", "scheduling_policy", "enable_prefix_caching", "depth", "swap_space")
+"""Settings whose names are those of the engine's."""
+
+
+def served_settings(facts: ModelFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of settings that `given` leaves open, as a server of this model has them on this machine's CPU; {} on a GPU, whose memory
+    is measured at the start. Raises ConfigError where no such server could start."""
+    named = {name: given[name] for name in (*SAME, "kv_dtype") if given.get(name) is not None}
+    config = EngineConfig(model="", **named)
+    if config.kv_dtype == "f16":
+        config = replace(config, kv_dtype="bf16")
+    machine = machine_facts()
+    config, _ = resolve_runner(config, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    if config.runner == "cuda":
+        return {}
+    config = replace(config, max_model_len=given.get("context"))
+    costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
+    found = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
+    return {name: getattr(found.config, name) for name in (*SAME, "kv_dtype")} | {
+        "context": found.config.max_model_len,
+        "kv_pages": found.blocks,
+    }

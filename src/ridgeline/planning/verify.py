@@ -1,0 +1,156 @@
+"""Predictions against measurements: memory by use, and seconds of steps; and what steps reach, fitted to these.
+
+Pure arithmetic. Measurements are those of a start (`compute.runtime.measure`), or the many of `ridgeline plan --verify`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+from ridgeline.config.resolve import Decision
+from ridgeline.facts.hardware.this_machine import this_machine
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of
+from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
+from ridgeline.planning.deployment import Deployment, block_bytes_of, rank_activations, rank_weights
+from ridgeline.planning.step import IDEAL, RowGroup, link_seconds, part_seconds, pass_seconds, step_work
+
+if TYPE_CHECKING:
+    from ridgeline.engine.executor import ExecutorInfo
+
+Timed = tuple[int, int, float]
+"""Rows of a step, tokens of each, and its seconds. All rows begin at position 0 and sample once."""
+LEAST_SHARE, MOST_SHARE = 1e-3, 10.0
+"""Of a ceiling. Above 1 where weights lie in caches, or the ceiling was measured beside other load."""
+KNOWN_WEIGHT: Final = 1e-4
+"""Of a share's distance from what was known."""
+COARSE: Final = 16
+"""Shares of each kind that the fit begins with, evenly on a logarithmic scale; it then halves its steps so many times:"""
+REFINEMENTS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure, in bytes or seconds."""
+
+    name: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """The prediction over the measurement, less 1."""
+        return self.predicted / self.measured - 1 if self.measured else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A start's predictions beside what was measured. `deployment`: what was started, on this machine as it is known now."""
+
+    lines: tuple[Line, ...]
+    deployment: Deployment
+
+
+def verify_start(
+    facts: ModelFacts,
+    decisions: Sequence[Decision],
+    info: "ExecutorInfo",
+    process_bytes: int | None,
+    cache: Path,
+    timed: Sequence[Timed] | None = None,
+) -> Verification | None:
+    """Compares an engine's start with what the planner says of it, and keeps what was reached as this machine's.
+
+    facts          of the planner                       decisions  of the engine
+    process_bytes  of its process; None: unknown        cache      where corrections are kept
+    timed          more steps than those that the start timed
+    None where there is nothing to compare: no step was timed, or the planner does not know the device.
+    """
+    values = {each.name: each.value for each in decisions}
+    runner, timed = str(values.get("runner", "")), info.timed if timed is None else timed
+    if not timed or not runner:
+        return None
+    context = max(2, min(info.max_model_len, facts.context))
+    options = PlanOptions(THIS_MACHINE, kv_dtype=str(values["kv_dtype"]), context=context, users=info.rows, chunk=info.tokens)
+    deployment = replace(deployment_of(facts, options), device=this_machine(cache))
+    if deployment.device.is_gpu != (runner == "cuda"):
+        return None
+    before = read_correction(cache, deployment, runner)
+    predicted = deployment if before is None else corrected(deployment, before)
+    lines = memory_lines(predicted, timed, info, process_bytes) + speed_lines(predicted, timed)
+    found = fit_correction(predicted, timed, info.weights_bytes, process_bytes)
+    if process_bytes is None and before is not None:
+        found = replace(found, overhead_bytes=before.overhead_bytes)
+    keep_correction(cache, deployment, runner, found)
+    return Verification(tuple(lines), corrected(deployment, found))
+
+
+def speed_lines(deployment: Deployment, timed: Sequence[Timed]) -> list[Line]:
+    """Seconds of steps."""
+    return [Line(_named(rows, tokens), "s", _predicted(deployment, rows, tokens), seconds) for rows, tokens, seconds in timed]
+
+
+def _named(rows: int, tokens: int) -> str:
+    return f"prefill of {tokens}" if tokens > 1 else f"decode of {rows}"
+
+
+def _predicted(deployment: Deployment, rows: int, tokens: int) -> float:
+    return pass_seconds(deployment, step_work(deployment, [RowGroup(0, tokens, rows)]))
+
+
+def memory_lines(deployment: Deployment, timed: Sequence[Timed], info: "ExecutorInfo", process_bytes: int | None) -> list[Line]:
+    """Memory by use. `process_bytes`: of the engine's process behind the steps that were timed, when they alone have touched the cache."""
+    weights = rank_weights(deployment)
+    lines = [
+        Line("weights", "B", weights, info.weights_bytes),
+        Line("KV cache", "B", info.kv.blocks * block_bytes_of(deployment), info.kv_bytes),
+    ]
+    if process_bytes is not None:
+        beside = deployment.device.overhead_bytes + _touched_activations(deployment, timed)
+        lines.append(Line("process without KV", "B", weights + beside, process_bytes))
+    return lines
+
+
+def _touched_activations(deployment: Deployment, timed: Sequence[Timed]) -> float:
+    """Bytes of activations of the largest of these steps: memory counts from its first use on."""
+    rows, tokens = max(rows for rows, _, _ in timed), max(rows * tokens for rows, tokens, _ in timed)
+    return rank_activations(replace(deployment, users=rows, chunk=tokens))
+
+
+def fit_correction(deployment: Deployment, timed: Sequence[Timed], weights_bytes: int, process_bytes: int | None) -> Correction:
+    """What steps and process reach. The shares of compute and bandwidth are those of least mean error of the logarithm; of what no step
+    depends on, what was known stays."""
+    known = deployment.device
+    parts = [_ideal_parts(deployment, rows, tokens) for rows, tokens, _ in timed]
+
+    def loss(compute: float, bandwidth: float) -> float:
+        found = []
+        for (products, attention, link), (_, _, seconds) in zip(parts, timed, strict=True):
+            scaled = [max(flops / compute, memory / bandwidth) for flops, memory in (products, attention)]
+            found.append(abs(log((sum(scaled) + link) / seconds)))
+        distance = abs(log(compute / known.compute_share)) + abs(log(bandwidth / known.bandwidth_share))
+        return fmean(found) + KNOWN_WEIGHT * distance
+
+    low, high = log(LEAST_SHARE), log(MOST_SHARE)
+    steps = [low + (high - low) * number / (COARSE - 1) for number in range(COARSE)]
+    best = min((loss(exp(a), exp(b)), a, b) for a in steps for b in steps)
+    stride = steps[1] - steps[0]
+    for _ in range(REFINEMENTS):
+        stride /= 2
+        _, a, b = best
+        tried = [(a + i * stride, b + j * stride) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+        best = min(best, *((loss(exp(x), exp(y)), x, y) for x, y in tried))
+    device, overhead = deployment.device, deployment.device.overhead_bytes
+    if process_bytes is not None:
+        overhead = max(0, round(process_bytes - weights_bytes - _touched_activations(deployment, timed)))
+    return Correction(exp(best[1]) * device.flops(deployment.compute_dtype), exp(best[2]) * device.bytes_per_second, overhead)
+
+
+def _ideal_parts(deployment: Deployment, rows: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """(compute, memory) seconds of products and of attention at the ceilings, and seconds of links."""
+    work = step_work(deployment, [RowGroup(0, tokens, rows)])
+    return *part_seconds(deployment, work, IDEAL), link_seconds(deployment, work.tokens)

@@ -1,0 +1,41 @@
+"""What a router counts, in Prometheus' text format."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from ridgeline.observe.prometheus import CONTENT_TYPE
+from ridgeline.router.replicas import Replicas
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class RouterMetrics:
+    """Counters that the proxy raises; gauges are read when they are asked for."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self) -> None:
+        own = self._registry = CollectorRegistry()
+        self.answers = Counter("ridgeline_router_answers", "Answers of replicas, by class of status.", ("replica", "status"), registry=own)
+        self.first_byte = Histogram(
+            "ridgeline_router_first_byte_seconds", "From a request to the first byte of its answer's body.", ("replica",), registry=own,
+            buckets=SECONDS,
+        )  # fmt: skip
+        self.retries = Counter("ridgeline_router_retries", "Requests that went to another replica.", registry=own)
+        self.broken = Counter("ridgeline_router_broken_answers", "Answers whose replica ended before they did.", registry=own)
+        self._open = Gauge("ridgeline_router_requests_running", "Requests that a replica has.", ("replica",), registry=own)
+        self._ready = Gauge("ridgeline_router_replica_ready", "1 while a replica gets requests.", ("replica",), registry=own)
+        self._matched = Gauge("ridgeline_router_matched_tokens", "Prompt tokens, about, sent where they had been before.", registry=own)
+        self._prompts = Gauge("ridgeline_router_prompt_tokens", "Prompt tokens (about) of all requests.", registry=own)
+
+    def exposition(self, replicas: Replicas) -> bytes:
+        """All of it, as text."""
+        ready = {each.number for each in replicas.ready()}
+        for each in replicas.all:
+            self._open.labels(each.upstream.url).set(each.load.requests)
+            self._ready.labels(each.upstream.url).set(each.number in ready)
+        self._matched.set(replicas.matched_tokens)
+        self._prompts.set(replicas.prompt_tokens)
+        return generate_latest(self._registry)

@@ -1,0 +1,249 @@
+"""The replicas of a router: which are ready, what each has to do, and which one gets a request.
+
+Owns health: `/readyz` is asked every second, which a replica answers with 200 exactly when it takes requests; and failures in a row open a
+circuit breaker, longer each time, that one answer closes. The last replica that may still answer is never shut out. Answers of 4xx and 429
+are no failures. The choice itself is a policy of `core.routing`, the one that the simulator has.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from statistics import median
+from typing import Final
+
+from ridgeline.core.routing import PrefixMap, ReplicaLoad, RoutedRequest, RoutingPolicy
+from ridgeline.observe.logs import with_fields
+from ridgeline.router.prompts import BYTES_PER_TOKEN, PART_BYTES, Prompt
+from ridgeline.router.upstream import Upstream, UpstreamError
+
+log = logging.getLogger("ridgeline.router")
+
+CHECK_SECONDS: Final = 1.0
+CHECK_TIMEOUT_SECONDS: Final = 5.0
+FAILURES: Final = 5
+"""Failures in a row that open the breaker, as in Envoy."""
+FIRST_PAUSE_SECONDS: Final = 1.0
+MOST_PAUSE_SECONDS: Final = 30.0
+RETRY_SHARE: Final = 0.2
+"""Retries per request, over the last while."""
+MOST_RETRIES: Final = 10.0
+"""Retries that may be saved up."""
+MOST_PARTS: Final = 1 << 17
+"""Parts of prompts that are remembered, some 20 MB."""
+MOST_RESPONSES: Final = 1 << 16
+"""Stored responses whose replica is remembered."""
+OUTPUT_TOKENS: Final = 256
+"""Tokens that an answer is expected to hold besides its prompt's."""
+WATCHED: Final = 64
+"""Answers by which a canary is compared with the others."""
+FEWEST_WATCHED: Final = 20
+WORSE_GOODPUT: Final = 0.1
+SLOWER: Final = 2.0
+"""A canary's answer is good if its first byte took at most so many times the median of the others."""
+
+
+class Replica:
+    """One server behind the router. `share`: the part of all requests that it gets as a canary; 0: it is none."""
+
+    def __init__(self, number: int, url: str, weight: float, share: float = 0.0) -> None:
+        self.upstream = Upstream(url)
+        self.load = ReplicaLoad(number, weight=weight)
+        self.share = share
+        self.is_ready = False
+        self.why_not = "not asked yet"
+        self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
+        """Of the last answers: whether it was one, and the seconds to its first byte."""
+        self.is_stopped = False
+        """A canary that was worse than the others."""
+        self._failures = 0
+        self._pause = FIRST_PAUSE_SECONDS
+        self._shut_until = 0.0
+
+    @property
+    def number(self) -> int:
+        """Its place among the replicas."""
+        return self.load.number
+
+    def is_shut(self, now: float) -> bool:
+        """True while the breaker is open."""
+        return now < self._shut_until
+
+    @contextmanager
+    def serving(self, tokens: int) -> Iterator["Turn"]:
+        """Counts a request of so many prompt tokens while it lasts."""
+        turn = Turn(self, tokens)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+    def note_failure(self) -> None:
+        """It did not answer as it should."""
+        self._failures += 1
+        if self._failures >= FAILURES and time.monotonic() >= self._shut_until:
+            self._shut_until = time.monotonic() + self._pause
+            self._pause = min(MOST_PAUSE_SECONDS, 2 * self._pause)
+            log.warning("replica is shut out", extra=with_fields(replica=self.upstream.url, failures=self._failures))
+
+    def note_silence(self) -> None:
+        """It could not be reached: it gets nothing until it answers a check."""
+        self.is_ready, self.why_not = False, "does not answer"
+        self.note_failure()
+
+    def note_answer(self) -> None:
+        """It answered, whatever it said."""
+        if self._failures >= FAILURES:
+            log.info("replica answers again", extra=with_fields(replica=self.upstream.url))
+        self._failures, self._shut_until = 0, 0.0
+        self._pause = FIRST_PAUSE_SECONDS
+
+    async def check(self) -> bool:
+        """Asks `/readyz`; True if it is ready now and was not before."""
+        before = self.is_ready
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
+                connection = await self.upstream.connect()
+                try:
+                    status = await connection.send(self.upstream.request("GET", b"/readyz", [], b""))
+                    body = b""
+                    while part := await connection.read():
+                        body = (body + part)[:200]
+                finally:
+                    self.upstream.release(connection)
+        except (UpstreamError, TimeoutError):
+            self.is_ready, self.why_not = False, "does not answer"
+        else:
+            self.is_ready, self.why_not = status == 200, "" if status == 200 else body.decode("utf-8", "replace")
+            if self.is_ready:
+                self.note_answer()
+        if self.is_ready != before:
+            text = "replica is ready" if self.is_ready else "replica is not ready"
+            log.info(text, extra=with_fields(replica=self.upstream.url, reason=self.why_not or None))
+        return self.is_ready and not before
+
+
+class Turn:
+    """A request that a replica has: its part of the load."""
+
+    def __init__(self, replica: Replica, tokens: int) -> None:
+        self._load = replica.load
+        self._replica = replica
+        self._began = time.monotonic()
+        self._waiting, self._held = tokens, tokens + OUTPUT_TOKENS
+        self._load.requests += 1
+        self._load.waiting_tokens += self._waiting
+        self._load.held_tokens += self._held
+
+    def first_byte(self, is_good: bool) -> float:
+        """The answer begins: the prompt waits no longer. Returns the seconds that it took."""
+        self._load.waiting_tokens -= self._waiting
+        self._waiting = 0
+        seconds = time.monotonic() - self._began
+        self._replica.answers.append((is_good, seconds))
+        return seconds
+
+    def end(self) -> None:
+        """The request is over."""
+        self._load.requests -= 1
+        self._load.waiting_tokens -= self._waiting
+        self._load.held_tokens -= self._held
+
+
+class Replicas:
+    """All of them, and what the router has learned of their caches."""
+
+    def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None) -> None:
+        self.all = replicas
+        self._policy = policy
+        self._random = random.Random(seed)
+        self._prefixes = PrefixMap(MOST_PARTS)
+        self._responses: OrderedDict[bytes, int] = OrderedDict()
+        self._requests = 0
+        self._retries = MOST_RETRIES
+        self.matched_tokens = 0
+        """Prompt tokens whose replica was sent them before."""
+        self.prompt_tokens = 0
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that some replica has."""
+        return sum(each.load.requests for each in self.all)
+
+    def ready(self) -> list[Replica]:
+        """Those that may get requests: ready ones whose breaker is closed; with every breaker open, all that are ready."""
+        now = time.monotonic()
+        ready = [each for each in self.all if each.is_ready and not each.is_stopped]
+        return [each for each in ready if not each.is_shut(now)] or ready
+
+    def choose(self, prompt: Prompt, tried: set[int]) -> Replica | None:
+        """The replica for a request, or None where none is left that has not been tried."""
+        if (bound := self._responses.get(prompt.bound_to)) is not None:
+            replica = self.all[bound]
+            return replica if replica.is_ready and bound not in tried else None
+        ready = [each for each in self.ready() if each.number not in tried]
+        if not ready:
+            return None
+        chance = self._random.random()
+        canary = next((each for each in ready if each.share and chance < each.share), None)
+        ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
+        self._requests += 1
+        tokens = PART_BYTES // BYTES_PER_TOKEN
+        cached = {number: parts * tokens for number, parts in self._prefixes.match(prompt.chain).items()}
+        key = prompt.chain[0] if prompt.chain else self._requests.to_bytes(8, "big")
+        request = RoutedRequest(self._requests, prompt.tokens, key, cached)
+        number = self._policy([each.load for each in ready], request, self._random.random()).number
+        self._prefixes.learn(prompt.chain, number)
+        self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
+        self.matched_tokens += cached.get(number, 0)
+        self.prompt_tokens += prompt.tokens
+        return self.all[number]
+
+    def may_retry(self) -> bool:
+        """Takes one retry of the budget, if there is one: where much fails, retries would be the overload."""
+        if self._retries < 1:
+            return False
+        self._retries -= 1
+        return True
+
+    def bind(self, response: bytes, replica: Replica) -> None:
+        """Notes which replica has stored a response."""
+        self._responses[response] = replica.number
+        if len(self._responses) > MOST_RESPONSES:
+            self._responses.popitem(last=False)
+
+    async def watch(self) -> None:
+        """Asks every replica how it is, each second, and compares canaries with the others. Never returns."""
+        while True:
+            fresh = await asyncio.gather(*(each.check() for each in self.all))
+            for replica, is_new in zip(self.all, fresh, strict=True):
+                if is_new:
+                    self._prefixes.forget(replica.number)
+            self._judge_canaries()
+            await asyncio.sleep(CHECK_SECONDS)
+
+    def _judge_canaries(self) -> None:
+        usual = [answer for each in self.all if not each.share for answer in each.answers]
+        if len(usual) < FEWEST_WATCHED:
+            return
+        limit = SLOWER * median(seconds for _, seconds in usual)
+        wanted = _goodput(usual, limit) - WORSE_GOODPUT
+        for each in self.all:
+            if each.share and not each.is_stopped and len(each.answers) >= FEWEST_WATCHED and _goodput(each.answers, limit) < wanted:
+                each.is_stopped = True
+                fields = with_fields(replica=each.upstream.url, goodput=round(_goodput(each.answers, limit), 2), wanted=round(wanted, 2))
+                log.warning("canary is stopped: its goodput is below the others'", extra=fields)
+
+    def close(self) -> None:
+        """Closes what is idle."""
+        for each in self.all:
+            with suppress(OSError):
+                each.upstream.close()
+
+
+def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:
+    """The part of these answers that were answers, and in time."""
+    return sum(is_good and seconds <= limit for is_good, seconds in answers) / len(answers)

@@ -1,0 +1,209 @@
+"""HTTP/1.1 to replicas: connections that are kept, one exchange at a time on each, bodies passed on as they arrive.
+
+Requests are written anew, with one Content-Length and without hop-by-hop headers, so that a replica never disagrees with the router about
+where a request ends. While nobody reads an answer, its connection is not read.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_SECONDS: Final = 2.0
+MOST_IDLE: Final = 64
+"""Connections kept open per replica."""
+HIGH_WATER: Final = 1 << 16
+"""Bytes of an answer that wait here before its connection is read no further."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+HOP_BY_HOP: Final = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length",
+})  # fmt: skip
+"""Headers that are between two neighbours, and those that are written anew."""
+FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Headers that say where a body ends; without one its end is that of the connection."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamError(Exception):
+    """The replica could not be reached, or ended its answer early."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a replica."""
+
+    def __init__(self) -> None:
+        self._parser: Any = None
+        self._transport: asyncio.Transport | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        self._waiting = 0
+        self._head_bytes = 0
+        self._has_head = self._is_whole = self._is_lost = self._is_paused = False
+        self._is_bodyless = self._is_framed = self._is_kept = False
+        self.headers: Headers = []
+
+    # ── events of the transport and the parser ──────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None or self._is_whole:  # bytes that nobody asked for
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+        if not self._has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.close()
+        if self._waiting > HIGH_WATER and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._notify()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._notify()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._is_framed = self._is_framed or name in FRAMING
+        if not self._has_head and (name not in HOP_BY_HOP or name == b"content-length"):
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._has_head:  # of an answer that nobody asked for
+            self.close()
+        elif self._parser.get_status_code() >= 200:
+            self._has_head = True
+            self._is_whole = self._is_bodyless
+            self._is_kept = bool(self._parser.should_keep_alive())  # it says so here alone
+        else:  # an interim answer
+            self.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_whole:
+            return
+        self._parts.append(body)
+        self._waiting += len(body)
+
+    def on_message_complete(self) -> None:
+        self._is_whole = self._has_head
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _wait(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    # ── exchanges ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_usable(self) -> bool:
+        """True if another request may be sent."""
+        return not self._is_lost and self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, request: bytes, is_bodyless: bool = False) -> int:
+        """Sends a whole request; the status of its answer, whose `headers` are there then. `is_bodyless`: an answer to HEAD. Raises
+        UpstreamError."""
+        if not self.is_usable or self._transport is None:
+            raise UpstreamError
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_head = self._is_whole = self._is_framed = self._is_kept = False
+        self._is_bodyless, self._head_bytes, self.headers = is_bodyless, 0, []
+        self._transport.write(request)
+        while not self._has_head:
+            if self._is_lost:
+                raise UpstreamError
+            await self._wait()
+        return int(self._parser.get_status_code())
+
+    async def read(self) -> bytes:
+        """What has arrived of the body, b"" at its end. Raises UpstreamError if the connection ends before."""
+        while not self._parts:
+            if self._is_whole:
+                return b""
+            if self._is_lost:
+                if self._is_framed:
+                    raise UpstreamError
+                return b""  # a body whose end is that of the connection
+            await self._wait()
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._waiting = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def can_be_kept(self) -> bool:
+        """True if the answer has been read to its end, and the replica keeps the connection."""
+        return self._is_whole and not self._parts and self._is_kept and not self._is_bodyless and self.is_usable
+
+    def close(self) -> None:
+        """Closes at once: a replica ends the request of a client that has gone."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Upstream:
+    """The address of a replica, and the connections to it that are open and idle."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: http[s]://host[:port], which the caller has checked."""
+        parts = urlsplit(url)
+        self.url = url
+        self.authority = parts.netloc.encode()
+        self._host = parts.hostname or "127.0.0.1"
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._idle: deque[Connection] = deque()
+
+    async def connect(self, fresh: bool = False) -> Connection:
+        """An idle connection, or, where there is none or `fresh` is asked for, a new one. Raises UpstreamError."""
+        while self._idle and not fresh:
+            if (found := self._idle.pop()).is_usable:
+                return found
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+        except (OSError, TimeoutError) as error:
+            raise UpstreamError from error
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Keeps a connection whose exchange is over, or closes it."""
+        if connection.can_be_kept and len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes what is idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> bytes:
+        """The bytes of a request with those of the headers that go beyond one neighbour."""
+        lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: " + self.authority]
+        named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
+        own_origin = next((b"//" + value for name, value in headers if name == b"host"), b"")
+        for name, value in headers:
+            if name in HOP_BY_HOP or name in named or (name == b"origin" and own_origin and value.endswith(own_origin)):
+                continue
+            lines.append(name + b": " + value)
+        if body or method in ("POST", "PUT", "PATCH"):
+            lines.append(b"content-length: %d" % len(body))
+        return b"\r\n".join(lines) + b"\r\n\r\n" + body

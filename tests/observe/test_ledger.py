@@ -1,0 +1,59 @@
+"""The latency ledger: every moment has one cause, and a planted fault is the cause that is named first."""
+
+from random import Random
+
+import pytest
+from ledgers import FAULTS, background, plant, serve
+
+from ridgeline.observe.charges import CAUSES, charge, wall
+
+
+def check_sums(requests: int, seed: int) -> None:
+    rng = Random(seed)
+    asks = background(rng, 20.0, requests / 20.0)
+    for ask in asks:
+        ask.front = {name: rng.random() * 0.02 for name in ("network", "render", "encode", "grammar", "other")}
+        ask.tail, ask.paused = rng.random() * 0.02, rng.random() * 0.05
+    ledger = serve(asks, blocks=400, host=lambda step: 0.001 * (step % 3))
+    seen = set()
+    for ask in asks:
+        record = ledger.find(ask.name)
+        assert record is not None
+        found = charge(ledger, record, 0, named=False)
+        assert found.seconds.keys() <= CAUSES.keys() and min(found.seconds.values()) > 0
+        assert found.total == pytest.approx(ask.ended - ask.at, rel=1e-6), ask
+        seconds, first = wall(record, 0)
+        assert seconds == pytest.approx(ask.ended - ask.at, rel=1e-6) and first is not None
+        assert charge(ledger, record, 0, to_first=True, named=False).total == pytest.approx(first, rel=1e-6)
+        seen |= found.seconds.keys()
+    front = {"network", "template", "tokenise", "grammar", "host", "detokenise", "slow_reader"}
+    assert seen >= front | {"turn", "rows", "prefill", "others_prefill", "others_decode", "decode"}
+
+
+def test_causes_sum_to_the_time_that_passed() -> None:
+    check_sums(300, 1)
+
+
+@pytest.mark.night
+def test_causes_sum_to_the_time_that_passed_of_ten_thousand() -> None:
+    check_sums(10_000, 2)
+
+
+def first_cause(cause: str, seed: int) -> str | None:
+    fault = plant(cause, Random(seed))
+    ledger = serve([fault.probe, *fault.others], **fault.world)
+    record = ledger.find(fault.probe.name)
+    assert record is not None
+    return charge(ledger, record, 0, to_first=fault.to_first).first
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_planted_fault_is_the_first_cause(cause: str) -> None:
+    assert first_cause(cause, 1) == cause
+
+
+@pytest.mark.night
+def test_planted_faults_of_eighty_trials_each() -> None:
+    right = {cause: sum(first_cause(cause, seed) == cause for seed in range(80)) for cause in FAULTS}
+    print(right)
+    assert sum(right.values()) >= 0.95 * 80 * len(FAULTS) and min(right.values()) >= 0.9 * 80

@@ -1,0 +1,85 @@
+"""Predictions against measurements: the fit finds what a machine reaches, and what is kept changes the next plan, no other."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ridgeline.facts.hardware.devices import DEVICES
+from ridgeline.facts.headers.config_json import read_config
+from ridgeline.models.table import KNOWN
+from ridgeline.planning import corrections
+from ridgeline.planning.arguments import PlanOptions, deployment_of
+from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.step import RowGroup, pass_seconds, step_work
+from ridgeline.planning.verify import fit_correction, speed_lines
+
+STEPS = ((1, 1), (2, 1), (8, 1), (16, 1), (32, 1), (1, 16), (1, 64), (1, 512))
+
+
+@pytest.fixture
+def plan() -> Deployment:
+    """8 B parameters in four bits on a CPU of the table."""
+    model = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
+    return deployment_of(model, PlanOptions("epyc-9654", dtype="q4_k", kv_dtype="bf16", users=32, chunk=512))
+
+
+def timed(deployment: Deployment, compute: float, bandwidth: float, steps: tuple[tuple[int, int], ...]) -> list[tuple[int, int, float]]:
+    """What a machine measures that reaches these shares."""
+    device = replace(deployment.device, compute_share=compute, bandwidth_share=bandwidth)
+    reached = replace(deployment, device=device)
+    return [(rows, tokens, pass_seconds(reached, step_work(reached, [RowGroup(0, tokens, rows)]))) for rows, tokens in steps]
+
+
+@pytest.mark.parametrize(("compute", "bandwidth"), [(0.5, 0.75), (0.11, 1.3), (0.9, 0.4)])
+def test_three_steps_of_a_start_predict_all_others(plan: Deployment, compute: float, bandwidth: float) -> None:
+    start = timed(plan, compute, bandwidth, ((1, 1), (16, 1), (1, 64)))
+    found = corrected(plan, fit_correction(plan, start, 10**9, None))
+    errors = [abs(line.error) for line in speed_lines(found, timed(plan, compute, bandwidth, STEPS))]
+    assert max(errors) < 0.02
+    before = [abs(line.error) for line in speed_lines(plan, timed(plan, compute, bandwidth, STEPS))]
+    assert max(before) > 0.15 or (compute, bandwidth) == (0.5, 0.75)
+
+
+def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
+    start = timed(plan, 0.5, 0.75, STEPS[:1])
+    found = fit_correction(plan, start, 5 * 10**9, 6 * 10**9)
+    assert 0 < 10**9 - found.overhead_bytes < 50 * 10**6  # less what the activations of one token take
+    assert fit_correction(plan, start, 5 * 10**9, 4 * 10**9).overhead_bytes == 0
+
+
+def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp_path: Path) -> None:
+    found = Correction(1e12, 4e10, 10**8)
+    keep_correction(tmp_path, plan, "native", found)
+    assert read_correction(tmp_path, plan, "native") == found
+    assert read_correction(tmp_path, plan, "numpy") is None
+    assert read_correction(tmp_path, replace(plan, dtype="q8_0"), "native") is None
+    assert read_correction(tmp_path, replace(plan, device=DEVICES["h100-sxm"]), "native") is None
+    assert read_correction(tmp_path, replace(plan, context=100), "native") == found
+
+
+@pytest.mark.parametrize("change", [
+    {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"flops_per_second": float("inf")}, {"more": 1},
+])  # fmt: skip
+def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
+    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 10**8))
+    file = tmp_path / corrections.FILE
+    whole = json.loads(file.read_text())
+    next(iter(whole["entries"].values()))["reached"] |= change
+    file.write_text(json.dumps(whole))
+    assert read_correction(tmp_path, plan, "native") is None
+    for text in ("[]", "{", '{"version": 1, "entries": 3}', '{"version": 1, "entries": {"a": 3}}', "[" * 100_000, ""):
+        file.write_text(text)
+        assert read_correction(tmp_path, plan, "native") is None
+        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 1))
+        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 1)
+
+
+def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:
+    for number in range(corrections.MAX_ENTRIES + 5):
+        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, number))
+    assert read_correction(tmp_path, plan, "runner 4") is None
+    assert read_correction(tmp_path, plan, "runner 5") is not None
+    assert not [file for file in tmp_path.iterdir() if file.name != corrections.FILE]

@@ -1,0 +1,83 @@
+"""Connections to replicas, against servers that say what they like."""
+
+import asyncio
+
+import pytest
+
+from ridgeline.router.upstream import Upstream, UpstreamError
+
+
+def exchange(*answers: bytes, method: str = "POST", keeps: bool = True) -> list[tuple[int, bytes] | str]:
+    """What comes of one request per answer; the server closes behind the last one, and behind each where it does not keep connections."""
+
+    async def run() -> list[tuple[int, bytes] | str]:
+        left, connections = list(answers), 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            while left:
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:
+                    break
+                assert b"\r\ncontent-length: 2\r\n" in head and b"transfer-encoding" not in head and b"x-own" not in head
+                await reader.readexactly(2)
+                writer.write(left.pop(0))
+                await writer.drain()
+                if not keeps:
+                    break
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        headers = [(b"connection", b"x-own"), (b"x-own", b"1"), (b"transfer-encoding", b"chunked"), (b"accept", b"*/*")]
+        found: list[tuple[int, bytes] | str] = []
+        for _ in answers:
+            connection = await upstream.connect()
+            try:
+                status, body = await connection.send(upstream.request(method, b"/x", headers, b"{}"), method == "HEAD"), b""
+                while part := await connection.read():
+                    body += part
+                found.append((status, body))
+            except UpstreamError:
+                found.append("broken")
+            upstream.release(connection)
+        upstream.close()
+        server.close()
+        found.append(f"{connections} connections")
+        return found
+
+    return asyncio.run(asyncio.wait_for(run(), 10))
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+
+
+def test_connections_are_kept_between_answers() -> None:
+    assert exchange(WHOLE, CHUNKED, WHOLE) == [(200, b"abc"), (200, b"abcde"), (200, b"abc"), "1 connections"]
+
+
+def test_an_interim_answer_is_none() -> None:
+    assert exchange(b"HTTP/1.1 102 Processing\r\n\r\n" + WHOLE)[0] == (200, b"abc")
+
+
+@pytest.mark.parametrize(
+    "answer", [WHOLE[:-1], CHUNKED[:-5], CHUNKED[:40], b"HTTP/1.1 200", b"hello\r\n\r\n", b"", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000]
+)
+def test_an_answer_that_ends_early_or_is_none_is_told(answer: bytes) -> None:
+    assert exchange(answer, keeps=False)[0] == "broken"
+
+
+def test_without_a_length_the_end_is_the_connections() -> None:
+    assert exchange(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nabc", keeps=False)[0] == (200, b"abc")
+
+
+def test_bytes_behind_an_answer_are_nobodys() -> None:
+    assert exchange(WHOLE + WHOLE, WHOLE)[:2] == [(200, b"abc"), (200, b"abc")]
+
+
+def test_nobody_there_is_told() -> None:
+    with pytest.raises(UpstreamError):
+        asyncio.run(Upstream("http://127.0.0.1:1").connect())
