@@ -98,12 +98,13 @@ public:
         memcpy(peaks + item_rows + low_, work_.weight + low_, rows * sizeof(float));
     }
 
-    void put_totals() const;
+    void put_totals();
 
 private:
+    size_t head(size_t row) const { return static_cast<size_t>(item_.kv_head) * shape_.group + (first_row_ + row) % shape_.group; }
     size_t place(size_t row) const {
         const size_t token = static_cast<size_t>(item_.first_token) + (first_row_ + row) / shape_.group;
-        return (token * op_.heads + static_cast<size_t>(item_.kv_head) * shape_.group + (first_row_ + row) % shape_.group) * op_.cache.head_dim;
+        return (token * op_.heads + head(row)) * op_.cache.head_dim;
     }
     int64_t position(size_t row) const {
         return position_of(op_, step_, item_.row, item_.first_token + static_cast<int64_t>((first_row_ + row) / shape_.group));
@@ -322,14 +323,29 @@ inline void put_row(const float* total, float weight, size_t width, float* out) 
     }
 }
 
+// A head's sink joins last: one score more, without a value.
+inline void add_sink(float* total, float* total_peak, float* total_weight, float sink, size_t width) {
+    const float greater = sink > *total_peak ? sink : *total_peak;
+    float fades[kLanes] = {*total_peak - greater, sink - greater};
+    store(fades, exponential(load(fades)));
+    const Vec old = all(fades[0]);
+    for (size_t d = 0; d < width; d += kLanes) store(total + d, load(total + d) * old);
+    *total_weight = *total_weight * fades[0] + fades[1];
+    *total_peak = greater;
+}
+
 void Walk::merge_split() {
     for (size_t row = low_; row < high_; ++row)
         merge_row(work_.totals + row * shape_.width, work_.total_peak + row, work_.total_weight + row, work_.sums + row * shape_.width,
                   work_.peak[row], work_.weight[row], shape_.width);
 }
 
-void Walk::put_totals() const {
-    for (size_t row = 0; row < rows_; ++row) put_row(work_.totals + row * shape_.width, work_.total_weight[row], op_.cache.head_dim, op_.out + place(row));
+void Walk::put_totals() {
+    for (size_t row = 0; row < rows_; ++row) {
+        float* total = work_.totals + row * shape_.width;
+        if (op_.sinks != nullptr) add_sink(total, work_.total_peak + row, work_.total_weight + row, op_.sinks[head(row)], shape_.width);
+        put_row(total, work_.total_weight[row], op_.cache.head_dim, op_.out + place(row));
+    }
 }
 
 void attend(const Attention& op, const Step& step, const AttentionItem& item, float* partials, uint8_t* scratch) {
@@ -353,7 +369,8 @@ void merge_items(const Attention& op, const Step& step, const AttentionItem* ite
     const Shape shape(op);
     const size_t rows = static_cast<size_t>(items->tokens) * shape.group, token = static_cast<size_t>(items->first_token) + row / shape.group;
     const int64_t position = position_of(op, step, items->row, static_cast<int64_t>(token));
-    float* mine = op.out + (token * op.heads + static_cast<size_t>(items->kv_head) * shape.group + row % shape.group) * op.cache.head_dim;
+    const size_t head = static_cast<size_t>(items->kv_head) * shape.group + row % shape.group;
+    float* mine = op.out + (token * op.heads + head) * op.cache.head_dim;
     // The width comes in slices, so that a total of any width fits on the stack.
     constexpr size_t kSlice = 512;
     for (size_t d = 0; d < shape.width; d += kSlice) {
@@ -367,6 +384,7 @@ void merge_items(const Attention& op, const Step& step, const AttentionItem* ite
                 const float* peaks = part + rows * shape.width;
                 merge_row(total, &peak, &weight, part + row * shape.width + d, peaks[row], peaks[rows + row], slice);
             }
+        if (op.sinks != nullptr) add_sink(total, &peak, &weight, op.sinks[head], slice);
         put_row(total, weight, (op.cache.head_dim - d < slice ? op.cache.head_dim - d : slice), mine + d);
     }
 }

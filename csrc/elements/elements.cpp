@@ -158,6 +158,14 @@ void activate(const Activate& op, const Step&, size_t row) {
 void glu(const Glu& op, const Step&, size_t row) {
     const float *gate = op.gate + row * op.width, *up = op.up + row * op.width;
     float* out = op.out + row * op.width;
+    if (op.activation == kClampedSwish) {
+        const Vec limit = all(7.0f), one = all(1.0f);
+        return each(op.width, [&](size_t i, size_t n) {
+            // Of a NaN the second operand would be taken.
+            const Vec x = smaller(limit, take(gate + i, n)), y = larger(all(-7.0f), smaller(limit, take(up + i, n)));
+            put(out + i, x / (one + exponential(x * all(-1.702f))) * (y + one), n);
+        });
+    }
     activated(op.activation, [&](auto f) { each(op.width, [&](size_t i, size_t n) { put(out + i, f(take(gate + i, n)) * take(up + i, n), n); }); });
 }
 

@@ -68,6 +68,7 @@ def described_gguf(of: Header) -> ModelFacts:
         ("mixtral-8x7b", 46_702_792_704),
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen3-30b-a3b", 30_532_122_624),
+        ("gpt-oss-20b", 20_914_757_184),
         ("gemma-2-9b", 9_241_705_984),
         ("gemma-3-270m", 268_098_176),
         ("phi-3-mini", 3_821_079_552),

@@ -112,6 +112,7 @@ def attention(
     cu_q: Ints,
     kv_len: Ints,
     block_tokens: int,
+    sinks: Floats | None = None,
     *,
     head_dim: int,
     scale: float,
@@ -133,6 +134,7 @@ def attention(
     out = np.empty_like(q)
     fields = {"q": ext.address(q, np.float32, q.shape), "out": out.ctypes.data, "cache": layer_record(keys, values, head_dim)}
     fields |= {"kv_group": 0, "heads": q.shape[1] // head_dim, "scale": scale, "window": window, "softcap": softcap, "causal": causal}
+    fields["sinks"] = 0 if sinks is None else ext.address(sinks, np.float32, (q.shape[1] // head_dim,))
     record = ext.record(ext.params("attention"), fields)
     step = _step(q, tables, cu_q, kv_len, len(keys), keys.shape[2])
     room = np.empty((2 * len(q) + int((kv_len // native.KV_SPLIT).sum()) + len(kv_len)) * keys.shape[1], ITEM)

@@ -140,10 +140,26 @@ RECIPES: dict[str, Recipe] = {
         stored="bfloat16",
         shard_bytes=100_000,
     ),
+    "gpt_oss": Recipe(
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": HEAD_DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False,
+            },
+        },
+        gguf="gpt-oss",
+        read=False,
+        exact=True,
+    ),
     "qwen2moe": Recipe("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}, gguf="qwen2moe", exact=True),
-    "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False, exact=True),
+    "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False),
     "mixtral-window": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
-    "olmoe": Recipe("OlmoeConfig", {**_EXPERTS, "intermediate_size": 32}, gguf="olmoe", read=False, exact=True),
+    "olmoe": Recipe("OlmoeConfig", {**_EXPERTS, "intermediate_size": 32}, gguf="olmoe", read=False),
     "granitemoe": Recipe(
         "GraniteMoeConfig",
         {
@@ -166,7 +182,7 @@ RECIPES: dict[str, Recipe] = {
         exact=True,
     ),
     "glm4moe-plain": Recipe("Glm4MoeConfig", {**_SIGMOID, "head_dim": 24, "rope_parameters": _HALF_ROPE, "norm_topk_prob": False}),
-    "dots1": Recipe("Dots1Config", {**_SIGMOID, "sliding_window": None}, gguf="dots1", read=False, exact=True),
+    "dots1": Recipe("Dots1Config", {**_SIGMOID, "sliding_window": None}, gguf="dots1", read=False),
     "dots1-window": Recipe("Dots1Config", {**_SIGMOID, "sliding_window": WINDOW, "max_window_layers": 1}),
     "ernie": Recipe(
         "Ernie4_5_MoeConfig",
@@ -181,7 +197,6 @@ RECIPES: dict[str, Recipe] = {
         },
         gguf="ernie4_5-moe",
         read=False,
-        exact=True,
     ),
     "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),

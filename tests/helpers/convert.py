@@ -40,7 +40,7 @@ def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
 
 def quantised(name: str, values: np.ndarray) -> bool:
     """Whether a file with quantised matrices quantises this tensor."""
-    return values.ndim > 1 and not name.startswith("position_embd") and "ffn_gate_inp" not in name
+    return values.ndim > 1 and not name.startswith("position_embd") and "ffn_gate_inp" not in name and not name.endswith(".bias")
 
 
 def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
@@ -60,15 +60,23 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
             values = permute(values, config.num_key_value_heads)
         if architecture.startswith("gemma") and key.endswith("norm.weight"):
             values = values + 1
-        for part, own in _unfused(key, values):
+        for part, own in _unfused(architecture, key, values):
             name = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert name is not None, part
             found[name] = np.ascontiguousarray(own, np.float32)
     return found
 
 
-def _unfused(key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _unfused(architecture: str, key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """As files have them what transformers keeps otherwise: gate and up of experts in one tensor [E, 2 · F, D], names of its own."""
+    stem, _, last = key.rpartition(".")
+    if architecture == "gpt-oss" and stem.endswith(".experts"):
+        # Stored with inputs first, gate and up in turn.
+        module, suffix = last.removesuffix("_bias"), "bias" if last.endswith("_bias") else "weight"
+        rows = values if suffix == "bias" else values.swapaxes(1, 2)
+        if module == "down_proj":
+            return [(f"{stem}.down_proj.{suffix}", rows)]
+        return [(f"{stem}.gate_proj.{suffix}", rows[:, ::2]), (f"{stem}.up_proj.{suffix}", rows[:, 1::2])]
     for ours, theirs in (
         (".block_sparse_moe.router.", ".mlp.gate."), (".block_sparse_moe.", ".mlp."), (".gate.moe_statics.", ".moe_statics."),
         ("e_score_correction_bias", "e_score_correction.bias"),
@@ -99,11 +107,11 @@ def dequantised(model: Any, architecture: str, kind: str) -> Any:
     with torch.no_grad():
         for key, parameter in own.named_parameters():
             values = parameter.numpy()
-            turned = architecture == "gpt2" and ".h." in key
+            turned = (architecture == "gpt2" and ".h." in key) or (architecture == "gpt-oss" and ".experts." in key)
             if values.ndim > 1 and ".wpe" not in key and not key.endswith((*ROUTERS, "_bias")):
-                rows = np.ascontiguousarray(values.T if turned else values)
+                rows = np.ascontiguousarray(values.swapaxes(-1, -2) if turned else values)
                 rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
-                parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.T if turned else rows)))
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.swapaxes(-1, -2) if turned else rows)))
     own.tie_weights()
     return own
 
@@ -128,7 +136,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2"):
+    if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

@@ -64,7 +64,7 @@ def model_file(
     """A whole two-layer model in F32 zeros; the second layer has experts if the architecture has. `changes` sets metadata
     (None: leaves it out), `tensors` sets shapes, outermost first."""
     row = RUNNABLE[architecture]
-    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128}
+    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "heads": 2, "ffn": 64, "context": 128}
     sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
@@ -72,7 +72,8 @@ def model_file(
     }  # fmt: skip
     if "sparse" in row.parts:
         numbers |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32}
-    layers = [(i, (*row.tensors, *row.parts.get(part, ()))) for i, part in enumerate(("dense", "sparse"))]
+    first = "sparse" if "sparse" in row.parts and "dense" not in row.parts else "dense"
+    layers = [(i, (*row.tensors, *row.parts.get(part, ()))) for i, part in enumerate((first, "sparse"))]
     pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
     pairs |= {f"{architecture}.{key}": value("u32", number) for key, number in numbers.items()}
     pairs[f"{architecture}.{row.eps_key}"] = value("f32", 1e-6)

@@ -44,6 +44,11 @@ def holds(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return apply
 
 
+def routes(**said: object) -> Change:
+    """The header says something else of experts."""
+    return lambda facts, weights: (dataclasses.replace(facts, experts=dataclasses.replace(facts.experts, **said)), weights)  # type: ignore[type-var, arg-type]
+
+
 def lacks(name: str) -> Change:
     """Tensors whose names end so are not there."""
 
@@ -97,6 +102,17 @@ TRAPS: dict[str, dict[str, Change]] = {
         "both in pairs": lambda facts, weights: holds("attn_q.weight", pairs(4))(*holds("attn_k.weight", pairs(4))(facts, weights)),
         "scale of scores": says(attn_scale=1.0),
     },
+    "gpt_oss": {
+        "no sinks": holds("attn_sinks.weight", lambda sinks: sinks - 1e9),
+        "gate and up": swapped("ffn_gate_exps", "ffn_up_exps"),
+        "no biases of experts": holds("exps.bias", zeros),
+        "no bias of the router": holds("ffn_gate_inp.bias", zeros),
+        "windows elsewhere": says(layer_kinds=ALTERNATE),
+        "unscaled": turns(unscaled),
+        "softmax over all": lambda facts, weights: (
+            dataclasses.replace(facts, experts=dataclasses.replace(facts.experts, scores="softmax")), weights  # type: ignore[type-var]
+        ),
+    },
     "llama3": {
         "unscaled": turns(unscaled),
         "all divided alike": turns(lambda rope: Rope(rope.base, rope.dim, (8.0,) * (rope.dim // 2))),
@@ -117,6 +133,49 @@ TRAPS: dict[str, dict[str, Change]] = {
     "qwen2-window": {"all full": says(layer_kinds=("full",) * 3), "all windows": says(layer_kinds=("window",) * 3)},
     "qwen3": {"plain queries": holds("attn_q_norm.weight", ones), "plain keys": holds("attn_k_norm.weight", ones), "eps": says(eps=1e-2)},
     "qwen3-biases": {f"no bias of {name}": lacks(f"{name}.bias") for name in LAYER_BIASES[:4]},
+    "qwen3moe": {
+        "weights as they are": routes(normalise=False),
+        "one expert fewer": routes(active=2),
+        "gate for up": swapped("ffn_gate_exps", "ffn_up_exps"),
+        "plain keys": holds("attn_k_norm.weight", ones),
+        "an expert further": holds("ffn_down_exps.weight", lambda experts: np.roll(experts, 1, axis=0)),
+        "a router's row further": holds("ffn_gate_inp.weight", lambda rows: np.roll(rows, 1, axis=0)),
+    },
+    "qwen3moe-some": {"weights add up": routes(normalise=True), "no bias of attn_q": lacks("attn_q.bias")},
+    "qwen2moe": {
+        "weights add up": routes(normalise=True),
+        "no shared expert": lacks("ffn_gate_shexp.weight"),
+        "no gate of it": lacks("ffn_gate_inp_shexp.weight"),
+        "no bias of attn_k": holds("attn_k.bias", zeros),
+    },
+    "mixtral": {"weights as they are": routes(normalise=False), "gate for up": swapped("ffn_gate_exps", "ffn_up_exps")},
+    "mixtral-window": {"no window": says(layer_kinds=("full",) * 3)},
+    "olmoe": {"weights add up": routes(normalise=True), "plain queries": holds("attn_q_norm.weight", ones)},
+    "granitemoe": {
+        "weights as they are": routes(scores="softmax"),
+        "gate for up": swapped("ffn_gate_exps", "ffn_up_exps"),
+        **{f"no factor of {name}": says(**{f"{name}_scale": 1.0}) for name in ("embedding", "residual", "logit")},
+        "scale of scores": says(attn_scale=HEAD_DIM**-0.5),
+    },
+    "glm4moe": {
+        "softmax": routes(scores="softmax"),
+        "weights as they are": routes(normalise=False),
+        "no factor": routes(scale=1.0),
+        "no groups": routes(groups=1, groups_kept=1),
+        "the best of a group": routes(group_score="max"),
+        "a bias of logits": routes(bias_selects=False),
+        "no bias of the choice": holds("exp_probs_b.bias", zeros),
+        "no shared experts": lacks("ffn_gate_shexp.weight"),
+        "whole heads turn": turns(lambda rope: Rope(rope.base, HEAD_DIM)),
+        "no norms of heads": lacks("attn_q_norm.weight"),
+    },
+    "dots1": {"no bias of the choice": holds("exp_probs_b.bias", zeros), "plain keys": holds("attn_k_norm.weight", ones)},
+    "ernie": {
+        "halves turn": holds("attn_q.weight", pairs(4)),
+        "no bias of the choice": holds("exp_probs_b.bias", zeros),
+        "weights as they are": routes(normalise=False),
+        "no shared experts": lacks("ffn_gate_shexp.weight"),
+    },
     "gemma2": {
         "uncapped scores": says(attn_softcap=0.0),
         "uncapped logits": says(final_softcap=0.0),

@@ -19,7 +19,8 @@ class TensorFacts:
     offset     bytes from the start of `file`
     bytes      size of its elements, without other tensors' elements between them
     transform  difference between what is stored and the canonical tensor of `shape`, undone by `compute.load`; "" is none:
-               transposed   stored as (columns, rows), as Conv1D does; the stored rows are `stride` bytes apart
+               transposed   stored as (columns, rows), as Conv1D does; the stored rows are `stride` bytes apart, elements of one
+                            `row_stride`, or, where that is 0, one behind the other
                interleaved  the rows of each head are in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as Q and K of GGUF Llama files
                plus_one     stored less one: a norm whose formula is (1 + w)
     quantised  the tensors of a quantised matrix; `offset` is then that of the codes, `bytes` includes scales and zeros
@@ -34,6 +35,7 @@ class TensorFacts:
     bytes: int
     transform: str = ""
     stride: int = 0
+    row_stride: int = 0
     quantised: "QuantisedParts | None" = None
     experts: "tuple[TensorFacts, ...]" = ()
 
@@ -57,6 +59,7 @@ class QuantisedParts:
             awq     codes: words [K, N / 8], along the outputs in the order 0 2 4 6 1 3 5 7; zeros alike [G, N / 8]; scales [G, N]
             packed  codes: words [N, K·bits / 32], along the inputs; zeros: words [N·bits / 32, G], along the outputs; scales [N, G]
             bytes   codes: int8 [N, K]; zeros: int8 [N, G]; scales [N, G]
+            mxfp4   codes: bytes [E, N, G, 16] of two e2m1, the lower bits first; scales: bytes [E, N, G] of e8m0; groups of 32
             e4m3, e4m3 inverse  codes: fp8 [N, K]; scales [ceil(N / group_rows), ceil(K / group)]
             Words hold unsigned integers; int8 is signed
     zeros   None: 2^(bits - 1) for words, 0 for bytes
@@ -64,6 +67,7 @@ class QuantisedParts:
     shape_tensor  the shape as a tensor of two integers
     zero_offset   added to each stored zero: 1 in the first format of GPTQ
     rows, first   rows of the stored matrix, and the first one of this tensor: projections may be stored as one matrix
+    step          rows of it are every `step`-th of the stored ones
     group_rows    rows that share a scale
     """
 
@@ -78,6 +82,7 @@ class QuantisedParts:
     zero_offset: int = 0
     rows: int = 0
     first: int = 0
+    step: int = 1
     group_rows: int = 1
 
 

@@ -19,7 +19,7 @@ RequiredValues = tuple[tuple[str, float | str | bool | None], ...]
 """(key of a file, the only value of it that is supported)."""
 
 DIMENSIONS: Final = (
-    {"hidden", "ffn", "head", "normed_head", "queries", "keys", "context"}
+    {"hidden", "ffn", "head", "heads", "normed_head", "queries", "keys", "context"}
     | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
     | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "expanded"}
     | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
@@ -42,6 +42,7 @@ class TensorNames:
     roots       prefixes that all names may have
     transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only;
                 "first_row": the first row of the stored matrix is the vector
+    alternating  canonical names of parts that take turns along the outputs of the stored tensor, instead of following each other
     ignored     pattern of names that are not read: buffers, and parts of the model that text does not use
     """
 
@@ -50,6 +51,7 @@ class TensorNames:
     outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
     roots: tuple[str, ...] = ("model.", "")
     transforms: Mapping[str, str] = field(default_factory=dict)
+    alternating: frozenset[str] = frozenset()
     ignored: str = ROTARY_BUFFERS
 
 
@@ -88,6 +90,7 @@ class Architecture:
     bidirectional      tokens see those behind them too: an encoder, which has no head
     has_rope           positions are encoded by RoPE; False: by a learned table
     window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
+    yarn_truncated     YaRN's ramp begins and ends at whole pairs; GGUF files do not say
     least_rope_bases   (context, rows of the embedding, base): published models with at least this context and these rows have at least this
                        RoPE base in layers of full attention; files that leave the base out get 10,000
     eps_key            key of a GGUF file for the epsilon of norms
@@ -119,6 +122,7 @@ class Architecture:
     has_rope: bool = True
     bidirectional: bool = False
     window_rope_base: float | None = None
+    yarn_truncated: bool = True
     least_rope_bases: tuple[tuple[int, int, float], ...] = ()
     eps_key: str = "attention.layer_norm_rms_epsilon"
     softcaps: tuple[float, float] = (0.0, 0.0)

@@ -17,6 +17,11 @@ _MODULES: Final[dict[str, ModuleType]] = {
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {name: module.ARCHITECTURE for name, module in _MODULES.items()}
 """By module name."""
+def module_name(architecture: str) -> str:
+    """Name of the module of an architecture that a GGUF file names: "gpt-oss" is `gpt_oss.py`."""
+    return architecture.replace("-", "_")
+
+
 RUNNABLE: Final[dict[str, Architecture]] = {name: ARCHITECTURES[name] for name, module in _MODULES.items() if hasattr(module, "step")}
 """Architectures with a `step`: runners support them. The others can be planned only."""
 MODEL_TYPES: Final = {kind: name for name, architecture in ARCHITECTURES.items() for kind in architecture.model_types}

@@ -10,6 +10,7 @@ from ridgeline.facts.model import CLASSES, ModelFacts
 class WeightFormat:
     """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products.
 
+    other_bits  of layers outside routed experts, where these differ
     code_bits  width of the codes that a CPU multiplies as integers, 4, 5, 6 or 8; 0: floats
     """
 
@@ -17,11 +18,18 @@ class WeightFormat:
     embedding_bits: float
     compute: str
     code_bits: int = 0
+    other_bits: float | None = None
+
+    def bits(self, kind: str) -> float:
+        """Bits per parameter of a class of tensors."""
+        if kind in ("embedding", "head"):
+            return self.embedding_bits
+        return self.layer_bits if kind == "experts" or self.other_bits is None else self.other_bits
 
 
 def _code_bits(name: str) -> int:
     """Of blocks of GGUF files. Codes of less than four bits are computed as those of four, and those that look values up as eight."""
-    return max(4, int(name[1])) if name.startswith("Q") else 8
+    return 4 if name.startswith("TQ") else max(4, int(name[1])) if name.startswith("Q") else 8
 
 
 def code_dtype(bits: int) -> str:
@@ -36,6 +44,9 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "fp8": WeightFormat(8, 8, "fp8"),
     "int8": WeightFormat(8, 8, "int8"),
     "int4": WeightFormat(4, 4, "f16"),
+    # Routed experts alone are in four bits, with a scale of 8 bits for 32 or 16.
+    "mxfp4": WeightFormat(FORMATS["MXFP4"].bits_per_weight, 16, "f16", 5, 16),
+    "nvfp4": WeightFormat(FORMATS["NVFP4"].bits_per_weight, 16, "f16", 0, 16),
     # Groups of 128 weights with a 16-bit scale and a 4-bit zero; embedding and head stay in 16 bits.
     "awq": WeightFormat(4 + 20 / 128, 16, "f16", 4),
     "gptq": WeightFormat(4 + 20 / 128, 16, "f16", 4),
@@ -70,5 +81,4 @@ def class_bytes(model: ModelFacts, dtype: str | None) -> dict[str, float]:
     if dtype is None and model.stored:
         return {name: float(model.stored.get(name, 0)) for name in CLASSES}
     form = WEIGHT_FORMATS[dtype or model.dtype]
-    ends = ("embedding", "head")
-    return {name: count * (form.embedding_bits if name in ends else form.layer_bits) / 8 for name, count in model.parameters.items()}
+    return {name: count * form.bits(name) / 8 for name, count in model.parameters.items()}

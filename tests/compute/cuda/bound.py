@@ -48,7 +48,8 @@ class Binding:
             name: place(DenseWeight(given[name]), dtype, DEVICE, fp8="fp8" in definition.name) for name in _of(definition, "linear")
         }
         self.tables = {name: on_device(given[name], dtype) for name in _of(definition, "embed")}
-        self.vectors = {name: on_device(given[name]) for name in definition.weights if name not in (*self.matrices, *self.tables)}
+        vectors = [name for name in definition.weights if name not in (*self.matrices, *self.tables) and given[name] is not None]
+        self.vectors = {name: on_device(given[name]) for name in vectors}
         self.cache = stored(given["keys"], given["values"], given.get("block_tokens", CACHE_BLOCK), kv) if "keys" in given else None
         self.inputs = _Inputs(given)
         self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, attention=TRITON, device=SimpleNamespace(torch=DEVICE))
@@ -130,7 +131,7 @@ def run(definition: Definition, sample: Sample, kind: str) -> Result:
     references = [] if made is None else list(made) if isinstance(made, tuple) else [made]
     outputs = tuple(f"out.{number}" for number in range(len(references)))
     binding.results(definition, references, dtype)
-    weights = tuple(Weight(name, np.shape(sample.arguments[name])) for name in definition.weights)
+    weights = tuple(Weight(name, np.shape(sample.arguments[name])) for name in definition.weights if sample.arguments[name] is not None)
     attributes = {name: sample.arguments[name] for name in definition.attributes}
     PROVIDERS[definition.name](binding, Op(definition.name, definition.inputs, outputs, attributes, weights))()  # type: ignore[arg-type]
     ours = [numbers(each) for each in binding.values(outputs)]

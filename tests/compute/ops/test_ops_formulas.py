@@ -26,6 +26,11 @@ def gelu(x: Doubles) -> Doubles:
     return x / 2 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
 
 
+def clamped(gate: Doubles, up: Doubles) -> Doubles:
+    gate, up = gate.clip(max=7), up.clip(-7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
 
 
@@ -41,7 +46,7 @@ def rms_norm(x: Doubles, weight: Doubles, *, eps: float) -> Doubles:
 FORMULAS: dict[str, Callable[..., Doubles]] = {
     "activate": lambda x, *, activation: ACTIVATIONS[activation](x),
     "add_bias": lambda x, bias: x + bias,
-    "glu": lambda gate, up, *, activation: ACTIVATIONS[activation](gate) * up,
+    "glu": lambda gate, up, *, activation: clamped(gate, up) if activation == "clamped_swish" else ACTIVATIONS[activation](gate) * up,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "softcap": lambda x, *, cap: cap * np.tanh(x / cap),

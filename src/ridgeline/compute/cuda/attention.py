@@ -79,6 +79,7 @@ def _bind(b: Binding, op: Op) -> Run:
         scale=op.attributes["scale"],
         window=op.attributes["window"],
         softcap=op.attributes["softcap"],
+        sinks=b.vector(op) if op.weights else None,
         out=b.value(op.outputs[0]),
         work=b.plan.scratch,
         max_q=inputs.bucket.max_q,

@@ -49,6 +49,7 @@ def attention(
     cu_q: Ints,
     kv_len: Ints,
     block_tokens: int,
+    sinks: Floats | None = None,
     *,
     head_dim: int,
     scale: float,
@@ -63,7 +64,7 @@ def attention(
 
     def walk(tiles: _Walk) -> None:
         slots = _Slots(tables[tiles.rows], kv_len[tiles.rows], block_tokens)
-        result = _attend(tiles, keys, values, slots, window or 1 << 40, softcap)
+        result = _attend(tiles, keys, values, slots, window or 1 << 40, softcap, sinks)
         _scatter(tiles, result, out)
 
     walks = _walks(scaled, cu_q, kv_len, team.threads)
@@ -146,7 +147,9 @@ class _Slots:
         return np.where(inside, slots, 0)
 
 
-def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float) -> Floats:
+def _attend(
+    walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float, sinks: Floats | None
+) -> Floats:
     """[C, KV heads, D, 16]: softmax(queries · keysᵀ) · values with a running maximum. Milakov and Gimelshein 2018."""
     shared = len(walk.rows) == 1
     lowest, highest = walk.positions.min(axis=1), walk.positions.max(axis=1)
@@ -176,7 +179,22 @@ def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: in
         total[live] += np.add.reduce(scores, axis=2, keepdims=True)
         mixed[live] *= fade
         mixed[live] += np.matmul(v.swapaxes(-1, -2), scores)
+    if sinks is not None:
+        fade, weights = _sink_weights(sinks, top, shared=shared)
+        mixed *= fade
+        total = total * fade + weights
     return mixed / total
+
+
+def _sink_weights(sinks: Floats, top: Floats, *, shared: bool) -> tuple[Floats, Floats]:
+    """One score more of each head [H], without a value: (what fades the sums so far, its weight), of the shape of `top`. Columns are
+    (token, head of the KV group); those of tiles of one row follow each other."""
+    count, kv_heads = top.shape[:2]
+    own = sinks.reshape(kv_heads, -1)
+    column = np.arange(count)[:, None] * (TOKENS if shared else 0) + np.arange(TOKENS)
+    sink = own[:, column % own.shape[1]].swapaxes(0, 1)[:, :, None]
+    now = np.maximum(top, sink)
+    return np.exp(top - now), np.exp(sink - now)
 
 
 def _gather(

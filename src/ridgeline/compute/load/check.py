@@ -113,7 +113,8 @@ def _parts(file: int, tensor: TensorFacts, most: int = PARTS, part_bytes: int = 
     """At most `most` parts of the tensor: uint8 [n, bytes of a block]. Between the elements of a transposed one lie those of others of this
     model."""
     size = FORMATS[tensor.kind].block_bytes
-    count = ((tensor.shape[-1] - 1) * tensor.stride + tensor.shape[0] * size if tensor.stride else tensor.bytes) // size
+    span = (tensor.shape[-1] - 1) * tensor.stride + (tensor.shape[0] - 1) * (tensor.row_stride or size) + size
+    count = (span if tensor.stride else tensor.bytes) // size
     blocks = max(1, part_bytes // size)
     starts = [0] if count <= most * blocks or most == 1 else [index * (count - blocks) // (most - 1) for index in range(most)]
     for start in starts:

@@ -21,7 +21,7 @@ Words = NDArray[np.integer]
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Field i of a word of AWQ, from the lowest bits, is the output `AWQ_OUTPUTS[i]` of eight."""
 
-_ELEMENTS = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
+_ELEMENTS = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1", "U8": "u1"}
 
 
 @dataclass(frozen=True, slots=True)

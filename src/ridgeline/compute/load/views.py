@@ -33,6 +33,33 @@ class Transposed:
         return np.ascontiguousarray(self.elements[part]).view(np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class MicroscaledRows:
+    """Rows in GGUF's blocks of MXFP4: codes uint8 [N, G, 16], of which the lower bits of byte j are weight 2j and the upper ones 2j + 1,
+    scales uint8 [N, G]; neither contiguous."""
+
+    codes: Bytes
+    scales: Bytes
+
+    def __getitem__(self, part: slice) -> Bytes:
+        pairs, scales = self.codes[part], self.scales[part]
+        even, odd = pairs & np.uint8(15), pairs >> np.uint8(4)
+        blocks = np.empty((*scales.shape, 17), np.uint8)
+        blocks[..., 0] = scales
+        # Weights 0, 2 … 30 and 1, 3 … 31; a block has 0 … 15 in the lower bits of its bytes and 16 … 31 in the upper.
+        blocks[..., 1::2] = even[..., :8] | even[..., 8:] << np.uint8(4)
+        blocks[..., 2::2] = odd[..., :8] | odd[..., 8:] << np.uint8(4)
+        return blocks.reshape(len(scales), -1)
+
+
+def microscaled_rows(tensor: TensorFacts, codes: Bytes, scales: Bytes) -> MicroscaledRows:
+    """Those of a matrix: `codes` [E, N, G, 16] and `scales` [E, N, G] are what the file holds."""
+    parts = tensor.quantised
+    assert parts is not None
+    own = slice(parts.first, parts.first + parts.step * tensor.shape[0], parts.step)
+    return MicroscaledRows(codes.reshape(-1, *codes.shape[2:])[own], scales.reshape(-1, scales.shape[2])[own])
+
+
 def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Permuted | Transposed:
     """The tensor's rows of codes in the map of its file, those of experts one matrix behind the other; a vector is one row. Only matrices
     are seen through a view."""
@@ -41,7 +68,7 @@ def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Pe
     if matrix and tensor.transform == "transposed":
         size = FORMATS[tensor.kind].block_bytes
         elements: NDArray[np.unsignedinteger] = np.ndarray(
-            tensor.shape, f"<u{size}", buffer=mapped.data, offset=tensor.offset, strides=(size, tensor.stride)
+            tensor.shape, f"<u{size}", buffer=mapped.data, offset=tensor.offset, strides=(tensor.row_stride or size, tensor.stride)
         )
         return Transposed(elements)
     codes = np.asarray(mapped[tensor.offset : tensor.offset + tensor.bytes]).reshape(count, tensor.bytes // count)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compute.load.grouped import grouped_weight
+from ridgeline.compute.load.grouped import elements, grouped_weight
 from ridgeline.compute.load.scaled import scaled_weight
-from ridgeline.compute.load.views import gather_rows, halves_order, stored_rows
+from ridgeline.compute.load.views import gather_rows, halves_order, microscaled_rows, stored_rows
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, StackedWeight, Weight
-from ridgeline.facts.headers.quantisation import FP8
+from ridgeline.facts.headers.quantisation import FP8, MXFP4
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 Progress = Callable[[str, float], None]
@@ -74,6 +74,9 @@ def _sources(facts: ModelFacts) -> dict[str, Source]:
 
 def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Matrix:
     if tensor.quantised is not None:
+        if tensor.quantised.layout == MXFP4:
+            codes, scales = elements(tensor.quantised.codes, maps), elements(tensor.quantised.scales, maps)
+            return Coded(tensor.kind, microscaled_rows(tensor, codes, scales))
         return scaled_weight(tensor, maps) if tensor.kind == FP8 else grouped_weight(tensor, maps)
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.graph import Handle
+from ridgeline.compute.graph import Handle, Weight
 from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, fits, floats, op
 
 
@@ -42,6 +42,7 @@ def paged_sample(
     softcap: float = 0.0,
     block_tokens: int = 4,
     size: float = 1.0,
+    sinks: bool = False,
     causal: bool = True,
 ) -> Sample:
     """Rows of (cached, new) tokens over shuffled blocks; slots that no row owns hold garbage, block 0 holds NaN."""
@@ -61,6 +62,7 @@ def paged_sample(
         "cu_q": cu_q,
         "kv_len": np.array([cached + new for cached, new in lengths], np.int32),
         "block_tokens": block_tokens,
+        "sinks": floats(9, heads, size=2.0) if sinks else None,
         "head_dim": 8,
         "scale": 8**-0.5,
         "window": window,
@@ -81,18 +83,23 @@ def _attention_samples() -> list[Sample]:
         paged_sample("tiny", [(5, 3)], size=1e-9),
         paged_sample("both ways", [(0, 9), (0, 300), (0, 1), (3, 4)], causal=False),
         paged_sample("capped", [(0, 9), (250, 20)], window=130, softcap=0.5, size=3.0),
+        paged_sample("sinks", [(0, 9), (300, 2), (700, 1)], window=300, sinks=True),
     ]
 
 
-def _attention_rule(q: Handle, head_dim: int, window: int, causal: bool, **_: Any) -> tuple[Handle, ...]:
+def _attention_rule(
+    q: Handle, head_dim: int, window: int, causal: bool, sinks: Weight | None = None, **_: Any
+) -> tuple[Handle, ...]:
     fits(causal or not window, f"attention: {q.name} has a window of {window} and sees both ways")
     fits(q.width % head_dim == 0, f"attention: {q.name} is {q.width} wide, heads are {head_dim}")
+    fits(sinks is None or sinks.shape == (q.width // head_dim,), f"attention: {sinks} does not fit {q.name} and heads of {head_dim}")
     return (Handle("", q.axis, q.width),)
 
 
 @op(
     samples=_attention_samples,
     rule=_attention_rule,
+    weights=("sinks",),
     reads=("keys", "values", "tables", "cu_q", "kv_len", "block_tokens"),
     tolerance={"numpy": 1e-5, **SUMMED},
 )
@@ -104,6 +111,7 @@ def attention(
     cu_q: Ints,
     kv_len: Ints,
     block_tokens: int,
+    sinks: Floats | None = None,
     *,
     head_dim: int,
     scale: float,
@@ -116,6 +124,7 @@ def attention(
     A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; every token sees all of its row where `causal` is
     false, which has no window. Query heads share KV heads in
     consecutive groups. Scores become softcap · tanh(score / softcap) unless `softcap` is 0. Summed in double precision.
+    sinks [H]: the softmax of each head has one score more, without a value (OpenAI 2025, "gpt-oss"; Xiao et al. 2023, "attention sinks").
     Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Gemma Team 2024, "Gemma 2", section 2 (softcap).
     """
     queries = q.reshape(len(q), keys.shape[1], -1, head_dim).astype(np.float64)
@@ -129,7 +138,9 @@ def attention(
             scores = np.einsum("hgd,khd->hgk", queries[token] * scale, keys[seen].astype(np.float64))
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
+            sink = np.full((*scores.shape[:2], 1), -np.inf) if sinks is None else sinks.reshape(*scores.shape[:2], 1).astype(np.float64)
+            most = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+            weights = np.exp(scores - most)
+            weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sink - most)
             out[token] = np.einsum("hgk,khd->hgd", weights, values[seen].astype(np.float64))
     return out.reshape(q.shape).astype(np.float32)

@@ -9,6 +9,7 @@ from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, fits, floa
 
 _GELU_FACTOR = np.float32(np.sqrt(2.0 / np.pi))
 _GELU_CUBIC = np.float32(0.044715)
+_SWISH_FACTOR, _LIMIT = np.float32(1.702), np.float32(7.0)
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 
 
@@ -91,6 +92,7 @@ def _glu_samples() -> list[Sample]:
         Sample("large", {"gate": floats(5, 3, 32, size=1e3), "up": floats(6, 3, 32), "activation": "gelu_tanh"}),
         Sample("tiny", {"gate": floats(7, 3, 32, size=1e-20), "up": floats(8, 3, 32), "activation": "gelu_tanh"}),
         Sample("silu", {"gate": floats(9, 7, 33, size=3.0), "up": floats(10, 7, 33), "activation": "silu"}),
+        Sample("clamped", {"gate": floats(11, 7, 33, size=9.0), "up": floats(12, 7, 33, size=9.0), "activation": "clamped_swish"}),
     ]
 
 
@@ -101,7 +103,13 @@ def _glu_rule(gate: Handle, up: Handle, activation: str) -> tuple[Handle, ...]:
 
 @op(samples=_glu_samples, rule=_glu_rule, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
-    """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"."""
+    """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer".
+
+    clamped_swish is that of gpt-oss (OpenAI 2025): gate at most 7, up within ± 7, gate / (1 + exp(-1.702 · gate)) · (up + 1).
+    """
+    if activation == "clamped_swish":
+        limited = np.minimum(gate, _LIMIT)
+        return limited / (_ONE + np.exp(limited * -_SWISH_FACTOR)) * (np.clip(up, -_LIMIT, _LIMIT) + _ONE)
     return _ACTIVATIONS[activation](gate) * up
 
 

@@ -108,7 +108,7 @@ def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes
     if heads % kv_heads:
         raise ModelFormatError(f"config.json: {heads} query heads are not a multiple of {kv_heads} KV heads")
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
-    sizes = {"head": head_dim, "normed_head": head_dim * fields.flag("use_qk_norm")}
+    sizes = {"head": head_dim, "heads": heads, "normed_head": head_dim * fields.flag("use_qk_norm")}
     return kv_heads, head_dim, {**sizes, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
 
 
@@ -142,8 +142,8 @@ def _dtype(values: Mapping[str, Any]) -> str:
 def _quantised_format(config: Mapping[str, Any]) -> str | None:
     """Weight format of a `quantization_config`, also of those that can be planned only; None for an unknown one."""
     method, bits = config.get("quant_method"), config.get("bits", 4)
-    if method == "fp8":
-        return "fp8"
+    if method in ("fp8", "mxfp4"):
+        return str(method)
     if method in ("awq", "gptq"):
         return _METHODS.get((method, str(bits)))
     groups = config.get("config_groups")

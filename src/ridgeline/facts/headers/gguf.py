@@ -19,7 +19,7 @@ from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
 from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
 from ridgeline.models.declare import Architecture, TensorNames
-from ridgeline.models.table import RUNNABLE
+from ridgeline.models.table import RUNNABLE, module_name
 
 _TOKENS = "tokenizer.ggml.tokens"
 _PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
@@ -78,24 +78,19 @@ def model_facts(header: Header) -> ModelFacts:
     parts = (_PLAIN,) * facts.layers
     if complete.experts is not None:
         sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
-        sparse = _layers_with(header, "ffn_gate_inp.")
+        sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
         parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
     required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
     tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
 
-def _module(name: str) -> str:
-    """An architecture's name in GGUF files as that of its module."""
-    return name.replace("-", "_")
-
-
 def check_architecture(header: Header) -> Architecture:
     """The architecture of a GGUF header. Raises ModelFormatError where no runner has it."""
     name = header.text("general.architecture")
-    if _module(name) not in RUNNABLE:
+    if module_name(name) not in RUNNABLE:
         raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
-    return RUNNABLE[_module(name)]
+    return RUNNABLE[module_name(name)]
 
 
 def describe_gguf(header: Header) -> ModelFacts:
@@ -114,7 +109,7 @@ def describe_gguf(header: Header) -> ModelFacts:
     kinds, window = _layer_kinds(header, arch, layers)
     tensors = header.tensors
     return ModelFacts(
-        architecture=_module(arch),
+        architecture=module_name(arch),
         name=header.text("general.name", default=arch),
         layers=layers,
         hidden=hidden,
@@ -132,7 +127,7 @@ def describe_gguf(header: Header) -> ModelFacts:
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
-        experts=gguf_experts(header, arch, RUNNABLE.get(_module(arch))),
+        experts=gguf_experts(header, arch, RUNNABLE.get(module_name(arch))),
         state=_state(header, arch, len(recurrent)),
     )
 
@@ -239,7 +234,7 @@ def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...
 
     Unknown architectures count as full attention, which may overestimate the cache.
     """
-    architecture, key = RUNNABLE.get(_module(name)), f"{name}.attention.sliding_window"
+    architecture, key = RUNNABLE.get(module_name(name)), f"{name}.attention.sliding_window"
     if architecture is None:
         return ("full",) * layers, 0
     if "gguf" in architecture.windows_everywhere and f"{key}_pattern" not in header.metadata:

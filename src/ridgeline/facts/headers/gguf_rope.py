@@ -18,7 +18,7 @@ def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: 
     dim = _dim(header, name, architecture, head_dim)
     original = header.integer(f"{name}.rope.scaling.original_context_length", 1, MAX_CONTEXT, default=context)
     scale = header.number(f"{name}.rope.scaling.attn_factor", 0.0, 100.0, default=1.0)
-    full, context = _scaled(header, name, base, dim, original, context)
+    full, context = _scaled(header, name, architecture, base, dim, original, context)
     full = replace(full, scale=full.scale * scale)
     long = None
     if "rope_freqs" in architecture.rope_tensors and (divisors := _factors(header, "rope_freqs.weight", dim // 2)):
@@ -43,7 +43,9 @@ def _dim(header: Header, name: str, architecture: Architecture, head_dim: int) -
     return dim
 
 
-def _scaled(header: Header, name: str, base: float, dim: int, original: int, context: int) -> tuple[Rope, int]:
+def _scaled(
+    header: Header, name: str, architecture: Architecture, base: float, dim: int, original: int, context: int
+) -> tuple[Rope, int]:
     """(rope of full layers as the keys say, context after scaling)."""
     key = f"{name}.rope.scaling"
     factor = header.number(f"{key}.factor", 0.0, MAX_FACTOR, default=1.0) or 1.0
@@ -56,7 +58,8 @@ def _scaled(header: Header, name: str, base: float, dim: int, original: int, con
         raise ModelFormatError(f"{key}.type is {quoted(kind)}, which is not supported; none, linear, yarn and longrope are")
     fast = header.number(f"{key}.yarn_beta_fast", 1e-3, 1e6, default=32.0)
     slow = header.number(f"{key}.yarn_beta_slow", 1e-3, 1e6, default=1.0)
-    rope = yarn(base, dim, factor, original, fast=fast, slow=slow, scale=attention_scale(factor))
+    scale, truncate = attention_scale(factor), architecture.yarn_truncated
+    rope = yarn(base, dim, factor, original, fast=fast, slow=slow, scale=scale, truncate=truncate)
     return rope, min(MAX_CONTEXT, max(context, int(original * factor)))
 
 

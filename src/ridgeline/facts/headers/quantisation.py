@@ -13,6 +13,8 @@ from ridgeline.errors import ModelFormatError
 MAX_GROUP = 1 << 20
 FP8 = "FP8"
 """`Quantisation.kind` of e4m3 with scales of any block size."""
+MXFP4 = "mxfp4"
+"""Layout of MXFP4."""
 E4M3 = ("e4m3", "e4m3 inverse")
 """Layouts of FP8."""
 _BLOCK_STEP = 128
@@ -26,7 +28,7 @@ _HINT = "give a checkpoint in F32, F16 or BF16, or a quantised GGUF file of the 
 class Quantisation:
     """Storage format of all quantised matrices of a checkpoint.
 
-    layout  "gptq", "awq", "packed", "bytes", "e4m3" or "e4m3 inverse": see `facts.model.QuantisedParts`
+    layout  "gptq", "awq", "packed", "bytes", "mxfp4", "e4m3" or "e4m3 inverse": see `facts.model.QuantisedParts`
     bits    4 or 8
     group   inputs that share a scale; 0: all inputs of an output
     zero_offset  added to a stored zero: 1 in the first format of GPTQ
@@ -43,6 +45,8 @@ class Quantisation:
     @property
     def kind(self) -> str:
         """The name of the stored format, as `TensorFacts.kind` has it."""
+        if self.layout == MXFP4:
+            return "MXFP4"
         return FP8 if self.layout in E4M3 else f"{_NAMES[self.method]}{self.bits}"
 
 
@@ -113,6 +117,11 @@ def _fp8(config: Mapping[str, Any]) -> Quantisation:
     return Quantisation("fp8", "e4m3 inverse", 8, group, group_rows=group_rows)
 
 
+def _mxfp4(config: Mapping[str, Any]) -> Quantisation:
+    """OpenAI 2025, "gpt-oss": the experts alone."""
+    return Quantisation("mxfp4", MXFP4, 4, _GROUP_STEP)
+
+
 def _block(name: str, value: object) -> tuple[int, int]:
     """Outputs and inputs of a block."""
     sides = value if isinstance(value, list) else []
@@ -160,7 +169,7 @@ def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
     return Quantisation("compressed-tensors", layout, bits, _group(weights.get("group_size")) if strategy == "group" else 0)
 
 
-_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}
+_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "INT"}
 _LAYOUTS = {"pack-quantized": "packed", "int-quantized": "bytes", "naive-quantized": "bytes"}
 

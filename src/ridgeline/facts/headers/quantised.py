@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.values import quoted
-from ridgeline.facts.headers.quantisation import E4M3, Quantisation
+from ridgeline.facts.headers.quantisation import E4M3, MXFP4, Quantisation
 from ridgeline.facts.model import QuantisedParts, TensorFacts
 
 Allowed = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
@@ -51,6 +51,8 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
     if quantisation is None:
         _check_plain(stored)
         return dict(stored)
+    if quantisation.layout == MXFP4:
+        return _gather_mxfp4(stored, quantisation)
     names = _NAMES[quantisation.layout]
     found = dict(stored)
     for name, codes in stored.items():
@@ -61,6 +63,26 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
         if f"{module}.weight" in found:
             raise ModelFormatError(f"the files hold {quoted(name)} and {module[-80:]}.weight; remove one of them")
         found[f"{module}.weight"] = _matrix(module, codes, parts, quantisation)
+    return found
+
+
+def _gather_mxfp4(stored: Mapping[str, TensorFacts], quantisation: Quantisation) -> dict[str, TensorFacts]:
+    """Matrices of experts [E, N, K], of two tensors each: `…_blocks` uint8 [E, N, G, 16] and `…_scales` uint8 [E, N, G]."""
+    found = dict(stored)
+    for name, codes in stored.items():
+        stem = name.removesuffix("_blocks")
+        if stem == name or codes.kind != "U8":
+            continue
+        if len(codes.shape) != 4 or codes.shape[3] != quantisation.group // 2 or 0 in codes.shape:
+            raise ModelFormatError(f"{quoted(name)} has shape {codes.shape}, (experts, outputs, groups, 16) was expected")
+        del found[name]
+        scales = found.pop(f"{stem}_scales", None)
+        _check(scales, f"{stem}_scales", ((("U8",), codes.shape[:3]),), required=True)
+        assert scales is not None
+        experts, rows, groups, _ = codes.shape
+        parts = QuantisedParts(quantisation.layout, quantisation.bits, quantisation.group, codes, scales, rows=experts * rows)
+        shape, total = (experts, rows, groups * quantisation.group), codes.bytes + scales.bytes
+        found[stem] = TensorFacts(stem, quantisation.kind, shape, codes.file, codes.offset, total, quantised=parts)
     return found
 
 

@@ -14,6 +14,8 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES
 from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.alternating import split_alternating
+from ridgeline.facts.headers.quantisation import MXFP4
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
 from ridgeline.models.declare import Architecture, Row, Sizes, TensorNames
 
@@ -63,6 +65,7 @@ def dense_sizes(facts: ModelFacts, positions: int) -> Sizes:
         "hidden": facts.hidden,
         "ffn": facts.ffn,
         "head": facts.head_dim,
+        "heads": facts.heads,
         "queries": facts.heads * facts.head_dim,
         "keys": facts.kv_heads * facts.head_dim,
         "vocab": facts.vocab,
@@ -199,12 +202,14 @@ def _check_complete(found: Iterable[str], required: Shapes, optional: Shapes, ar
 
 def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:
     """The parts of a stored tensor, each with its place in the file."""
+    if parts[0].split(".")[-2] in names.alternating or (tensor.quantised and tensor.quantised.layout == MXFP4):
+        return split_alternating(tensor, parts, shapes)
     if tensor.experts or (len(tensor.shape) == 3 and (len(parts) > 1 or parts[0].split(".")[-2] in names.transforms)):
         return _split_experts(tensor, parts, shapes, names)
     expected = [shapes[part] for part in parts]
     if names.transforms.get(parts[0].split(".")[-2]) == "first_row" and len(tensor.shape) == 2 and tensor.quantised is None:
         tensor = replace(tensor, shape=tensor.shape[1:], bytes=tensor.bytes // tensor.shape[0])
-    transforms = [names.transforms.get(part.split(".")[-2], "") for part in parts]
+    transforms = [_transform(part, names) for part in parts]
     rows = sum(shape[0] for shape in expected)
     transposed = tensor.quantised is None and transforms[0] == "transposed" and len(expected[0]) == 2
     whole = (expected[0][1], rows) if transposed else (rows, *expected[0][1:])
@@ -244,6 +249,12 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
         )
         for part, shape, transform, start in zip(parts, expected, transforms, starts, strict=True)
     ]
+
+
+def _transform(part: str, names: TensorNames) -> str:
+    """Biases of matrices that are stored transposed are rows like any other."""
+    transform = names.transforms.get(part.split(".")[-2], "")
+    return "" if transform == "transposed" and part.endswith(".bias") else transform
 
 
 def _split_experts(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:

@@ -20,7 +20,10 @@ const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent 
 function class_bytes(model, dtype) {
   if (dtype === null && Object.keys(model.stored).length) return model.stored;
   const form = WEIGHT_FORMATS[dtype ?? model.dtype];
-  const bits = (name) => (name === "embedding" || name === "head" ? form.embedding_bits : form.layer_bits);
+  const bits = (name) => {
+    if (name === "embedding" || name === "head") return form.embedding_bits;
+    return name === "experts" || form.other_bits === null ? form.layer_bits : form.other_bits;
+  };
   return Object.fromEntries(Object.entries(model.parameters).map(([name, count]) => [name, (count * bits(name)) / 8]));
 }
 function compute_dtype(d) {

@@ -145,7 +145,7 @@ def work_bytes(
 def attention(
     q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, row_of_token: torch.Tensor, *,
     head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, max_q: int,
-    invariant: bool = False,
+    sinks: torch.Tensor | None = None, invariant: bool = False,
 ) -> None:  # fmt: skip
     """The op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
 
@@ -153,6 +153,7 @@ def attention(
     cu_q          int32 [R + 1]: cumulative query counts
     kv_len        int32 [R]
     row_of_token  int32 [T]
+    sinks         fp32 [H], contiguous, or None
     max_q         most tokens of a row
     work          at least `work_bytes` bytes, of any type, aligned to 4
 
@@ -172,11 +173,11 @@ def attention(
     partial, sums = _partials(schedule, tokens, heads, head_dim, work, out)
     row_columns = (tables, cu_q, kv_len)
     shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
-    _launch(schedule, q, layer, row_columns, out, (partial, sums), shape)
+    _launch(schedule, q, layer, row_columns, out, (partial, sums), shape, sinks)
     if schedule.split_programs:
         merge_splits_kernel[(tokens, heads)](
-            partial, sums, row_of_token, cu_q, kv_len, out, schedule.splits, out.stride(0),
-            HEADS=heads, HEAD=head_dim, WINDOW=window, SPLIT=SPLIT_KEYS, BLOCK_D=power_of_2(head_dim), num_warps=1,
+            partial, sums, sums if sinks is None else sinks, row_of_token, cu_q, kv_len, out, schedule.splits, out.stride(0),
+            HEADS=heads, HEAD=head_dim, WINDOW=window, SPLIT=SPLIT_KEYS, SINKS=sinks is not None, BLOCK_D=power_of_2(head_dim), num_warps=1,
         )  # fmt: skip
 
 
@@ -188,19 +189,22 @@ def _launch(
     out: torch.Tensor,
     partials: tuple[torch.Tensor, torch.Tensor],
     shape: tuple[int, int, int, int, float, float],
+    sinks: torch.Tensor | None,
 ) -> None:
     """Launches attention into `out`, or into `partials` where splits have programs of their own."""
     head_dim, kv_heads, group, window, scale, softcap = shape
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     attention_kernel[(schedule.blocks, kv_heads, max(1, schedule.split_programs))](
-        q, keys, values, keys if scales is None else scales, values if layer.value_scales is None else layer.value_scales, *row_columns,
-        out, *partials, len(row_columns[2]), schedule.splits, scale / softcap if softcap else scale * math.log2(math.e),
+        q, keys, values, keys if scales is None else scales, values if layer.value_scales is None else layer.value_scales,
+        q if sinks is None else sinks, *row_columns, out, *partials, len(row_columns[2]), schedule.splits,
+        scale / softcap if softcap else scale * math.log2(math.e),
         softcap * math.log2(math.e), q.stride(0), out.stride(0), row_columns[0].stride(0), keys.stride(0),
         0 if scales is None else scales.stride(0), GROUP=group, HEAD=head_dim, KV_HEADS=kv_heads, BLOCK_TOKENS=layer.block_tokens,
         WINDOW=window, SPLIT=SPLIT_KEYS, CAPPED=softcap != 0, KIND="fp8" if fp8 else "plain" if scales is None else "int8",
         NATIVE=native_fp8(q.device), ONE_BLOCK=schedule.one_block, FOLD=schedule.fold and schedule.splits > 1,
-        PARTIAL=schedule.split_programs > 0, BLOCK_M=schedule.tile.queries, BLOCK_D=max(16, power_of_2(head_dim)), TILE=schedule.tile.keys,
+        PARTIAL=schedule.split_programs > 0, SINKS=sinks is not None,
+        BLOCK_M=schedule.tile.queries, BLOCK_D=max(16, power_of_2(head_dim)), TILE=schedule.tile.keys,
         num_warps=schedule.tile.warps, num_stages=schedule.tile.stages,
     )  # fmt: skip
 

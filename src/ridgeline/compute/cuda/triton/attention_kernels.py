@@ -26,6 +26,15 @@ def merge_states(top, total, sums, split_top, split_total, split_sums, ROWS: tl.
 
 
 @triton.jit
+def with_sink(top, total, sums, sink, ROWS: tl.constexpr):
+    """(sum of weights, weighted values) once a head's sink, a score without a value, has joined the splits."""
+    greatest = tl.maximum(top, sink * 1.4426950408889634)
+    before = tl.exp2(top - greatest)
+    joined = total * before + tl.exp2(sink * 1.4426950408889634 - greatest)
+    return joined, sums * (before[:, None] if ROWS else before)
+
+
+@triton.jit
 def load_tile(numbers, scales, place, scale_place, seen, inside, KIND: tl.constexpr, NATIVE: tl.constexpr, dtype: tl.constexpr):
     """Keys or values of a tile [TILE, D] as operands of a product, and their scales [TILE] where they are int8."""
     found = tl.load(numbers + place, mask=seen[:, None] & inside[None, :], other=0)
@@ -101,11 +110,11 @@ def row_of_query_block(cu_q, rows, query_block, BLOCK_Q: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def attention_kernel(
-    q, keys, values, key_scales, value_scales, tables, cu_q, kv_len, out, partial, partial_sums,
+    q, keys, values, key_scales, value_scales, sinks, tables, cu_q, kv_len, out, partial, partial_sums,
     rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
     GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
-    FOLD: tl.constexpr, PARTIAL: tl.constexpr,
+    FOLD: tl.constexpr, PARTIAL: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys; with PARTIAL only the
@@ -153,6 +162,8 @@ def attention_kernel(
                 first, first // TILE * TILE, end, scale, cap,
                 HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, FOLD, BLOCK_M, BLOCK_D, TILE,
             )  # fmt: skip
+            if SINKS:
+                total, sums = with_sink(top, total, sums, tl.load(sinks + head, mask=is_row, other=0.0), True)
             result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
             place = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
             tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
@@ -160,8 +171,8 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def merge_splits_kernel(
-    partial, partial_sums, row_of_token, cu_q, kv_len, out, splits, out_stride,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial, partial_sums, sinks, row_of_token, cu_q, kv_len, out, splits, out_stride,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Each program: one head of one token; merges its splits in the order of their positions."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -177,6 +188,8 @@ def merge_splits_kernel(
             split_top, split_total = tl.load(partial_sums + (place + split) * 2), tl.load(partial_sums + (place + split) * 2 + 1)
             split_sums = tl.load(partial + (place + split) * HEAD + at, mask=at < HEAD, other=0.0)
             top, total, sums = merge_states(top, total, sums, split_top, split_total, split_sums, False)
+        if SINKS:
+            total, sums = with_sink(top, total, sums, tl.load(sinks + head), False)
         result = sums / tl.where(total == 0.0, 1.0, total)
         place_out = token.to(tl.int64) * out_stride + head * HEAD + at
         tl.store(out + place_out, result.to(out.dtype.element_ty), mask=at < HEAD)

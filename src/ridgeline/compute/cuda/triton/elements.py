@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.compute.cuda.triton.formulas import activation as activated
-from ridgeline.compute.cuda.triton.formulas import fp8_scale, tanh, to_fp8
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, gated, tanh, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
 
 BLOCK = 1024
@@ -31,7 +31,7 @@ def elements_kernel(x, y, out, number, x_stride, y_stride, out_stride, width, OP
     elif OP == "activate":
         made = activated(first, KIND)
     elif OP == "glu":
-        made = activated(first, KIND) * tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32)
+        made = gated(first, tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32), KIND)
     else:
         tl.static_assert(OP == "gather")
         made = first

@@ -35,6 +35,17 @@ def activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, KIND: tl.constexpr):
+    """activation(gate) · up, or gpt-oss's clamped_swish (`ops/elementwise.py`)."""
+    if KIND == "clamped_swish":
+        limited = tl.where(gate > 7.0, 7.0, gate)
+        made = limited / (1 + tl.exp(limited * -1.702)) * (tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1)
+    else:
+        made = activation(gate, KIND) * up
+    return made
+
+
+@triton.jit
 def round_even(x):
     """Rounds to the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
     return (x + 12582912.0) - 12582912.0
