@@ -1,7 +1,7 @@
 """LangChain's ChatOpenAI: `python langchain_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-With the demo a conversation whole, streamed, in a batch, JSON of a schema, and vectors of texts; with scripted answers a loop of tools, and each way to a
-structured output, by chat completions and by responses.
+With the demo a conversation whole, streamed, in a batch, JSON of a schema, and vectors of texts; with scripted answers
+a loop of tools, and each way to a structured output, by chat completions and by responses.
 """
 
 import asyncio

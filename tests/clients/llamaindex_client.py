@@ -1,7 +1,7 @@
 """LlamaIndex's OpenAILike: `python llamaindex_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-Chat, completion and vectors of texts with the demo; with scripted answers an agent that calls a tool, by chat completions and by responses, and structured
-output by a tool and by a schema.
+Chat, completion and vectors of texts with the demo; with scripted answers an agent that calls a tool, by chat completions and by responses,
+and structured output by a tool and by a schema.
 """
 
 import asyncio
