@@ -187,6 +187,7 @@ Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle sl
     made.cu_q = column<std::int32_t>(columns[3]);
     made.kv_len = column<std::int32_t>(columns[4]);
     made.select = column<std::int32_t>(columns[5]);
+    if (nb::len(columns) > 6) made.adapter = column<std::int32_t>(columns[6]);
     const int groups = static_cast<int>(nb::len(tables));
     if (groups > kMaxGroups) throw nb::value_error("too many KV groups");
     for (int g = 0; g < groups; ++g) {

@@ -16,6 +16,7 @@ struct Step {
     const int32_t* cu_q;                 // [rows + 1]
     const int32_t* kv_len;               // [rows], this step's tokens included
     const int32_t* select;               // [selected]
+    const int32_t* adapter;              // [tokens]: slots of adapters, -1 for none; null where no row has one
     size_t table_width;                  // blocks of a row in every table
     const int32_t* tables[kMaxGroups];   // [rows, table_width]
     const int64_t* slots[kMaxGroups];    // [tokens]

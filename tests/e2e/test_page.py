@@ -40,6 +40,20 @@ def test_a_conversation_streams_and_is_sent_whole(page: Any) -> None:
     assert page.problems == []
 
 
+def test_where_the_time_of_an_answer_went(page: Any) -> None:
+    chat(page, "Hello", 12)
+    click(page, '.assistant [aria-label="Where the time went"]')
+    page.wait("document.querySelectorAll('.waterfall li').length > 3")
+    shown = text(page, ".waterfall")
+    assert "to the first token" in shown and "decode" in shown and "prefill" in shown
+    ends = "[...document.querySelectorAll('.waterfall .bar')].map((bar) => bar.getBoundingClientRect().right)"
+    assert page.value(f"(() => {{ const ends = {ends}; return ends.every((end, at) => at === 0 || end >= ends[at - 1] - 2); }})()")
+    assert page.value("document.documentElement.scrollWidth <= innerWidth")
+    click(page, '.assistant [aria-label="Where the time went"]')
+    page.wait("document.querySelectorAll('.waterfall').length === 0")
+    assert page.problems == []
+
+
 def test_stop_retry_edit_and_new(page: Any) -> None:
     fill(page, "seed", "3")
     press(page, "probabilities")  # tokens as they are, not as Markdown

@@ -11,6 +11,7 @@ from ridgeline.core.params import Admitted
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.messages import Frame, FrameBuffer, encode
 from ridgeline.engine.open_requests import OpenRequests
+from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS
 from ridgeline.errors import EngineDeadError, RequestError
 
 SCORE = TokenLogprobs(-1.0, ())
@@ -49,6 +50,19 @@ def test_a_continuation_has_what_was_delivered_and_survives_the_wire() -> None:
     assert fresh == Admit(request("waits"), (Delivered(0),))
     assert FrameBuffer().feed(encode(continued)) == [continued]
     assert [stream.continued for stream in setting.streams] == [1, 1] and not setting.told
+
+
+def test_a_request_that_nobody_read_has_one_end_where_its_engine_ends_first() -> None:
+    """The engine told of one choice; the next engine is not given the request."""
+    setting = Setting(request(choices=2))
+    for _ in range(MAX_UNREAD_OUTPUTS + 1):
+        setting.frame(Output("r", 0, (5,)), Output("r", 1, (6,)))
+    assert not len(setting.open) and not setting.told, "the engine will tell"
+    setting.frame(events=(Closed("r", 1, Finish.ABORT, Usage(3, 1), 1.0),))
+    assert setting.engine_ends() == []
+    (told,) = setting.told
+    assert isinstance(told, Closed) and (told.request_id, told.choice, told.reason, told.time) == ("r", 0, Finish.ABORT, 9.0)
+    assert setting.engine_ends() == [] and len(setting.told) == 1
 
 
 def test_what_an_engine_did_not_confirm_is_carried_out() -> None:

@@ -183,3 +183,29 @@ def test_learned_positions(tmp_path: Path) -> None:
 def test_scale_of_yarn_is_that_of_the_paper() -> None:
     assert attention_scale(1.0) == longrope_scale(0.5, 4096) == 1.0
     assert isclose(longrope_scale(32.0, 4096), sqrt(1 + 5 / 12))
+
+
+def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """GLM-4.5 has one behind the last; the file counts it among its layers."""
+    plain = facts(tmp_path, "glm4moe")
+    behind: Shapes = {"blk.2.nextn.eh_proj.weight": (32, 64), "blk.2.attn_norm.weight": (32,)}
+    keys: Changes = {"block_count": value("u32", 3), "nextn_predict_layers": value("u32", 1)}
+    found = facts(tmp_path, "glm4moe", keys, behind)
+    assert found.layers == 2 and found.tensors.keys() == plain.tensors.keys() and found.stored == plain.stored
+    with pytest.raises(ModelFormatError, match=r"blk.2.attn_q.weight"):
+        facts(tmp_path, "glm4moe", {"block_count": value("u32", 3)}, behind)
+
+
+def test_routing_that_a_file_states(tmp_path: Path) -> None:
+    said: Changes = {
+        "expert_gating_func": value("u32", 2), "expert_weights_scale": value("f32", 2.5), "expert_weights_norm": value("bool", False),
+        "expert_group_count": value("u32", 2), "expert_group_used_count": value("u32", 1),
+    }  # fmt: skip
+    found = facts(tmp_path, "qwen3moe", said).experts
+    assert found is not None and (found.routed, found.active, found.layers) == (4, 2, 1)
+    assert (found.scores, found.scale, found.normalise, found.groups, found.groups_kept) == ("sigmoid", 2.5, False, 2, 1)
+    plain = facts(tmp_path, "qwen3moe").experts
+    assert plain is not None and (plain.scores, plain.scale, plain.normalise, plain.groups) == ("softmax", 1.0, True, 1)
+    for key, raw in (("expert_gating_func", 9), ("expert_group_used_count", 3), ("expert_used_count", 5)):
+        with pytest.raises(ModelFormatError, match=key):
+            facts(tmp_path, "qwen3moe", said | {key: value("u32", raw)})

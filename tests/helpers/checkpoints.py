@@ -192,6 +192,7 @@ RECIPES: dict[str, Recipe] = {
             "moe_intermediate_size": 32,
             "moe_num_shared_experts": 2,
             "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
             "num_hidden_layers": 4,
             "tie_word_embeddings": True,
         },

@@ -130,7 +130,7 @@ class Client:
     def _problem(self, answer: Answer, request: Request) -> str | None:
         """What is wrong with an answer."""
         self._tally.statuses[answer.status] += 1
-        if answer.status == 504 and b"deadline_ms" in request.data and b'"deadline_exceeded"' in answer.body:
+        if answer.status == 504 and b"deadline_ms" in request.data and b"was its deadline" in answer.body:
             return error_problem(answer, request)  # the end that the client asked for
         if answer.status >= 500:
             return f"{answer.status} {answer.body[:600]!r}"
@@ -179,7 +179,9 @@ def dialect_of_error(body: dict[str, Any]) -> str:
     """The dialect in which an error is told; that of responses is OpenAI's."""
     if isinstance(body["error"], str):
         return "ollama"
-    return "anthropic" if body.get("type") == "error" else "openai"
+    if body.get("type") == "error":
+        return "anthropic"
+    return "ggml" if isinstance(body["error"].get("code"), int) else "openai"
 
 
 def error_problem(answer: Answer, request: Request) -> str | None:
@@ -193,6 +195,8 @@ def error_problem(answer: Answer, request: Request) -> str | None:
     dialect = dialect_of_error(body)
     if dialect == "ollama":
         is_known = set(body) == {"error"}
+    elif dialect == "ggml":
+        is_known = set(error) == {"code", "message", "type"} and (answer.status, error["type"]) in CATALOGUE.values()
     elif dialect == "anthropic":
         is_known = {"type", "message"} <= set(error) <= {"type", "message", "details"} and error["type"] == anthropic_type(answer.status)
     else:
@@ -222,7 +226,8 @@ def stream_problem(body: bytes) -> str | None:
         return f"a stream failed: {body[-500:]!r}"
     last = body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
     ends = (b"data: [DONE]", b"event: message_stop", b"event: error", *(b"event: response." + each for each in ENDS))
-    return None if body.endswith(b"\n\n") and last.startswith(ends) else f"a stream without its end: {body[-200:]!r}"
+    is_whole = last.startswith(ends) or b'"stop":true' in last or last.startswith((b'data: {"error"', b"data: {}"))
+    return None if body.endswith(b"\n\n") and is_whole else f"a stream without its end: {body[-200:]!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from checkpoints import GGUFS, RECIPES, WINDOW, logits_of
 from convert import KINDS, dequantised
 from tiny import Driver, dense, log_softmax
 
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.read import describe_files, read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 
@@ -107,3 +108,20 @@ def test_the_chat_checkpoint_equals_transformers(tmp_path: Path) -> None:
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "Hello, who are you?"}], add_generation_prompt=True)["input_ids"]
     facts = read_model_facts(directory)
     same(Driver(facts, dense(facts)).step((0, ids)), logits_of(AutoModelForCausalLM.from_pretrained(directory), ids))
+
+
+def test_layers_behind_the_last_are_left_out_of_checkpoints(checkpoint, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    whole = shutil.copytree(checkpoint("glm4moe").directory, tmp_path / "whole", ignore=shutil.ignore_patterns("*.gguf"))
+    right = read_model_facts(whole)
+    tensors = load_file(whole / "model.safetensors")
+    tensors["model.layers.3.eh_proj.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelFormatError, match="eh_proj"):
+        read_model_facts(whole)
+    (whole / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    found = read_model_facts(whole)
+    assert found.tensors.keys() == right.tensors.keys() and found.stored == right.stored == describe_files(whole).stored

@@ -13,7 +13,10 @@ from checkpoints import Checkpoint, logits_of
 from safetensors.torch import load_file, save_file
 from tiny import Driver, dense, log_softmax
 
-from ridgeline.compute.load.weights import load_weights, map_weights
+from ridgeline.compute.load.views import gather_rows
+from ridgeline.compute.load.weights import each_weight, load_weights, map_weights
+from ridgeline.compute.quant.bits import Bytes
+from ridgeline.compute.quant.formats import Rows
 from ridgeline.compute.quant.weight import CodedWeight, StackedWeight
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.headers.read import read_model_facts
@@ -56,6 +59,22 @@ def test_numbers_are_the_converters(packed: tuple[Checkpoint, Path]) -> None:
     stacked = map_weights(facts)["blk.0.ffn_up_exps.weight"]
     assert isinstance(stacked, StackedWeight)
     assert all(isinstance(part, CodedWeight) and part.kind == "MXFP4" for part in stacked.parts)
+
+
+def test_experts_are_gathered_when_their_turn_comes(packed: tuple[Checkpoint, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's experts as codes beside the packed ones would not fit into memory."""
+    gathered: list[int] = []
+
+    def gather(rows: Rows, count: int, row_bytes: int) -> Bytes:
+        gathered.append(count)
+        return gather_rows(rows, count, row_bytes)
+
+    monkeypatch.setattr("ridgeline.compute.load.weights.gather_rows", gather)
+    facts = read_model_facts(packed[1])
+    assert facts.experts is not None
+    for name, _ in each_weight(facts):
+        assert len(gathered) == (facts.experts.routed if "exps.weight" in name else 0) or "bias" in name
+        gathered.clear()
 
 
 def test_logits_are_transformers(packed: tuple[Checkpoint, Path]) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from ridgeline.cli import chaos
 from ridgeline.cli.admin_client import ask_admin
 from ridgeline.cli.main import make_app
-from ridgeline.config.groups import EngineConfig
+from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.requests import Result
@@ -205,7 +205,7 @@ def test_no_server_and_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_change_that_costs_goodput_is_taken_back(
     opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real looks at the metrics, real knobs; of the yields one is planted, as a loss needs minutes of load."""
+    """Real looks at the metrics, real knobs; of the yields one is planted."""
     monkeypatch.setattr(knob_watch, "loss", lambda before, behind: "52% of requests were good, 97% before")
     opened.ask("POST", "/knobs", {"name": "step_ms", "value": 30, "watch_seconds": 0.05})
     end = time.monotonic() + 5
@@ -217,6 +217,49 @@ def test_a_change_that_costs_goodput_is_taken_back(
     assert said["by"] == lines(caplog)[0]["by"]
     with pytest.raises(ConfigError, match="outside 0 … 600"):
         opened.ask("POST", "/knobs", {"name": "step_ms", "value": 30, "watch_seconds": 601})
+
+
+@pytest.mark.parametrize(("knob", "harmful", "reason"), [
+    ("step_ms", 1, "tokens/s with requests waiting"),
+    pytest.param("max_num_queued_reqs", 0, "of requests were good", marks=pytest.mark.night),
+])  # fmt: skip
+def test_a_knob_that_harms_a_server_under_load_is_taken_back(
+    new_site: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, knob: str, harmful: int, reason: str
+) -> None:
+    """Nothing is planted: twelve clients at four rows of a device on which steps and tokens cost time. Steps that may take 1 ms cut
+    prompts into many; without a queue most clients are refused."""
+    monkeypatch.setattr(knob_watch, "PERIOD_SECONDS", 0.05)
+    device = 'fake:{"rows": 4, "step_seconds": 0.006, "token_seconds": 0.0001}'
+    site = new_site(EngineConfig(device, max_num_batched_tokens=320, enable_prefix_caching=False), ServerConfig(goodput="ttft=20s"))
+    tmp_path.chmod(0o700)
+
+    async def client(number: int, ended: asyncio.Event) -> None:
+        body = {"prompt": [5 + number] * 300, "max_tokens": 4, "ignore_eos": True}
+        while not ended.is_set():
+            if (await site.client.post("/v1/completions", json=body)).status_code != 200:
+                await asyncio.sleep(0.02)
+
+    async def load(ended: asyncio.Event) -> None:
+        await asyncio.gather(*(client(number, ended) for number in range(12)))
+
+    with admin_socket(str(tmp_path / "a.sock")) as listening:
+        opened, ended = Opened(site, listening), asyncio.Event()
+        clients = asyncio.run_coroutine_threadsafe(load(ended), site.loop)
+        try:
+            time.sleep(2)
+            before = opened.ask("GET", "/knobs")[knob]
+            opened.ask("POST", "/knobs", {"name": knob, "value": harmful, "watch_seconds": 1.5})
+            end = time.monotonic() + 10
+            while len(lines(caplog)) < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+            said = lines(caplog)[1]
+            assert said["action"] == "rolled back" and (said["old"], said["new"]) == (harmful, before), said
+            assert reason in said["reason"] and opened.ask("GET", "/knobs")[knob] == before
+        finally:
+            site.loop.call_soon_threadsafe(ended.set)
+            clients.result(20)
+            site.loop.call_soon_threadsafe(opened.admin.close)
+            site.wait(asyncio.sleep(0.01))
 
 
 def test_what_counts_as_a_loss() -> None:

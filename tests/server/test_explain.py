@@ -1,6 +1,10 @@
 """Explanations over HTTP: whose they are, what they name, and that their causes sum to what passed."""
 
 import asyncio
+import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +65,28 @@ def test_a_chat_names_its_template_and_tokeniser(chat_site: Any) -> None:
     causes = [each["cause"] for each in told["total"]["causes"]]
     assert {"template", "tokenise", "host", "prefill", "detokenise"} <= {*causes}
     assert told["summary"].startswith(f"{told['ttft']['ms']:,.0f} ms to the first token")
+
+
+def test_an_answer_says_it_by_itself_where_it_is_asked(chat_site: Any) -> None:
+    assert "ridgeline" not in chat_site.complete(prompt="a", max_tokens=3).json()["usage"]
+    whole = chat_site.complete(prompt="a", max_tokens=3, explain=True).json()["usage"]["ridgeline"]
+    last = chat_site.events("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, explain=True,
+                            stream_options={"include_usage": True})[-1]["usage"]["ridgeline"]  # fmt: skip
+    for told in (whole, last):
+        assert {"prefill", "decode"} <= told["total_ms"].keys() and told["first"] in told["total_ms"]
+        assert sum(told["ttft_ms"].values()) < sum(told["total_ms"].values())
+
+
+def test_an_engine_that_ends_leaves_a_recording(new_site: Any, tmp_path: Path) -> None:
+    site = new_site(EngineConfig("fake:"))
+    site.service.recorder._folder = tmp_path / "incidents"
+    assert site.complete(prompt="before", max_tokens=5).status_code == 200
+    os.kill(site.service.deployment.client.pid, signal.SIGKILL)
+    site.wait(site.service.deployment.client.ready(1))
+    assert site.get("/metrics").status_code == 200
+    for thread in [each for each in threading.enumerate() if each.name == "recorder"]:
+        thread.join()
+    (folder,) = (tmp_path / "incidents").iterdir()
+    told = json.loads((folder / "incident.json").read_text())
+    assert told["kind"] == "engine" and "ended" in told["reason"] and told["requests"] == 1 and told["steps"] >= 5
+    assert json.loads((folder / "trace.jsonl").read_text())["output"] == 5

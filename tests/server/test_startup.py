@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.engine.client import State
 from ridgeline.errors import Finding
 from ridgeline.server import deployment
-from ridgeline.server.startup import Startup
+from ridgeline.server.startup import FILE, Startup, keep_start, last_start
 
 
 def test_the_time_left_follows_the_measured_pace() -> None:
@@ -34,6 +35,33 @@ def test_the_time_left_follows_the_measured_pace() -> None:
     startup.note("packing weights", 0.1)
     told = startup.snapshot()
     assert (told.stage, told.progress, told.eta_seconds, told.elapsed_seconds) == ("ready", 1.0, 0.0, 6.0), "a restart is no start"
+
+
+def test_later_stages_are_reckoned_as_they_took_last(tmp_path: Path) -> None:
+    clock = [0.0]
+
+    def start(known: dict[str, float]) -> Iterator[float | None]:
+        startup = Startup(lambda: clock[0])
+        startup.before = known
+        for stage, seconds in (("starting", 1), ("packing weights", 8), ("warming up", 3)):
+            startup.note(stage, 0.0)
+            yield startup.snapshot().eta_seconds
+            clock[0] += seconds / 2
+            startup.note(stage, 0.5)
+            yield startup.snapshot().eta_seconds
+            clock[0] += seconds / 2
+        startup.end()
+        keep_start(tmp_path, "m", startup.seconds)
+
+    assert list(start({})) == [None, 0.5, None, 4.0, None, 1.5], "nothing is known but the pace of the stage"
+    known = last_start(tmp_path, "m")
+    assert known == {"starting": 1, "packing weights": 8, "warming up": 3} and last_start(tmp_path, "other") == {}
+    assert list(start(known)) == [12.0, 11.5, 11.0, 7.0, 3.0, 1.5]
+    for number in range(100):
+        keep_start(tmp_path, f"m{number}", known)
+    assert last_start(tmp_path, "m") == {} and last_start(tmp_path, "m99") == known
+    (tmp_path / FILE).write_text('{"m": {"a": "x", "b": -1, "c": 2, "d": true}, "n": 3}')
+    assert last_start(tmp_path, "m") == {"c": 2.0} and last_start(tmp_path, "n") == {}
 
 
 def test_startupz_while_loading_and_behind_it(new_site: Any) -> None:

@@ -24,6 +24,16 @@ def slo(site: Any) -> Iterator[Any]:
     found.close()
 
 
+@pytest.fixture(scope="module")
+def spoken(site: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    found = type(site)(EngineConfig(ONE_ROW, scheduling_policy="slo"), ServerConfig(chat_template=str(template)))
+    found.wait(found.service.start())
+    yield found
+    found.close()
+
+
 def in_order(site: Any, bodies: list[dict[str, Any]]) -> list[int]:
     """Numbers of the requests in the order in which they end. All of them wait for one that came first."""
     ended: list[int] = []
@@ -68,6 +78,19 @@ def test_a_deadline_ends_what_is_late(slo: Any) -> None:
     body = {"prompt": "a", "max_tokens": 2, "deadline_ms": 20_000}
     assert slo.request("POST", "/v1/completions", json=body, headers=header).status_code == 200, "the body's own counts"
     assert slo.complete(prompt="a", max_tokens=2).status_code == 200 and slo.service.deployment.open_requests == 0
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 900}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 900}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 900}),
+])  # fmt: skip
+def test_every_dialect_has_the_fields(spoken: Any, path: str, asked: dict[str, Any]) -> None:
+    late = spoken.request("POST", path, json={"model": "fake", **asked, "deadline_ms": 60})
+    assert late.status_code == 504 and "60 ms" in late.json()["error"]["message"]
+    for name in ("ttft_ms", "itl_ms", "deadline_ms"):
+        wrong = spoken.request("POST", path, json={"model": "fake", **asked, name: 0})
+        assert wrong.status_code == 400 and name in wrong.json()["error"]["message"]
 
 
 def test_who_would_be_late_is_told_at_once(slo: Any) -> None:

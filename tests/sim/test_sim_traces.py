@@ -54,7 +54,7 @@ class Recorder:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self.grammars = executor.grammars
+        self.grammars, self.adapters = executor.grammars, executor.adapters
         self.plans: list[str] = []
         self.timings: list[Timings] = []
 

@@ -239,11 +239,11 @@ def test_a9_a_script_for_vllm_runs() -> None:
     with LLM('fake:{"rows": 4}', max_model_len="1k", enforce_eager=True, trust_remote_code=False, **more) as llm:
         params = SamplingParams(temperature=0, max_tokens=4, stop=["x"], logit_bias={65: 1.0}, detokenize=True)  # type: ignore[arg-type]
         for prompts in ("Hello", ["Hello"], {"prompt": "Hello"}, [{"prompt_token_ids": [256, *b"Hello"]}]):
-            (answer,) = llm.generate(prompts, params, use_tqdm=False, lora_request=None)  # type: ignore[call-arg, arg-type]
+            (answer,) = llm.generate(prompts, params, use_tqdm=False, lora_request=None)  # type: ignore[arg-type]
             assert answer.prompt_token_ids == (256, *b"Hello") and len(answer.outputs[0].token_ids) == 4
         for call, message in (
             (partial(llm.generate, "a", sampling_param=params), "no argument 'sampling_param'; did you mean sampling_params"),
-            (partial(llm.generate, "a", lora_request=1), "adapters are not supported yet"),
+            (partial(llm.generate, "a", lora_request=1), "give a name or a LoRARequest"),
             (partial(llm.generate, {"promt": "a"}), "a prompt has promt"),
             (partial(llm.generate, 5), "prompts is 5"),
         ):

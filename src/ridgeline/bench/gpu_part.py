@@ -44,6 +44,7 @@ class TimedExecutor:
     """Wraps an executor and measures the CPU seconds spent in it."""
 
     grammars = None
+    adapters = None
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor

@@ -11,6 +11,7 @@ from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
     "status": "Say what a server does now: state, start, engine, requests.",
+    "cost": "Say what tenants and the last requests cost, and what was idle.",
     "knobs": "List the settings that can change now, or change one.",
     "swap": "Put another model in the place of the one that serves.",
     "profile": "Profile front end and engine for some seconds.",
@@ -41,6 +42,39 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
     found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
     width = max(map(len, found))
     print("\n".join(f"{name.replace('_', ' '):<{width}}  {'–' if value is None else value}" for name, value in found.items()))
+
+
+def cost(
+    requests: Annotated[int, typer.Option(min=0, max=1_000, help="Of the last requests, so many.")] = 10,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Say what tenants and the last requests cost, and what was idle: seconds of the engine, processor time, dollars, joules."""
+    found = ask_admin(server, key_file, "GET", "/cost")
+    if as_json:
+        print_json(found)
+        return
+    total = found["total"]["seconds"] or 1.0
+    rows = [(name or "(no key)", each["spent"], f"{each['kv_token_seconds']:,.0f}") for name, each in found["tenants"].items()]
+    rows += [("under way, or nobody's", found["open"], ""), ("idle", found["idle"], ""), ("all", found["total"], "")]
+    heads = ("", "seconds", "share", "processor", "dollars", "joules", "KV token-seconds")
+    print_table("Since the start", heads, [(name, *_amount(spent, total), held) for name, spent, held in rows])
+    last = found["requests"][-requests:] if requests else []
+    if last:
+        columns = ("request", "tenant", "in", "out", "seconds", "share", "processor", "dollars", "joules")
+        print_table("Last requests", columns, [
+            (each["request_id"], each["tenant"], str(each["prompt_tokens"]), str(each["completion_tokens"]), *_amount(each["spent"], total))
+            for each in last
+        ])  # fmt: skip
+
+
+def _amount(spent: dict[str, Any], total: float) -> tuple[str, ...]:
+    dollars, joules = spent["dollars"], spent["joules"]
+    return (
+        f"{spent['seconds']:,.3f}", f"{spent['seconds'] / total:.1%}", f"{spent['processor_ms']:,.0f} ms",
+        "–" if dollars is None else f"${dollars:,.6f}", "–" if joules is None else f"{joules:,.1f}",
+    )  # fmt: skip
 
 
 def knobs(

@@ -28,7 +28,7 @@ def ask_admin(
     where = find_socket(server)
     headers = {"Host": "localhost"}
     if key_file is not None:
-        headers["Authorization"] = f"Bearer {_read_key(key_file)}"
+        headers["Authorization"] = f"Bearer {read_key(key_file)}"
     connection = _UnixConnection(where, seconds)
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
@@ -71,7 +71,8 @@ def _names(server: "RunningServer") -> tuple[str, ...]:
     return str(server.pid), server.model, server.url, server.url.rpartition(":")[2]
 
 
-def _read_key(file: Path) -> str:
+def read_key(file: Path) -> str:
+    """The key in a file. Raises ConfigError where it holds no key, or more."""
     try:
         with file.expanduser().open("rb") as opened:
             key = opened.read(MAX_KEY_BYTES).decode("ascii").strip()

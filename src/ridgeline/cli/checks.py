@@ -113,6 +113,13 @@ def _check_serve(given: Given) -> None:
         _check_engine(settings.engine)
 
 
+def _check_top(given: Given) -> None:
+    from ridgeline.cli.top import find_url
+
+    find_url(given["url"])
+    raise Unchecked
+
+
 def _check_route(given: Given) -> None:
     from ridgeline.cli.route import config_of
     from ridgeline.router.run import check_config
@@ -289,7 +296,9 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "rm": _check_rm,
     "ps": _nothing,
     "chaos": _nothing,
+    "top": _check_top,
     "admin status": _nothing,
+    "admin cost": _nothing,
     "admin knobs": _nothing,
     "admin swap": _nothing,
     "admin profile": _nothing,

@@ -29,6 +29,7 @@ VERBS: Final = {
     "show": "Show a model: facts, template, licence, origin, whether it fits.",
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
+    "top": "Watch a server: load, speed, what binds, which lever helps.",
     "admin": "Look at a running server and change it.",
     "explain": "Say where the time of a server's requests went.",
     "chaos": "Inject a fault into a server that allows it.",

@@ -44,6 +44,7 @@ class StepRows(NamedTuple):
     has_drafts       True where a row samples more than one position
     has_grammars     True where a row that samples follows a grammar
     has_budgets      True where the reasoning of a row that samples has a budget
+    slots            int32 [R]: slot of each row's adapter, -1 for none; None where no row has one
     pooled           indices of the rows whose result is a vector
     """
 
@@ -58,6 +59,7 @@ class StepRows(NamedTuple):
     has_grammars: bool
     has_budgets: bool
     pooled: list[int]
+    slots: NDArray[np.int32] | None = None
 
     def matches(self, plan: Plan) -> bool:
         """True where the plan has the same rows and samples. Plans of the same rows share their column."""

@@ -159,6 +159,7 @@ class StepInputs:
     tables        int32 [R, P] per KV group: block ids of positions 0, block_tokens, …; 0 where there is none
     slots         int64 [T] per KV group: block id · block_tokens + offset, where the token's K and V go
     select        int32 [S]     tokens whose logits are wanted, ascending
+    adapter       int32 [T]     slot of each token's adapter, -1 for none; None where no row has one
     """
 
     ids: NDArray[np.int32]
@@ -169,6 +170,7 @@ class StepInputs:
     tables: tuple[NDArray[np.int32], ...]
     slots: tuple[NDArray[np.int64], ...]
     select: NDArray[np.int32]
+    adapter: NDArray[np.int32] | None = None
 
     @property
     def sizes(self) -> Sizes:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
@@ -84,6 +85,8 @@ class OpenedModel:
     weights_bytes: int
     decisions: tuple[Decision, ...] = ()
     """Shown to users: how it was loaded."""
+    adapters: AdapterStore | None = None
+    """Of which rows may have one; None where they may not."""
 
 
 OpenModel = Callable[[ModelSource, Progress], OpenedModel]

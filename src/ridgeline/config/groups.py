@@ -144,6 +144,26 @@ class EngineConfig:
         None, "Threads of a step [available CPU cores].", "all CPU cores share a step", "other programs slow down: too many",
         bounds=(1, 1_024), also=_LEAST,
     )  # fmt: skip
+    enable_lora: bool = _set(
+        False, "Answer requests with LoRA adapters, which --lora and the server's routes name.",
+        "rows without an adapter cost nothing more", "400 for requests that name an adapter: off",
+    )  # fmt: skip
+    lora: tuple[str, ...] = _set(
+        (), "An adapter as NAME=PATH, a folder of PEFT's or a GGUF file; may be repeated.", "it turns on --enable-lora",
+        "404 model_not_found for an adapter of yours: not listed",
+    )  # fmt: skip
+    max_loras: int = _set(
+        8, "Adapters that the sequences of one step may have.", "a slot is as large as an adapter in it",
+        "requests wait for an adapter slot while sequences could run: too few", bounds=(1, 256),
+    )  # fmt: skip
+    max_lora_rank: int = _set(
+        64, "Largest rank of an adapter.", "bounds the memory of an adapter", "an adapter is refused with its rank: too small",
+        bounds=(1, 256),
+    )  # fmt: skip
+    max_cpu_loras: int = _set(
+        32, "Adapters in host memory, from which slots are filled.", "others are read from their files again",
+        "requests wait for adapters that have been used before: too few", bounds=(1, 4_096),
+    )  # fmt: skip
     record: str | None = _set(
         None, "File for every command, plan and result, token ids included; see `replay`.",
         "every command, plan and result, with token ids; after a restart FILE.restart-1", "the disk fills up: set", unit="FILE",
@@ -163,6 +183,11 @@ class EngineConfig:
         "engine restarts while it computes: too short",
         unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
     )  # fmt: skip
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters that the sequences of one step may have; 0: none is taken."""
+        return self.max_loras if self.enable_lora or self.lora else 0
 
     @property
     def rows(self) -> int:
@@ -290,6 +315,11 @@ class ServerConfig:
     metrics_compat: str = _set(
         "none", "vllm: /metrics has the label engine too, and more of vLLM's metrics.",
         "metrics that vLLM has bear its names in any case", "panels of vLLM's dashboards stay empty: vllm", choices=("none", "vllm"),
+    )  # fmt: skip
+    price_per_hour: float | None = _set(
+        None, "Dollars per hour for this machine; requests and tenants are then told in dollars too [in seconds alone].",
+        "what machine time costs is nothing that a server could know", "ridgeline_tenant_dollars far from the bill: another price",
+        unit="dollars", bounds=(1e-6, 1e6),
     )  # fmt: skip
     admin_socket: str = _set(
         "auto", "Unix socket of `ridgeline admin`, for this server's user alone: auto (in the user's state folder), none, or its path.",

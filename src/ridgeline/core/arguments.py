@@ -24,7 +24,7 @@ OTHERS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType({
     "task": ("embed", "there are vectors alone"),
     "use_activation": (True, "vectors are normalised; PoolingParams(normalize=False)"),
     "tokenization_kwargs": (None, "cut texts by truncate_prompt_tokens"),
-    "lora_request": (None, "adapters are not supported yet"),
+    "lora_request": (None, "name the adapter as lora"),
     "mm_processor_kwargs": (None, "images and sound are not supported yet"),
     "use_tqdm_on_load": (True, "on_progress gets the progress of loading"),
     "chat_template_content_format": ("auto", "templates get content as they ask for it"),

@@ -57,6 +57,14 @@ class GrammarReady:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterReady:
+    """An adapter is in host memory, or cannot be: as `GrammarReady`."""
+
+    digest: bytes
+    error: str | None = None
+
+
 Knob = Literal["step_ms", "num_speculative_tokens"]
 
 
@@ -72,7 +80,7 @@ class SetKnob:
     value: int
 
 
-Command = Admit | Close | Abort | GrammarReady | SetKnob
+Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob
 
 
 class Output(NamedTuple):

@@ -13,11 +13,14 @@ from ridgeline.core.plan import IntColumn, Timings
 
 class Wait(StrEnum):
     """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
-    block of its prefix, steps in flight still use its row, or its grammar is being compiled."""
+    block of its prefix, steps in flight still use its row, its grammar is being compiled, its adapter is being read, or others use all
+    slots for adapters."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
     GRAMMAR = "grammar"
+    ADAPTER = "adapter"
+    SLOT = "adapter slot"
 
 
 Lack = Literal["", "rows", "blocks", "budget", "order"]

@@ -30,9 +30,26 @@ def check(scheduler: Scheduler) -> None:
         raise LawViolation(4, "a step is planned behind one that drafts")
     if len(pool.free) + len(pool.cached) + pool.held != pool.count:
         raise LawViolation(2, f"free {len(pool.free)} + cached {len(pool.cached)} + held {pool.held} is not {pool.count}")
+    if lifecycle.adapters.count:
+        _check_slots(scheduler)
     host = scheduler.cache.host
     if len(host.free) + len(host.cached) != host.count:
         raise LawViolation(2, f"of the host, free {len(host.free)} + cached {len(host.cached)} is not {host.count}")
+
+
+def _check_slots(scheduler: Scheduler) -> None:
+    """Checks law 5: adapters of rows lie in slots of their own, as many as there are."""
+    lifecycle, adapters = scheduler.lifecycle, scheduler.lifecycle.adapters
+    numbers = list(adapters.slots.values())
+    if len(set(numbers)) != len(numbers) or len(numbers) > adapters.count or not adapters.rows.keys() <= adapters.slots.keys():
+        raise LawViolation(5, f"{len(numbers)} adapters lie in {adapters.count} slots: {numbers}")
+    for sequence in lifecycle.running:
+        adapter = sequence.request.adapter
+        if (adapter is None) != (sequence.slot < 0) or (adapter is not None and adapters.slots.get(adapter.digest) != sequence.slot):
+            raise LawViolation(5, f"sequence {sequence.number} uses slot {sequence.slot}, which is not its adapter's")
+    opened = Counter(s.request.adapter.digest for each in lifecycle.open.values() for s in each.values() if s.request.adapter is not None)
+    if opened != adapters.open or (scheduler.idle and adapters.rows):
+        raise LawViolation(14, f"{opened.total()} sequences with adapters are open and {adapters.open.total()} are counted")
 
 
 def _check_sequence(sequence: Sequence, state: State) -> None:
@@ -74,6 +91,9 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     given += [block_id for new in plan.new_rows for table in new.tables for block_id in table]
     if given and not 0 <= min(given) <= max(given) <= shape.blocks:
         raise LawViolation(5, f"{name} names blocks outside 0 … {shape.blocks}")
+    slots = [new.slot for new in plan.new_rows] + [fill.slot for fill in plan.fills]
+    if slots and not -1 <= min(slots) <= max(slots) < limits.adapter_slots:
+        raise LawViolation(5, f"{name} names slots {slots} of {limits.adapter_slots}")
     for pair in plan.copies:
         if not 1 <= min(pair) <= shape.blocks < max(pair) <= shape.blocks + shape.host_blocks:
             raise LawViolation(5, f"{name} copies {pair}; the device has {shape.blocks} blocks, the host {shape.host_blocks}")

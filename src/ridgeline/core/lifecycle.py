@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from itertools import takewhile
 from operator import attrgetter
 
+from ridgeline.core.adapters import AdapterSlots
 from ridgeline.core.admission import rejection_reason
 from ridgeline.core.commands import Delivered
 from ridgeline.core.events import Admitted as AdmittedEvent
@@ -17,7 +18,7 @@ from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Pre
 from ridgeline.core.fairness import FairShares
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.pace import Pace
-from ridgeline.core.params import Admitted, Limits
+from ridgeline.core.params import Adapter, Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.reservation import OutputLengths
 from ridgeline.core.sequence import Sequence, State
@@ -36,6 +37,8 @@ class Lifecycle:
     open              request id → choice → its sequence, until it is closed
     unstarted         ids of requests of which no choice has run yet: the queue that `max_waiting` bounds
     itl_rows          running sequences with an `itl_ms` of their own
+    adapters          which adapters lie in the executor's slots
+    starts            of sequences so far
     lengths           of outputs of closed sequences, from which blocks are reserved
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
@@ -54,7 +57,9 @@ class Lifecycle:
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
         self.itl_rows = 0
+        self.starts = 0
         self.lengths = OutputLengths()
+        self.adapters = AdapterSlots(limits.adapter_slots)
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
         self._shares = FairShares(limits.rows, cache.shape.blocks * cache.shape.block_tokens // len(cache.shape.groups))
@@ -87,6 +92,9 @@ class Lifecycle:
             insort(self.waiting, sequence, key=by_rank)
             if request.sampling.grammar is not None:
                 self.add_wait(sequence, Wait.GRAMMAR, None)
+            if request.adapter is not None:
+                self.adapters.name(request.adapter, 1)
+                self.add_wait(sequence, Wait.ADAPTER, None)
         if self._slack is not None:
             self._demote_late(self._slack.now)
 
@@ -100,14 +108,15 @@ class Lifecycle:
             sequence.rank = self.policy.rank(sequence)
             insort(self.waiting, sequence, key=by_rank)
 
-    def on_grammar(self, digest: bytes, error: str | None, now: float) -> None:
-        """Ends the wait of sequences for a grammar; if it cannot be compiled, the sequences too."""
-        for sequence in [each for each in self.waiting if Wait.GRAMMAR in each.waiting_for]:
-            grammar = sequence.request.sampling.grammar
-            if grammar is None or grammar.digest != digest:
+    def on_ready(self, reason: Wait, digest: bytes, error: str | None, now: float) -> None:
+        """Ends the wait of sequences for a grammar, or for an adapter; if it cannot be used, the sequences too."""
+        for sequence in [each for each in self.waiting if reason in each.waiting_for]:
+            request = sequence.request
+            awaited = request.sampling.grammar if reason is Wait.GRAMMAR else request.adapter
+            if awaited is None or awaited.digest != digest:
                 continue
             if error is None:
-                self.clear_wait(sequence, Wait.GRAMMAR)
+                self.clear_wait(sequence, reason)
             else:
                 sequence.message = error
                 self._stop(sequence)
@@ -119,6 +128,8 @@ class Lifecycle:
         if is_new and len(self.unstarted) >= self.limits.max_waiting:
             message = f"{len(self.unstarted)} requests are waiting, the limit is {self.limits.max_waiting}; try again later"
             return message, self._retry_after()
+        if request.adapter is not None and not self.limits.adapter_slots:
+            return "this engine takes no adapters; start it with --enable-lora", None
         reason = rejection_reason(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
         return (reason, None) if reason else None
 
@@ -143,6 +154,17 @@ class Lifecycle:
             sequence.waiting_for.discard(reason)
             self._emit(Ready(sequence.request.request_id, sequence.choice, reason))
 
+    def has_slot(self, sequence: Sequence, adapter: Adapter) -> bool:
+        """True if there is a slot for the waiting sequence's adapter; notes that it waits for one where there is none. Others start in its
+        place then, as many as there are rows, so that slots become free at last."""
+        if self.adapters.has_room(adapter):
+            self.clear_wait(sequence, Wait.SLOT)
+            return True
+        if Wait.SLOT not in sequence.waiting_for:
+            self.add_wait(sequence, Wait.SLOT, None)
+            sequence.passed_from = self.starts
+        return False
+
     def start(self, sequence: Sequence, now: float) -> None:
         """Gives the sequence a row; the caller has checked that one is free."""
         for other in self.waiting:
@@ -159,6 +181,9 @@ class Lifecycle:
             self._starts.append(now)
         self.itl_rows += sequence.request.itl_ms > 0
         self._shares.on_start(sequence.tag if self._slack is None else min([each.tag for each in (sequence, *self.waiting)]))
+        if sequence.request.adapter is not None:
+            sequence.slot = self.adapters.take(sequence.request.adapter)
+        self.starts += 1
         sequence.row = self.rows.pop()
         sequence.state = State.RUNNING
         sequence.overtaken = 0
@@ -189,6 +214,9 @@ class Lifecycle:
             self.rows.append(sequence.row)
             self.freed_rows.append(sequence.row)
             sequence.row = -1
+            if sequence.request.adapter is not None:
+                self.adapters.release(sequence.request.adapter)
+                sequence.slot = -1
 
     def end(self, sequence: Sequence, reason: Finish, now: float) -> None:
         """Ends a sequence. In the two-phase close the end is provisional until the front end closes it, except after an error."""
@@ -237,6 +265,8 @@ class Lifecycle:
         if not choices:
             del self.open[request.request_id]
             self.unstarted.discard(request.request_id)
+        if request.adapter is not None:
+            self.adapters.name(request.adapter, -1)
         usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
         self._shares.settle(sequence, usage)
         if sequence.cached_tokens >= 0 and sequence.pooling is None:

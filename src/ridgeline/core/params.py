@@ -73,6 +73,22 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a request is answered with.
+
+    name       for messages
+    digest     SHA-256 of its files, which is part of every prefix key
+    path       where the operator has put it: a directory of PEFT's, or a GGUF file
+    is_pinned  it keeps its slot once it has one
+    """
+
+    name: str
+    digest: bytes
+    path: str
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """The form of an output; exactly one of the first six is set. Names are vLLM's.
 
@@ -240,6 +256,7 @@ class Admitted:
     arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     ttft_ms       milliseconds from arrival in which its first token should come, under the slo policy; 0: none is named
     itl_ms        milliseconds that a step with it decoding may take; 0: as the engine's `step_ms`
+    adapter       None: the model as it is
     pooling       None: it is answered with ids; else with a vector of its prompt
     """
 
@@ -260,6 +277,7 @@ class Admitted:
     arrived: float | None = None
     ttft_ms: int = 0
     itl_ms: int = 0
+    adapter: Adapter | None = None
     pooling: Pooling | None = None
 
     def row_params(self, choice: int) -> RowParams:
@@ -296,6 +314,7 @@ class Limits:
     max_preemptions      a sequence preempted so often is never preempted again
     max_waiting          requests that may wait; further ones are rejected
     prefix_caching       False: blocks are shared only among the choices of one request
+    adapter_slots        adapters that rows of one step may have
     """
 
     rows: int = 256
@@ -308,6 +327,7 @@ class Limits:
     max_preemptions: int = 8
     max_waiting: int = 4096
     prefix_caching: bool = True
+    adapter_slots: int = 0
 
     @property
     def max_samples(self) -> int:

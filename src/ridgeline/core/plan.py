@@ -5,7 +5,7 @@ A plan is a delta against rows that the executor already has. Prefill and decode
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ridgeline.core.params import RowParams
 
@@ -30,6 +30,15 @@ class NewRow:
     """All known ids, prompt and outputs."""
     tables: tuple[tuple[int, ...], ...]
     """Block table per KV group; 0 for blocks behind the window, which are never read."""
+    slot: int = -1
+    """Of its adapter; -1: it has none."""
+
+
+class SlotFill(NamedTuple):
+    """An adapter that a slot is filled with before the step computes."""
+
+    slot: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class Plan:
     copies: tuple[tuple[int, int], ...] = ()
     """(from, to): blocks copied in this order before the step computes, one of each pair on the host."""
     score: tuple[tuple[int, int, int], ...] = ()
+    fills: tuple[SlotFill, ...] = ()
     pool: tuple[int, ...] = ()
 
     @property

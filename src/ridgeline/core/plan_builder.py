@@ -3,7 +3,7 @@
 from array import array
 
 from ridgeline.core.events import Lack
-from ridgeline.core.plan import LAST, NewRow, Plan
+from ridgeline.core.plan import LAST, NewRow, Plan, SlotFill
 from ridgeline.core.sequence import Sequence
 
 Ids = tuple[int, ...]
@@ -108,7 +108,7 @@ class PlanBuilder:
             self.score.append((len(self.sequences), sequence.scored - start, upto - sequence.scored))
             sequence.scored = upto
 
-    def build(self, freed_rows: list[int], copies: list[tuple[int, int]], previous: Plan | None) -> Plan:
+    def build(self, freed_rows: list[int], copies: list[tuple[int, int]], previous: Plan | None, fills: list[SlotFill]) -> Plan:
         """Returns the plan. `previous`: the plan of the step before if it has the same rows, whose column is shared then."""
         rows = len(self.sequences)
         count, sample = array("i", [1]) * rows, bytearray(b"\1") * rows
@@ -126,10 +126,11 @@ class PlanBuilder:
             blocks=tuple(self.blocks),
             copies=tuple(copies),
             score=tuple(self.score),
+            fills=tuple(fills),
             pool=tuple(self.pool),
         )
 
 
 def _new_row(sequence: Sequence) -> NewRow:
     params = sequence.request.row_params(sequence.choice)
-    return NewRow(sequence.row, sequence.number, params, tuple(sequence.known), tuple(map(tuple, sequence.tables)))
+    return NewRow(sequence.row, sequence.number, params, tuple(sequence.known), tuple(map(tuple, sequence.tables)), sequence.slot)

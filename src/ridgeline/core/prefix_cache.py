@@ -47,10 +47,12 @@ class PrefixIndex:
         return self.shared or sequence.request.choices > 1
 
     def identity(self, sequence: Sequence) -> bytes:
-        """Returns the scope in which the sequence's blocks are shared: its tenant, or the request alone."""
+        """Returns the scope in which the sequence's blocks are shared: its tenant, or the request alone, and its adapter."""
         if not sequence.identity:
             request = sequence.request
-            scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
+            scope: tuple[bytes, ...] = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
+            if request.adapter is not None:
+                scope += b"adapter", request.adapter.digest
             sequence.identity = b"".join(len(part).to_bytes(4, "little") + part for part in scope)
         return sequence.identity
 

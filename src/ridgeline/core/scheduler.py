@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
 
-from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output, SetKnob
+from ridgeline.core.commands import Abort, AdapterReady, Admit, Close, Command, GrammarReady, Output, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -25,6 +25,9 @@ from ridgeline.core.policy import Policy
 from ridgeline.core.preemption import Preemptor
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.step_time import UNBOUNDED
+
+_LOOKED_AT = frozenset({Wait.PREFIX, Wait.SLOT})
+"""Reasons to wait that nobody clears: a sequence is looked at again in every step."""
 
 
 class Scheduler:
@@ -78,7 +81,9 @@ class Scheduler:
                 case Abort(request_id):
                     self.lifecycle.abort(request_id, now)
                 case GrammarReady(digest, error):
-                    self.lifecycle.on_grammar(digest, error, now)
+                    self.lifecycle.on_ready(Wait.GRAMMAR, digest, error, now)
+                case AdapterReady(digest, error):
+                    self.lifecycle.on_ready(Wait.ADAPTER, digest, error, now)
                 case SetKnob("step_ms", value) if self.pace is not None:
                     self.pace.target = value / 1e3
                     self.limits = self.pace.limited(self.limits)
@@ -152,7 +157,9 @@ class Scheduler:
     def _finish_plan(self, builder: PlanBuilder, now: float) -> Plan:
         last, pool, on_host = self._last, self.cache.pool, len(self.cache.host.cached)
         same = last is not None and not builder.new_sequences and last.sequences == builder.sequences
-        plan = builder.build(self.lifecycle.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
+        fills = self.lifecycle.adapters.fills
+        plan = builder.build(self.lifecycle.freed_rows, self.cache.copies, last.plan if last is not None and same else None, fills)
+        fills.clear()
         self.lifecycle.freed_rows.clear()
         self.cache.copies.clear()
         numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in builder.sequences])
@@ -240,7 +247,11 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
         """Starts a waiting sequence if there are a row and blocks. The first one that fails closes the step to those behind it."""
-        if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
+        waits = sequence.waiting_for
+        if not waits <= _LOOKED_AT or (Wait.PREFIX in waits and self._blocker(sequence, sequence.blocked_at) is not None):
+            return
+        if sequence.request.adapter is not None and not self.lifecycle.has_slot(sequence, sequence.request.adapter):
+            builder.starts_closed = self.lifecycle.starts - sequence.passed_from >= self.limits.rows
             return
         lacks_budget = not self._prefill_left(builder) or (sequence.scored < sequence.to_score and not builder.scores_left)
         if sequence.pooling is not None and sequence.pooling.whole:

@@ -38,8 +38,10 @@ class Sequence:
     tag        its place among those of all tenants (`core.fairness`); `charge` is what the tenant was charged with for it
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
     published  leading blocks published in the prefix cache, or found there; the next one is full at position `publish_at`
+    slot       of its adapter, from its start until its row is free; -1: none
     in_flight  steps in flight with a row of it; `last_step` is the newest of them
     overtaken  sequences that started before it although it was ready
+    passed_from  starts of sequences until it began to wait for a slot for its adapter
     blocked_at the block that it waits for, while it waits for a prefix
     scored     leading prompt positions whose next token's log-probability is planned; `to_score` of them are asked for
     draft_state  owned by the drafter
@@ -68,6 +70,7 @@ class Sequence:
         "new_blocks",
         "number",
         "overtaken",
+        "passed_from",
         "pooling",
         "preemptions",
         "prompt_tokens",
@@ -79,6 +82,7 @@ class Sequence:
         "row",
         "scheduled",
         "scored",
+        "slot",
         "state",
         "stop_ids",
         "tables",
@@ -118,6 +122,7 @@ class Sequence:
         self.published = 0
         self.publish_at = 0
         self.row = -1
+        self.slot = -1
         self.in_flight = 0
         self.last_step = -1
         self.state = State.WAITING
@@ -125,6 +130,7 @@ class Sequence:
         self.blocked_at = 0
         self.preemptions = 0
         self.overtaken = 0
+        self.passed_from = 0
         self.cached_tokens = -1
         self.message: str | None = None
         self.draft_state: Any = None

@@ -16,6 +16,7 @@ from ridgeline.core.params import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
     OPTIONS,
+    Adapter,
     Admitted,
     Bound,
     Grammar,
@@ -90,6 +91,7 @@ def admit(
     weight: int = 1,
     priority: int = 0,
     arrived: float | None = None,
+    adapter: Adapter | None = None,
 ) -> Admitted:
     """The accepted request.
 
@@ -98,7 +100,7 @@ def admit(
     grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
     domain     of the prefix cache: the tenant's, with a salt
-    arrived    see `Admitted`
+    arrived, adapter  see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -121,8 +123,7 @@ def admit(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        seed=seed & INT64_MAX,
-        choices=_choices(params),
+        seed=seed & INT64_MAX, choices=_choices(params),
         sampling=sampling,
         prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
@@ -133,6 +134,7 @@ def admit(
         weight=weight,
         priority=priority,
         arrived=arrived,
+        adapter=adapter,
     )
 
 

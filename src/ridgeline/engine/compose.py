@@ -58,6 +58,7 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         max_model_len=info.max_model_len,
         max_waiting=MAX_WAITING,
         prefix_caching=config.enable_prefix_caching,
+        adapter_slots=info.adapter_slots,
     )
     if info.seconds is not None:
         pace = Pace(info.seconds, config.step_ms / 1e3)

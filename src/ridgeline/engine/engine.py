@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.commands import Admit, Command, GrammarReady, Output
+from ridgeline.core.commands import AdapterReady, Admit, Command, GrammarReady, Output
 from ridgeline.core.events import Event, Idle
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.executor import Executor, Ticket
@@ -74,7 +74,7 @@ class Engine:
         return not self._in_flight and self.scheduler.idle
 
     def prepare(self, commands: Sequence[Command]) -> list[Command]:
-        """Begins to compile the grammars of new requests. Returns the commands, and grammars that became ready."""
+        """Begins to compile the grammars and to read the adapters of new requests. Returns the commands, and what became ready."""
         grammars, found = self.executor.grammars, list(commands)
         for command in commands:
             if isinstance(command, Admit) and (grammar := command.request.sampling.grammar) is not None:
@@ -84,7 +84,19 @@ class Engine:
                     grammars.compile(grammar)
         if grammars is not None and grammars.pending:
             found += [GrammarReady(*each) for each in grammars.take()]
+        adapters = self.executor.adapters
+        if adapters is not None:
+            for command in commands:
+                if isinstance(command, Admit) and command.request.adapter is not None:
+                    adapters.load(command.request.adapter)
+            found += [AdapterReady(*each) for each in adapters.take()]
         return found
+
+    @property
+    def awaited(self) -> list[int]:
+        """File descriptors that can be read once a grammar or an adapter that a request waits for is ready."""
+        preparing = self.executor.grammars, self.executor.adapters
+        return [each.fileno() for each in preparing if each is not None and each.pending]
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
         """Runs one round of the loop: `commands` first, then the oldest step in flight. Effects of commands are reported as events."""
@@ -97,6 +109,8 @@ class Engine:
             result = self.executor.collect(ticket)
             step = ticket.plan.step
             outputs = self.scheduler.commit(ticket.plan, result, self.clock.now())
+        if self.executor.adapters is not None:
+            self.executor.adapters.begin(self.scheduler.lifecycle.adapters.open)
         now, events = self.clock.now(), self.scheduler.take_events()
         if step is None:
             cache = self.scheduler.cache

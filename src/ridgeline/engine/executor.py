@@ -1,9 +1,10 @@
 """The protocol between the engine loop and what computes: numpy, C++, CUDA, or a simulator."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.params import Grammar, Pooling
+from ridgeline.core.params import Adapter, Grammar, Pooling
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import Finding
@@ -26,6 +27,7 @@ class ExecutorInfo:
     width          numbers of a vector
     generates      False: the model has no head, and texts have vectors alone
     findings       problems of the model's header and weights
+    adapter_slots  adapters that the rows of a step may have; 0: rows have none
     """
 
     kv: KVShape
@@ -44,6 +46,7 @@ class ExecutorInfo:
     width: int = 0
     generates: bool = True
     findings: tuple[Finding, ...] = ()
+    adapter_slots: int = 0
     timed: tuple[tuple[int, int, float], ...] = ()
 
 
@@ -79,8 +82,41 @@ class Grammars(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """Reads adapters into host memory, off the engine's loop. Once one is there, a plan may fill a slot with it."""
+
+    def load(self, adapter: Adapter) -> None:
+        """Asks for the adapter. `take` reports it once it is there, also where it has been all the time."""
+        ...
+
+    def begin(self, in_use: Collection[bytes]) -> None:
+        """Begins to read what has been asked for, as far as there is room; returns at once.
+
+        in_use  digests that open sequences name: these are kept, others make room
+        """
+        ...
+
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """Returns digests of the adapters that became ready since the last call, each with its error if it cannot be used."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True while one is being read, or has been."""
+        ...
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while `take` has something to report that has been read."""
+        ...
+
+
 class Executor(Protocol):
     """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """Reads adapters that rows have; None where they have none."""
+        ...
 
     @property
     def grammars(self) -> Grammars | None:

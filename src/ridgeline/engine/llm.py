@@ -4,8 +4,7 @@ Runs the same `Engine` behind the same admission as the server; needs neither so
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import Grammar, SamplingParams, with_known_arguments
 from ridgeline.core.thinking import Thinking
+from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
 from ridgeline.engine.admit import ModelLimits, admit, admit_text, cut_text, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.canary import PARAMS as CANARY
@@ -33,6 +33,20 @@ from ridgeline.engine.pooled import (
     TextRequest,
     pooled_as,
 )
+from ridgeline.engine.prompts import (
+    Lora,
+    Messages,
+    Progressing,
+    Prompt,
+    Prompts,
+    as_list,
+    is_conversation,
+    one_adapter_per_prompt,
+    one_per_prompt,
+    plain_prompt,
+    progress_bar,
+    read_conversations,
+)
 from ridgeline.errors import ConfigError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
@@ -45,14 +59,6 @@ from ridgeline.text.tokenizer import bad_word_ids, text_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 from ridgeline.text.tools.calling import Form, Offer, form_of, read_offer, read_tools
 from ridgeline.text.tools.marks import begins_reasoning
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
-Prompts = Prompt | Sequence[Prompt]
-Progressing = bool | Callable[..., Any]
-"""Whether a progress bar is shown, or what makes one, as tqdm does: with `total` and `desc`."""
-Messages = Sequence[Mapping[str, object]]
-"""A conversation: objects with role and content, as in OpenAI's API."""
 
 
 class LLM:
@@ -95,6 +101,12 @@ class LLM:
         vocab = self._files.vocab(info.vocab)
         self.limits = ModelLimits(vocab, info.max_model_len, self._files.eos_ids(vocab), info.kv)
         self._draw_seed = make_seed_source(self.config.seed)
+        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0)
+        try:
+            self.adapters.add_all(self.config.lora)
+        except BaseException:
+            self.close()
+            raise
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -130,17 +142,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        lora: Lora = None,
+        lora_request: Lora = None,
         use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
+        lora      name of an adapter, or vLLM's `LoRARequest`: for all prompts, or one (or None) for each. `lora_request`: the same
         use_tqdm  shows a progress bar; a function like tqdm makes its own
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
-        texts = _as_list(prompts)
-        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
+        texts = as_list(prompts)
+        params = one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
-        requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
+        columns = texts, params, ranks, one_adapter_per_prompt(lora_request if lora is None else lora, len(texts))
+        requests = [self.prepare(text, each, priority=rank, lora=own) for text, each, rank, own in zip(*columns, strict=True)]
         return _complete(self, requests, use_tqdm)
 
     @with_known_arguments
@@ -155,6 +171,8 @@ class LLM:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        lora: Lora = None,
+        lora_request: Lora = None,
         use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
@@ -165,25 +183,33 @@ class LLM:
         tool_choice             "auto", "none", "required", or a function, as a server takes it; None: "auto" where this model's form of
                                 calls is known, else "none"
         chat_template_kwargs    further variables that the template reads (`enable_thinking` …)
+        lora, lora_request      as `generate`
         Raises as `generate`; RequestError also where there is no template, or where it rejects the conversation.
         """
-        several = _conversations(messages)
-        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
+        several = read_conversations(messages)
+        params = one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
         header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
         is_unknown = tool_choice is None and self.chat_template is not None and self.chat_template.family is None
         offer = read_offer(read_tools(tools or ()), "none" if is_unknown else tool_choice, parallel_tool_calls)
-        return _complete(self, [self.prepare(*pair, offer=offer) for pair in zip(conversations, params, strict=True)], use_tqdm)
+        columns = zip(conversations, params, one_adapter_per_prompt(lora_request if lora is None else lora, len(several)), strict=True)
+        return _complete(self, [self.prepare(prompt, own, offer=offer, lora=name) for prompt, own, name in columns], use_tqdm)
 
     @with_known_arguments
-    def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt | Messages | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str | LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
         """One answer as it comes: each output has the new part. Dropping the iterator, or closing it, aborts the request.
 
         Raises as `generate`, before anything runs.
         """
-        target = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
+        target = Conversation(prompt) if is_conversation(prompt) else prompt  # type: ignore[arg-type]
         default = self.get_default_sampling_params(None if isinstance(target, Conversation) else 16)
-        request = self.prepare(target, sampling_params or default)  # type: ignore[arg-type]
+        request = self.prepare(target, sampling_params or default, lora=lora)  # type: ignore[arg-type]
         if request.has_extra_choices:
             raise RequestError("best_of cannot be streamed: which answers are best is known at their end; use generate", param="best_of")
         return self._engine.stream(request)
@@ -194,7 +220,7 @@ class LLM:
 
         Raises as `generate`; RequestError also for a width that is too large.
         """
-        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
+        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in as_list(prompts)], params)
 
     @with_known_arguments
     def embed(
@@ -234,19 +260,28 @@ class LLM:
         self._engine.check_open()
         info, longest = self._engine.info, self.limits.max_model_len
         pooling = pooled_as(info.pooling, params or PoolingParams())
-        texts = [_plain(each) for each in _as_list(prompts)]
+        texts = [plain_prompt(each) for each in as_list(prompts)]
         ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
         ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
-        requests = [TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids]
-        with _progress_bar(len(requests), progress) as advance:
+        requests = [
+            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
+        ]
+        with progress_bar(len(requests), progress) as advance:
             for _ in self._engine.run(requests):
                 advance(1)
         return requests
 
     def prepare(
-        self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0, offer: Offer | None = None
+        self,
+        prompt: Prompt | Conversation,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        offer: Offer | None = None,
+        lora: str | LoRARequest | None = None,
     ) -> LLMRequest:
         """Admits a request for `run`, which is not submitted yet. offer: a chat's tools, whose answer is read; None: it is text.
+        lora: the adapter that answers.
 
         Raises RequestError.
         """
@@ -272,7 +307,7 @@ class LLM:
                 outputs = None if form.asked is None else form.asked.params
                 params = replace(params, structured_outputs=outputs, skip_special_tokens=params.skip_special_tokens and not kept)
         else:
-            prompt = _plain(prompt)
+            prompt = plain_prompt(prompt)
             ids = self.tokenizer.encode(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
         request = admit(
             ids, params, limits,
@@ -282,6 +317,7 @@ class LLM:
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
             grammar=None if form.asked is None else _grammar(self._grammars, form.asked),
             thinking=_thinking(self, ids, params.thinking_token_budget),
+            adapter=None if lora is None else self.adapters.named(lora),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer, form.reading)
 
@@ -312,7 +348,7 @@ class LLM:
 
 def _complete(llm: LLM, requests: list[LLMRequest], progress: Progressing) -> list[RequestOutput]:
     outputs = []
-    with _progress_bar(len(requests), progress) as advance:
+    with progress_bar(len(requests), progress) as advance:
         for request in llm.run(requests):
             outputs.append(request.output())
             advance(1)
@@ -340,61 +376,3 @@ def _template(llm: LLM) -> ChatTemplate:
     if llm.chat_template is None:
         raise no_template(llm.config.model)
     return llm.chat_template
-
-
-def _is_conversation(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation is a list of objects, several are a list of such lists."""
-    return [messages] if _is_conversation(messages) else list(messages)  # type: ignore[list-item,arg-type]
-
-
-def _as_list(prompts: Prompts) -> list[Prompt]:
-    """One prompt is a string or a non-empty list of integers; anything else is several."""
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts is {prompts!r:.60}; it must be a text, token ids, or a list of these", param="prompts")
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the ids of a prompt that may be an object. Raises RequestError."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    found = {name: value for name, value in prompt.items() if value is not None}
-    if len(found) == 1 and (isinstance(found.get("prompt"), str) or isinstance(found.get("prompt_token_ids"), Sequence)):
-        return next(iter(found.values()))  # type: ignore[no-any-return]
-    names = ", ".join(map(str, found)) or "nothing"
-    raise RequestError(f"a prompt has {names:.60}; give it as prompt, a text, or prompt_token_ids, a list", param="prompt")
-
-
-def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    result = [params] * count if isinstance(params, SamplingParams) else list(params)
-    if len(result) != count:
-        message = f"{count} prompts come with {len(result)} sampling_params; give one, or one per prompt."
-        raise RequestError(message, param="sampling_params")
-    return result
-
-
-@contextmanager
-def _progress_bar(total: int, show: Progressing) -> Iterator[Callable[[int], Any]]:
-    """Yields a function to call after each finished request; it advances a bar on the terminal, or the caller's own."""
-    if callable(show):
-        own = show(total=total, desc="requests")
-        try:
-            yield own.update
-        finally:
-            own.close()
-        return
-    if not show:
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda count: bar.advance(task, count)

@@ -126,9 +126,8 @@ class LocalEngine:
     def _turn(self) -> None:
         """Runs one turn. One that is interrupted, by an error or by Ctrl-C, leaves the device in an unknown state: it closes the engine."""
         self.check_open()
-        grammars = self._engine.executor.grammars
-        if grammars is not None and grammars.pending and not self._has_progressed and not self._commands:
-            select.select([grammars], [], [])
+        if not self._has_progressed and not self._commands and (awaited := self._engine.awaited):
+            select.select(awaited, [], [])
         commands, self._commands = self._commands, []
         self._is_in_turn = True
         try:

@@ -45,6 +45,8 @@ class OpenRequests:
         self._streams: dict[str, RequestStream] = {}
         self._suspect: RequestStream | None = None
         """The suspect that the engine has and that has brought no output yet."""
+        self._unread: dict[str, dict[int, Closed]] = {}
+        """Ends of choices, by number, of requests that failed as nobody read them; told where the engine ends before it tells them."""
         self._handlers: dict[type, Callable[[RequestStream, Any], None]] = {
             Closed: self._end_choice,
             Rejected: self._reject,
@@ -121,6 +123,9 @@ class OpenRequests:
     def engine_lost(self) -> None:
         """Takes all requests from an engine that has ended, and fails those that are to blame."""
         self._suspect = None
+        for ends in self._unread.values():
+            self._on_events(list(ends.values()))
+        self._unread.clear()
         for stream in [each for each in self._streams.values() if each.has_engine]:
             stream.blame += 1 if stream.is_heard and not stream.is_started else BLAME
             stream.engine_lost()
@@ -163,12 +168,20 @@ class OpenRequests:
                     stream.is_aborted = True
                     self._close_finished(stream)
                     message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
+                    now, request_id = self._now(), output.request_id
+                    self._unread[request_id] = {
+                        number: stream.closed(number, Finish.ABORT, len(each.ids), now) for number, each in stream.choices.items()
+                    }
                     self._fail(stream, RequestError(message, code="client_too_slow", status=408))
                     slow.append(output.request_id)
         for event in frame.events:
             handler = handlers.get(type(event))
             if handler is not None and (stream := streams.get(event.request_id)) is not None:  # type: ignore[union-attr]
                 handler(stream, event)
+            elif type(event) is Closed and (ends := self._unread.get(event.request_id)) is not None:
+                ends.pop(event.choice, None)
+                if not ends:
+                    del self._unread[event.request_id]
         return slow
 
     def _note(self, stream: RequestStream, event: AdmittedEvent | PrefixHit | Started | Preempted) -> None:

@@ -55,9 +55,9 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def wait(self, other: int) -> None:
-        """Waits for a command, or until the other file descriptor can be read."""
-        select.select([self._stream.fileno(), other], [], [])
+    def wait(self, others: Sequence[int]) -> None:
+        """Waits for a command, or until one of the other file descriptors can be read."""
+        select.select([self._stream.fileno(), *others], [], [])
 
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
@@ -96,11 +96,11 @@ class Connection:
 
 def run(engine: Engine, connection: Connection) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
-    committed, busy, grammars = 0, False, engine.executor.grammars
+    committed, busy = 0, False
     while True:
         wait = not busy
-        if wait and grammars is not None and grammars.pending:
-            connection.wait(grammars.fileno())
+        if wait and (awaited := engine.awaited):
+            connection.wait(awaited)
             wait = False
         turn = engine.turn(engine.prepare(connection.receive(wait)))
         busy = turn.progressed

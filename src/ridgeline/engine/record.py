@@ -95,12 +95,16 @@ class _Params:
 
 def decision_line(plan: Plan) -> str:
     """A plan as a line; block ids left out: two schedulers that write the same lines have decided the same."""
-    new = [(each.row, each.sequence, _Params(each.params), each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
+    new = [
+        (each.row, each.sequence, _Params(each.params), each.ids, [len(table) for table in each.tables], *[each.slot][: each.slot >= 0])
+        for each in plan.new_rows
+    ]
     blocks = [(row, group, first, len(block_ids)) for row, group, first, block_ids in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
     scores = f" scores {list(plan.score)}" if plan.score else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
-    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{copies}"
+    fills = f" fills {[(fill.slot, fill.digest.hex()) for fill in plan.fills]}" if plan.fills else ""
+    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{copies}{fills}"
 
 
 class Recorder:
@@ -110,6 +114,7 @@ class Recorder:
         """Raises OSError if the file cannot be written."""
         self._executor = executor
         self.grammars = executor.grammars
+        self.adapters = executor.adapters
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
         self._write(setup)

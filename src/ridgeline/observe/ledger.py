@@ -160,9 +160,13 @@ class Ledger:
         request_id = self._aliases.get(name, name.rpartition("-")[2].rpartition("_")[2])
         return self._records.get(request_id)
 
+    def arrived_since(self, moment: float) -> list[RequestRecord]:
+        """Records of requests that arrived since, open ones too; oldest first."""
+        return [each for each in list(self._records.values()) if each.arrived >= moment]
+
     def ended_since(self, moment: float) -> list[RequestRecord]:
         """Records whose choices have all ended, of requests that arrived since; oldest first."""
-        return [each for each in list(self._records.values()) if not each.open_choices and each.arrived >= moment]
+        return [each for each in self.arrived_since(moment) if not each.open_choices]
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""`observe.metrics` in Prometheus' text format. The only place that knows prometheus_client.
+"""`observe.metrics` in Prometheus' text format. With `prometheus_live` the only place that knows prometheus_client.
 
 Metrics with the meaning of vLLM's have vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged; others
 are `ridgeline_…`. No metric has two names: a second one would double the exposition and the storage. `compat="vllm"` adds what vLLM's own
@@ -38,15 +38,19 @@ def exposition(
     tenants: Collection[str] = (),
     compat: str = "none",
     pids: Mapping[str, int] | None = None,
+    more: Iterable[Collector] = (),
 ) -> bytes:
     """All metrics in the text format.
 
     tenants  labels of those that are shown
     compat   see `ServerConfig.metrics_compat`
+    more     what else is told (`observe.prometheus_live`)
     pids     prefix of names → process whose memory, files and processor time are told
     """
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, model_name, kv, tenants, compat == "vllm"))
+    for each in more:
+        registry.register(each)
     for prefix, pid in (pids or {}).items():
         ProcessCollector(prefix, partial(int, pid), registry=registry)
     return generate_latest(registry)

@@ -24,7 +24,7 @@ log = logging.getLogger("ridgeline.access")
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 """Ids that a client may give its request; anything else is replaced, never echoed."""
-PROBES: Final = frozenset({"/livez", "/startupz", "/readyz", "/health", "/metrics"})
+PROBES: Final = frozenset({"/livez", "/startupz", "/readyz", "/health", "/ping", "/metrics", "/live"})
 """Paths that are asked every few seconds: answered as they should be, they are lines of level debug."""
 MAX_PATH: Final = 128
 """Characters of a path in a line."""

@@ -43,6 +43,7 @@ MAX_DRAIN_SECONDS: Final = 86_400.0
 
 ADMIN_ROWS: Final = (
     Row("GET", "/status", "What the server does now", shapes.Status, access="admin"),
+    Row("GET", "/cost", "What tenants and the last requests cost", shapes.Cost, access="admin"),
     Row("POST", "/drain", "Ends the server behind its open requests", shapes.Draining, (), shapes.DrainRequest, access="admin"),
     Row("GET", "/knobs", "Settings that can change now, with their values", dict[str, Value], access="admin"),
     Row("POST", "/knobs", "Changes a setting", shapes.KnobChange, (), shapes.KnobRequest, access="admin"),
@@ -99,6 +100,9 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
     async def status(request: Request) -> Response:
         return json_response(describe(service))
 
+    async def cost(request: Request) -> Response:
+        return json_response(describe_cost(service))
+
     async def start_drain(request: Request) -> Response:
         asked = parse(shapes.DrainRequest, await read_body(request) or b"{}")
         seconds = asked.timeout_seconds
@@ -147,6 +151,7 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
         Route("/swap", swap, methods=["POST"]),
         Route("/chaos", inject, methods=["POST"]),
         Route("/status", status, methods=["GET"]),
+        Route("/cost", cost, methods=["GET"]),
         Route("/drain", start_drain, methods=["POST"]),
     ]
 
@@ -188,6 +193,38 @@ def describe(service: Service) -> shapes.Status:
         knobs=knob_values(service),
         draining=deployment.is_draining,
     )
+
+
+def describe_cost(service: Service) -> shapes.Cost:
+    """What tenants and requests have cost, and the rest."""
+    service.current_metrics()
+    spending, now, threads = service.live.spending, time.monotonic(), _threads(service)
+    joules = spending.joules or {}
+
+    def spent(seconds: float, joules: float | None) -> shapes.Amount:
+        return shapes.Amount(seconds, seconds * threads * 1e3, spending.dollars(seconds), joules)
+
+    owned = sum(each.seconds for each in spending.by_tenant.values())
+    tenants = {
+        label: shapes.TenantCost(spent(each.seconds, spending.tenant_joules(label)), each.kv_token_seconds, each.requests)
+        for label, each in sorted(spending.by_tenant.items())
+    }
+    requests = [
+        shapes.RequestCost(each.request_id, each.tenant, each.prompt_tokens, each.completion_tokens, spent(each.seconds, each.joules),
+                           each.kv_token_seconds)
+        for each in spending.recent
+    ]  # fmt: skip
+    other = None if spending.joules is None else max(0.0, joules["allocated"] * (1 - owned / max(owned, spending.allocated, 1e-9)))
+    return shapes.Cost(
+        service.name, threads, spending.price, spent(now - spending.began, sum(joules.values()) if joules else None), tenants,
+        spent(max(0.0, spending.allocated - owned), other), spent(spending.idle(now), joules.get("idle")), requests,
+    )
+
+
+def _threads(service: Service) -> int:
+    """Of a step."""
+    found = {each.name: each.value for each in service.model.engine.decisions}.get("threads", 1)
+    return found if isinstance(found, int) else 1
 
 
 class AdminGate:

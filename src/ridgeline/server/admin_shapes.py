@@ -25,6 +25,47 @@ class Status(Struct, frozen=True):
     draining: bool
 
 
+class Amount(Struct, frozen=True):
+    """Seconds of the engine, and these in other units: processor time of its threads; money and energy are null where unknown."""
+
+    seconds: float
+    processor_ms: float
+    dollars: float | None
+    joules: float | None
+
+
+class TenantCost(Struct, frozen=True):
+    """Of a tenant's requests, open ones so far as their rows have ended."""
+
+    spent: Amount
+    kv_token_seconds: float
+    requests: int
+
+
+class RequestCost(Struct, frozen=True):
+    """Of a request that has ended."""
+
+    request_id: str
+    tenant: str
+    prompt_tokens: int
+    completion_tokens: int
+    spent: Amount
+    kv_token_seconds: float
+
+
+class Cost(Struct, frozen=True):
+    """The bill since the start: `tenants`, `open` (rows under way, and steps that nobody owns) and `idle` add up to `total`."""
+
+    model: str
+    threads: int
+    dollars_per_hour: float | None
+    total: Amount
+    tenants: dict[str, TenantCost]
+    open: Amount
+    idle: Amount
+    requests: list[RequestCost]
+
+
 class DrainRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`timeout_seconds`: null is that of --shutdown-timeout."""
 

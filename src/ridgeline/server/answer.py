@@ -53,6 +53,8 @@ class UsageCounter:
     cached_at_start: int = 0
     """Of the first prompt, when its first output came; `cached_tokens` is known at the end."""
     request_ids: tuple[str, ...] = ()
+    time_spent: Callable[[], replies.TimeSpent | None] = lambda: None
+    """Asked at the end."""
     continued: int = 0
     """Engines that went on with it after one had ended."""
     first_token_at: float | None = None
@@ -89,7 +91,10 @@ class UsageCounter:
     def usage(self, final: bool = False) -> replies.Usage:
         """The usage so far; the cached part of the prompt is known at the end."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return replies.Usage(prompt, completion, prompt + completion, replies.PromptTokensDetails(self.cached_tokens) if final else None)
+        if not final:
+            return replies.Usage(prompt, completion, prompt + completion)
+        cached = replies.PromptTokensDetails(self.cached_tokens)
+        return replies.Usage(prompt, completion, prompt + completion, cached, ridgeline=self.time_spent())
 
 
 class AnswerSource(Protocol):

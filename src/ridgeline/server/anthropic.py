@@ -90,6 +90,9 @@ class MessagesRequest(CountTokensRequest, frozen=True):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    ttft_ms: int | None = None
+    itl_ms: int | None = None
+    deadline_ms: int | None = None
 
 
 # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ from ridgeline.server import anthropic, wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.spoken import unwrapped
+from ridgeline.server.targets import NAMES as TARGETS
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import MAX_MESSAGES
 
@@ -54,7 +55,7 @@ def as_chat(payload: anthropic.CountTokensRequest, template: ChatTemplate | None
     if messages is not None and (system := _system_texts("system", payload.system or "")):
         messages = [wire.ChatMessage("system", _joined(system)), *messages]
     options = payload if isinstance(payload, anthropic.MessagesRequest) else anthropic.MessagesRequest()
-    numbers: dict[str, Any] = {name: getattr(options, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    numbers: dict[str, Any] = {name: getattr(options, name) for name in ("max_tokens", "temperature", "top_p", "top_k", *TARGETS)}
     if options.max_tokens is None:
         del numbers["max_tokens"]
     edits = (payload.context_management or {}).get("edits")

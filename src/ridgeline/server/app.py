@@ -19,15 +19,19 @@ from ridgeline.server import (
     completions,
     embeddings,
     explain,
+    ggml,
+    live,
     messages,
     models,
     ollama,
+    ollama_embed,
     ollama_models,
     openapi,
     page,
     responses,
     routes,
     status,
+    vllm,
 )  # fmt: skip
 from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
@@ -48,11 +52,13 @@ MAX_PATH: Final = 100
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading. Raises LookupError for a route that the table does not have."""
+    judge = live.Judge(service)
     built = [
-        *page.routes(), *status.routes(service), *openapi.routes(service),
+        *page.routes(), *status.routes(service, judge), *live.routes(service, judge), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
-        *ollama.routes(service), *ollama_models.routes(service),
+        *ollama.routes(service), *ollama_embed.routes(service), *ollama_models.routes(service),
+        *ggml.routes(service), *vllm.routes(service),
     ]  # fmt: skip
     routes.check(built)
     for route in built:

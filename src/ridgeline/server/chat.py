@@ -5,11 +5,12 @@ conversation and the fields that say how it is rendered. Templates are `text.cha
 """
 
 import asyncio
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -30,12 +31,15 @@ from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
 from ridgeline.server.spoken import Speaker
 from ridgeline.server.structured import structured_outputs
-from ridgeline.server.transport import client_of, read_body
+from ridgeline.server.transport import client_of, json_response, read_body
+from ridgeline.server.vllm_shapes import RenderedChat
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools.calling import Form, form_of
 from ridgeline.text.tools.hearing import Reading
+
+Result = TypeVar("Result")
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -53,7 +57,18 @@ def routes(service: Service) -> list[BaseRoute]:
         bodies = ChatFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.return_token_ids), begun.reading)
         return await respond(request, begun.source, bodies, begun.choices, body.stream_settings(payload, service.config), notes)
 
-    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+    async def render(request: Request) -> Response:
+        payload, notes = fields.CHAT.read(await read_body(request))
+        service.deployments.check_name(payload.model)
+        ids = await tokenise_chat(payload, service.model, notes)
+        answer = json_response(RenderedChat(f"chatcmpl-{secrets.token_hex(16)}", service.model.name, ids))
+        answer.headers.update(notes.tell())
+        return answer
+
+    return [
+        *(Route(path, chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
+        Route("/v1/chat/completions/render", render, methods=["POST"]),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +278,27 @@ _TEMPLATE_THREADS: Final = ThreadPoolExecutor(4, "template")
 
 async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
     """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
+    template, asked = _asked(payload, model, notes)
+    salt = None
+    if isinstance(payload, wire.ChatCompletionRequest):
+        salt = payload.cache_salt
+    encoder = model.prompt_encoder(salt)
+    notes.encoding = time.monotonic()
+    ids = await _run_template(template.encode, asked, encoder, notes.note_rendered)
+    notes.tokenised = time.monotonic()
+    return ids
+
+
+async def render_chat(payload: wire.ChatCompletionRequest, model: Model, notes: Notes) -> str:
+    """The prompt as text, for display. Raises as `tokenise_chat`."""
+    template, asked = _asked(payload, model, notes)
+    return await _run_template(template.render, asked)
+
+
+def _asked(
+    payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model, notes: Notes
+) -> tuple[ChatTemplate, Conversation]:  # fmt: skip
+    """The model's template, and what it is told. Raises ApiError and RequestError."""
     template = model.chat
     if template is None:
         model.check_generates()
@@ -270,20 +306,18 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     for name in ("tools", "documents"):
         if getattr(payload, name) and template.is_usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    salt = None
-    if isinstance(payload, wire.ChatCompletionRequest):
-        salt = payload.cache_salt
-    encoder = model.prompt_encoder(salt)
     asked = conversation(payload, _arguments(payload, template, notes))
     if template.is_usable:
         notes.folded += template.folded_roles(asked)
-    notes.encoding = time.monotonic()
-    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder, notes.note_rendered)
+    return template, asked
+
+
+async def _run_template(work: Callable[..., Result], *arguments: object) -> Result:
+    """The result of work with a template, in its threads. Raises OverloadedError where that takes too long."""
+    running = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, work, *arguments)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
-            ids = await encoding
-        notes.tokenised = time.monotonic()
-        return ids
+            return await running
     except TimeoutError:
         message = f"chats wait longer than {TOKENISE_TIMEOUT_SECONDS:g} s for the template; try again"
         raise OverloadedError(message, RETRY_AFTER_SECONDS) from None

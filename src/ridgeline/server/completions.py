@@ -64,9 +64,10 @@ class StartedCompletion:
 
 
 async def start_completion(
-    service: Service, payload: wire.CompletionRequest, notes: Notes, *, clips: bool = False
+    service: Service, payload: wire.CompletionRequest, notes: Notes, *, clips: bool = False, ends: frozenset[int] = frozenset()
 ) -> StartedCompletion:  # fmt: skip
-    """Tokenises, admits and submits the prompts, of every dialect alike. `clips`: a length that does not fit the context is made to.
+    """Tokenises, admits and submits the prompts, of every dialect alike. `clips`: a length that does not fit the context is made to;
+    `ends` end an answer as EOS does.
 
     Raises ApiError, RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
@@ -86,7 +87,7 @@ async def start_completion(
     if clips and params.max_tokens is not None:
         room = model.limits.max_model_len - max(map(len, prompts))
         params = replace(params, max_tokens=min(params.max_tokens, max(1, room)))
-    ends = (await _fim(payload, model)).ends if payload.suffix else frozenset[int]()
+    ends = (await _fim(payload, model)).ends if payload.suffix else ends
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, prompts, params, notes, stop_ids=ends, grammar=grammar)
     return StartedCompletion(source, params, prompts)

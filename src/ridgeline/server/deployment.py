@@ -30,7 +30,7 @@ from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.verification import verify_engine
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
-from ridgeline.server.startup import Startup
+from ridgeline.server.startup import Startup, keep_start, last_start
 from ridgeline.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Deployment:
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
-        name, path = self.engine_config.model, None
+        name, path, cache = self.engine_config.model, None, model_stores().cache
+        self.startup.before = last_start(cache, name)
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             expected = self.engine_config.expect_sha256
             path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self._progress))
@@ -98,6 +99,7 @@ class Deployment:
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         if path is not None:
+            keep_start(cache, name, self.startup.seconds)
             self.verifying = asyncio.create_task(verify_engine(path, model.engine, client.pid))
         return model
 

@@ -71,7 +71,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-Dialect = Literal["openai", "anthropic", "responses", "ollama"]
+Dialect = Literal["openai", "anthropic", "responses", "ollama", "ggml"]
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,6 +87,18 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
 
 class OllamaErrorBody(msgspec.Struct, frozen=True):
     error: str
+
+
+class GgmlErrorDetail(msgspec.Struct, frozen=True):
+    """As llama-server tells an error; `code` is the HTTP status."""
+
+    code: int
+    message: str
+    type: str
+
+
+class GgmlErrorBody(msgspec.Struct, frozen=True):
+    error: GgmlErrorDetail
 
 
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType({
@@ -126,6 +138,8 @@ class ApiError(RidgelineError):
             prefix = TOO_LONG if self.code == "context_length_exceeded" else ""
             detail = AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message, self.details)
             return msgspec.json.encode(AnthropicErrorBody(detail))
+        if dialect == "ggml":
+            return msgspec.json.encode(GgmlErrorBody(GgmlErrorDetail(self.status, self.message, self.type)))
         if dialect == "ollama":
             return msgspec.json.encode(OllamaErrorBody(self.message))
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))

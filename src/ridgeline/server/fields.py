@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ridgeline.server import anthropic, ollama_shapes, unsupported, wire
+from ridgeline.server import anthropic, ggml_shapes, ollama_shapes, unsupported, wire
 from ridgeline.server.body import decode, parse
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
@@ -79,10 +79,16 @@ OLLAMA_CHAT: Final = FieldTable(ollama_shapes.ChatRequest, unsupported.OLLAMA, u
 OLLAMA_GENERATE: Final = FieldTable(ollama_shapes.GenerateRequest, unsupported.OLLAMA_GENERATE, unsupported.OLLAMA_REASONS)
 OLLAMA_MODEL: Final = FieldTable(ollama_shapes.ModelRequest, {})
 OLLAMA_COPY: Final = FieldTable(ollama_shapes.CopyRequest, {})
+OLLAMA_EMBED: Final = FieldTable(ollama_shapes.EmbedRequest, {})
+OLLAMA_EMBEDDINGS: Final = FieldTable(ollama_shapes.EmbeddingsRequest, {})
+GGML_COMPLETION: Final = FieldTable(ggml_shapes.GgmlCompletionRequest, unsupported.GGML)
+INFILL: Final = FieldTable(ggml_shapes.InfillRequest, unsupported.GGML)
+GGML_EMBEDDING: Final = FieldTable(ggml_shapes.GgmlEmbeddingRequest, {})
 RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
     each.shape: each.unsupported
     for each in (
-        COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES
+        COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE,
+        GGML_COMPLETION, INFILL, RESPONSES,
     )
 } | {ollama_shapes.Options: {name.partition(".")[2]: values for name, values in unsupported.OLLAMA.items() if "." in name}}  # fmt: skip

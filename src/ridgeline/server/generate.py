@@ -6,6 +6,7 @@ parts of answers is `engine.answer`'s.
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from ridgeline.core.commit import NOT_FINITE
@@ -16,8 +17,9 @@ from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
 from ridgeline.errors import RequestError
-from ridgeline.observe.ledger import FrontEnd
-from ridgeline.server import wire
+from ridgeline.observe.charges import charge, slowest_choice
+from ridgeline.observe.ledger import FrontEnd, Ledger
+from ridgeline.server import replies, wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
 from ridgeline.server.callers import current_caller
@@ -28,6 +30,8 @@ from ridgeline.server.service import Service
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
+MAX_EXPLAINED_STEPS: Final = 2_048
+"""Steps of a request beyond which its answer does not say where its time went; some 10 ms."""
 MAX_PROMPT_LOGPROBS: Final = 400_000
 """Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
@@ -74,7 +78,10 @@ async def start_generation(
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
             service.prefixes.add(request, service.model.engine.info.kv.block_tokens)
-        return Generation(engine, tokenizer, requests, params, on_end, until)
+        generation = Generation(engine, tokenizer, requests, params, on_end, until)
+        if payload.explain:
+            generation.usage.time_spent = partial(_time_spent, service.ledger, generation.id)
+        return generation
     engine = _enter(service, requests, requests[:MAX_CONCURRENT_SEARCHES], targets)
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt, targets=targets)
 
@@ -103,6 +110,17 @@ def _front(notes: Notes) -> FrontEnd:
     return FrontEnd(
         notes.arrived, notes.arrived, time.monotonic(), rendered - began, max(0.0, tokenised - rendered), notes.grammar_seconds
     )
+
+
+def _time_spent(ledger: Ledger, request_id: str) -> replies.TimeSpent | None:
+    """Where the time of a request went that has had its last token; None for one of so many steps that this would hold up others."""
+    record = ledger.find(request_id)
+    if record is None or ledger.steps.end - record.first_step > MAX_EXPLAINED_STEPS:
+        return None
+    number = slowest_choice(record)
+    ttft, total = (charge(ledger, record, number, to_first=to_first, named=False) for to_first in (True, False))
+    in_ms = ({cause: round(1e3 * seconds, 3) for cause, seconds in each.seconds.items()} for each in (ttft, total))
+    return replies.TimeSpent(total.first, *in_ms)
 
 
 def _check_prompt_logprobs(requests: Sequence[Admitted], params: SamplingParams, param: str) -> None:

@@ -18,6 +18,7 @@ from ridgeline.text.files import ModelFiles, read_files
 from ridgeline.text.fim import Fim, find_fim
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
+from ridgeline.text.token_text import token_text
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -70,6 +71,12 @@ class Model:
         """Ids that end an answer to a chat beside those that end any."""
         stop_ids = frozenset[int]() if self.chat is None else self.chat.stop_ids
         return frozenset(token for token in stop_ids if token < self.limits.vocab)
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """Names of the token that begins a text and of one that ends it; None: there is none."""
+        bos, eos = self.tokenizer.bos, min(self.limits.eos_ids, default=None)
+        return None if bos is None else token_text(self.tokenizer, bos), None if eos is None else token_text(self.tokenizer, eos)
 
     @property
     def fingerprint(self) -> str:

@@ -73,7 +73,7 @@ def routes(service: Service) -> list[BaseRoute]:
         return answer
 
     return [
-        Route("/v1/models", models, methods=["GET"]),
+        *(Route(path, models, methods=["GET"]) for path in ("/v1/models", "/models")),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),

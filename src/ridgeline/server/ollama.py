@@ -194,13 +194,14 @@ class OllamaFormat:
         first = self.counter.first_token_at or now
         return made(
             model=self.model, created_at=self._created_at, done=True, logprobs=logprobs, done_reason=end.reason.value,
-            total_duration=_nanoseconds(now - arrived), load_duration=_nanoseconds(tokenised - arrived),
-            prompt_eval_count=self.counter.prompt_tokens, prompt_eval_duration=_nanoseconds(first - tokenised),
-            eval_count=self.counter.completion_tokens, eval_duration=_nanoseconds(now - first),
+            total_duration=nanoseconds(now - arrived), load_duration=nanoseconds(tokenised - arrived),
+            prompt_eval_count=self.counter.prompt_tokens, prompt_eval_duration=nanoseconds(first - tokenised),
+            eval_count=self.counter.completion_tokens, eval_duration=nanoseconds(now - first),
         )  # fmt: skip
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """A duration as Ollama tells it."""
     return int(seconds * 1e9)
 
 

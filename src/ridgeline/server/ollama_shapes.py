@@ -80,6 +80,22 @@ class GenerateRequest(_Generating, frozen=True):
     raw: bool | None = None
 
 
+class EmbedRequest(Struct, frozen=True):
+    """Texts. truncate: false refuses one that is too long, which is cut else."""
+
+    model: str | None = None
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+
+class EmbeddingsRequest(Struct, frozen=True):
+    """A text, as older clients send it."""
+
+    model: str | None = None
+    prompt: str | None = None
+
+
 class ModelRequest(Struct, frozen=True):
     """A model, under the new name of the field or the old one."""
 
@@ -138,6 +154,18 @@ class ChatAnswer(_Answer, frozen=True, omit_defaults=True, kw_only=True):
 class GenerateAnswer(_Answer, frozen=True, omit_defaults=True, kw_only=True):
     response: str
     thinking: str | None = None
+
+
+class Vectors(Struct, frozen=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class Vector(Struct, frozen=True):
+    embedding: list[float]
 
 
 class Details(Struct, frozen=True):

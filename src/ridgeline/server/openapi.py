@@ -20,7 +20,7 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import anthropic, chat, ollama_shapes, wire
+from ridgeline.server import anthropic, chat, ggml_shapes, ollama_shapes, wire
 from ridgeline.server.auth import KEY_HEADERS
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
@@ -29,6 +29,7 @@ from ridgeline.server.errors import (
     AnthropicErrorBody,
     Dialect,
     ErrorBody,
+    GgmlErrorBody,
     OllamaErrorBody,
     anthropic_type,
 )
@@ -115,7 +116,7 @@ def _content(rows: tuple[Row, ...]) -> Schema:
     endpoint = rows[0]
     if isinstance(endpoint.response, str):
         return {media_type: {"schema": {"type": "string"}} for media_type in endpoint.response.split(", ")}
-    content: Schema = {"application/json": {"schema": _any_of(_reference(row.response) for row in rows)}}
+    content: Schema = {"application/json": {"schema": _any_of(_reference(each) for row in rows for each in _shapes(row.response))}}
     if endpoint.event is not None:
         if endpoint.dialect == "ollama":
             content["application/x-ndjson"] = {"schema": {"anyOf": [_reference(endpoint.event), _reference(OllamaErrorBody)]}}
@@ -131,8 +132,11 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
 
 def _event(row: Row) -> Schema:
     """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
-    content = {"anyOf": [_reference(row.event), _reference(_ERRORS[row.dialect])]}
+    content = {"anyOf": [*map(_reference, _shapes(row.event)), _reference(_ERRORS[row.dialect])]}
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    if row.dialect == "ggml":
+        properties = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        return {"description": "Events of an answer to stream: true; the last of a prompt has stop: true.", **properties}
     if row.dialect != "openai":
         last = "message_stop" if row.dialect == "anthropic" else "response.completed, response.incomplete or response.failed"
         return {
@@ -150,6 +154,11 @@ def _event(row: Row) -> Schema:
     }
 
 
+def _shapes(given: Any) -> tuple[Any, ...]:
+    """The types of bodies of which one comes; none for None."""
+    return given if isinstance(given, tuple) else () if given is None else (given,)
+
+
 def _reference(shape: Any) -> Schema:
     return msgspec.json.schema_components([shape], ref_template="#/components/schemas/{name}")[0][0]
 
@@ -157,7 +166,7 @@ def _reference(shape: Any) -> Schema:
 def _schemas() -> Schema:
     """Schemas of all structs of the table and of their fields; requests with what the server checks beyond their types."""
     requests = [row.request for row in DOCUMENTED if row.request is not None]
-    responses = [shape for row in DOCUMENTED for shape in (row.response, row.event) if shape is not None and not isinstance(shape, str)]
+    responses = [shape for row in DOCUMENTED for shape in (*_shapes(row.response), *_shapes(row.event)) if not isinstance(shape, str)]
     _, schemas = msgspec.json.schema_components([*requests, *responses, *_ERRORS.values()], ref_template="#/components/schemas/{name}")
     for shape in _NARROWED:
         _narrow(shape, schemas[shape.__name__])
@@ -169,7 +178,7 @@ def _schemas() -> Schema:
 
 
 _ERRORS: Final[Mapping[Dialect, type]] = {
-    "openai": ErrorBody, "anthropic": AnthropicErrorBody, "responses": ErrorBody, "ollama": OllamaErrorBody
+    "openai": ErrorBody, "anthropic": AnthropicErrorBody, "responses": ErrorBody, "ollama": OllamaErrorBody, "ggml": GgmlErrorBody
 }  # fmt: skip
 
 
@@ -262,6 +271,9 @@ _REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
     wire.ContentPart: ("type", "text"),
     ollama_shapes.ChatRequest: ("model",),
     ollama_shapes.GenerateRequest: ("model",),
+    ollama_shapes.EmbedRequest: ("model", "input"),
+    ollama_shapes.EmbeddingsRequest: ("model",),
+    ggml_shapes.GgmlCompletionRequest: ("prompt",),
 }
 _ANY_OF: Final[Mapping[type, list[Schema]]] = {
     wire.ChatMessage: [
@@ -270,7 +282,7 @@ _ANY_OF: Final[Mapping[type, list[Schema]]] = {
     ]
 }
 """Alternatives of which one must hold."""
-_NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage, ollama_shapes.Options)
+_NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage, ollama_shapes.Options, ggml_shapes.InfillRequest)
 
 
 def _narrow(shape: type, schema: Schema) -> None:

@@ -19,6 +19,14 @@ class CompletionTokensDetails(Struct, frozen=True):
     reasoning_tokens: int
 
 
+class TimeSpent(Struct, frozen=True):
+    """Milliseconds by cause (`docs/explain.md`), to the first token and to the last, and the cause to look at first."""
+
+    first: str | None
+    ttft_ms: dict[str, float]
+    total_ms: dict[str, float]
+
+
 class Usage(Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
@@ -27,6 +35,8 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     """Absent while the answer is under way."""
     completion_tokens_details: CompletionTokensDetails | None = None
     """Given for a chat with a model that thinks, at its end."""
+    ridgeline: TimeSpent | None = None
+    """Given at its end where the request has `explain`."""
 
 
 class PromptLogprob(Struct, frozen=True):
@@ -199,6 +209,10 @@ class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Health(Struct, frozen=True):
+    status: str = "ok"
 
 
 class CheckFinding(Struct, frozen=True):

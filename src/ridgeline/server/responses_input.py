@@ -19,6 +19,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.responses_shapes import Item, Part, ResponsesRequest
 from ridgeline.server.spoken import unwrapped
+from ridgeline.server.targets import NAMES as TARGETS
 from ridgeline.text.chat_content import MAX_MESSAGES
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -42,7 +43,8 @@ _PREFIXES: Final = {
 """Type of an item → beginning of its id."""
 _COMMON: Final = (
     *wire.SamplerOptions.__struct_fields__, "model", "parallel_tool_calls", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
-    "logit_bias", "bad_words", "structured_outputs", "chat_template_kwargs", "thinking_token_budget", "priority", "cache_salt",
+    "logit_bias", "bad_words", "structured_outputs", "chat_template_kwargs", "thinking_token_budget", "priority", *TARGETS,
+    "cache_salt",
 )  # fmt: skip
 """Fields that mean here what they mean in a chat."""
 

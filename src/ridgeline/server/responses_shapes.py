@@ -96,6 +96,9 @@ class ResponsesRequest(wire.SamplerOptions, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     priority: int | None = None
+    ttft_ms: int | None = None
+    itl_ms: int | None = None
+    deadline_ms: int | None = None
     cache_salt: str | None = None
 
 

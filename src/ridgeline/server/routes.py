@@ -13,10 +13,11 @@ from typing import Any, Final, Literal
 from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
-from ridgeline.server import anthropic, ollama_shapes, replies, wire
+from ridgeline.server import anthropic, ggml_shapes, ollama_shapes, replies, vllm_shapes, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.explain_shapes import Explanation
+from ridgeline.server.live_shapes import Live
 from ridgeline.server.page import FILES
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
@@ -52,7 +53,7 @@ class Row:
     access          public: open when a key is set, and then matched by literal pairs of method and path; admin: for keys with scope=admin,
                     and the rows of the Unix socket
     summary         of the document; "" keeps the route out of it, and out of the texts of errors
-    response        type of the 200's JSON body, or media types of text
+    response        type of the 200's JSON body, or several of which one comes, or media types of text
     errors          statuses beside those of every route
     request         type of the request's JSON body
     event           type of a stream's events, with `stream: true`; None: nothing is streamed
@@ -98,6 +99,11 @@ def _ollama(method: str, path: str, summary: str, response: Any, errors: tuple[i
 
 
 _OLLAMA: Final = (
+    *(_ollama(
+        "POST", path, "Vectors of texts, as Ollama gives them", response, GENERATES, request=request, is_queued=True
+    ) for path, response, request in (
+        ("embed", ollama_shapes.Vectors, ollama_shapes.EmbedRequest), ("embeddings", ollama_shapes.Vector, ollama_shapes.EmbeddingsRequest)
+    )),
     _ollama(
         "POST", "chat", "Ollama's chat", ollama_shapes.ChatAnswer, GENERATES,
         request=ollama_shapes.ChatRequest, event=ollama_shapes.ChatAnswer, is_queued=True,
@@ -124,15 +130,49 @@ _OLLAMA: Final = (
     ),
 )  # fmt: skip
 
+def _ggml(method: str, path: str, summary: str, response: Any, errors: tuple[int, ...] = NEEDS_MODEL, **more: Any) -> Row:
+    return Row(method, path, summary, response, errors, dialect="ggml", **more)
+
+
+_COMPLETION: Final = (ggml_shapes.GgmlCompletion, list[ggml_shapes.GgmlCompletion], dict[str, Any], list[dict[str, Any]])
+_CHUNK: Final = (ggml_shapes.Chunk, ggml_shapes.GgmlCompletion, dict[str, Any])
+"""With `response_fields` an answer has only those."""
+_GGML: Final = (
+    *(_ggml(
+        "POST", path, "Completion, as llama-server has it", _COMPLETION, GENERATES,
+        request=ggml_shapes.GgmlCompletionRequest, event=_CHUNK, is_queued=True,
+    ) for path in ("/completion", "/completions")),
+    _ggml(
+        "POST", "/infill", "The text between two", _COMPLETION, GENERATES,
+        request=ggml_shapes.InfillRequest, event=_CHUNK, is_queued=True,
+    ),
+    _ggml("GET", "/props", "Context, template and defaults of the model", ggml_shapes.Props),
+    _ggml("GET", "/slots", "Rows of the engine, and which of them are busy", list[ggml_shapes.Slot], query=ggml_shapes.SLOTS),
+    _ggml("POST", "/apply-template", "The prompt of a chat, as text", ggml_shapes.Prompt, BODY, request=wire.ChatCompletionRequest),
+    *(_ggml(
+        "POST", path, "Vectors of texts, as llama-server gives them", list[ggml_shapes.GgmlEmbedding], GENERATES,
+        request=ggml_shapes.GgmlEmbeddingRequest, is_queued=True,
+    ) for path in ("/embedding", "/embeddings")),
+)  # fmt: skip
+
 ROWS: Final = (
     Row("GET", "/", "The page; for programs other than browsers a text", "text/html, text/plain", access="public"),
-    *(Row("GET", path, "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items() if path != "/"),
+    *(
+        Row("GET", path, "The dashboard" if path == "/dashboard" else "", kind.partition(";")[0], access="public")
+        for path, (_, kind) in FILES.items() if path != "/"
+    ),
     Row("GET", "/livez", "Liveness of the process", "text/plain", access="public"),
     Row("GET", "/startupz", "Start: 200 once the model has been loaded and checked", replies.Startup, NEEDS_MODEL, access="public"),
     Row("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL, access="public"),
-    Row("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL, access="public"),
+    Row("GET", "/health", "The same as /readyz, as JSON", replies.Health, NEEDS_MODEL, access="public"),
+    Row("GET", "/ping", "The same as /readyz", "text/plain", NEEDS_MODEL, access="public"),
+    Row("GET", "/load", "Number of requests that have not ended", vllm_shapes.Load),
+    Row("GET", "/is_sleeping", "False: the engine does not sleep", vllm_shapes.Sleeping),
+    Row("GET", "/server_info", "What the engine is made of, and its settings", vllm_shapes.ServerInfo, NEEDS_MODEL, access="admin"),
+    Row("GET", "/tokenizer_info", "The tokenizer, and the chat template", vllm_shapes.TokenizerInfo, NEEDS_MODEL),
     Row("GET", "/version", "The server's version", replies.Version, access="public"),
     Row("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
+    Row("GET", "/live", "Load, speed, verdict: what the server does now", Live, NEEDS_MODEL),
     Row("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
     *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL, query=PAGE),
     *_models("The model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),
@@ -140,10 +180,12 @@ ROWS: Final = (
         "POST", "/v1/completions", "Text completion",
         replies.Completion, GENERATES, wire.CompletionRequest, replies.CompletionChunk, is_queued=True,
     ),
-    Row(
-        "POST", "/v1/chat/completions", "Chat completion",
+    *(Row(
+        "POST", path, "Chat completion",
         replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk, is_queued=True,
-    ),
+    ) for path in ("/v1/chat/completions", "/chat/completions")),
+    Row("POST", "/v1/chat/completions/render", "Ids of a chat's prompt", vllm_shapes.RenderedChat, BODY, wire.ChatCompletionRequest),
+    Row("GET", "/models", "The model, as a list of one", replies.ModelList, NEEDS_MODEL),
     Row(
         "POST", "/v1/messages", "Anthropic's message",
         anthropic.Message, GENERATES, anthropic.MessagesRequest, anthropic.Event, dialect="anthropic", is_queued=True,
@@ -185,6 +227,7 @@ ROWS: Final = (
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
     Row("GET", "/v1/requests/{id}/explain", "Where the time of a request went", Explanation, (404, 503)),
     *_OLLAMA,
+    *_GGML,
 )  # fmt: skip
 
 DOCUMENTED: Final = tuple(row for row in ROWS if row.summary)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ridgeline import __version__
+from ridgeline.config.env import state_directory
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
@@ -20,11 +21,15 @@ from ridgeline.engine.admit import admit, admit_text, make_seed_source, tenant_d
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.client import EngineClient
 from ridgeline.errors import OverloadedError, RequestError
+from ridgeline.facts.hardware.energy import EnergyMeter
+from ridgeline.observe.cost import Spending
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.ledger import Ledger
+from ridgeline.observe.live import Live
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
+from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
@@ -64,7 +69,9 @@ class Service:
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
         self.prefixes = PromptLog()
+        self.recorder = Recorder(self.ledger, self.prefixes, state_directory() / "incidents")
         self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
+        self.live = Live(self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), EnergyMeter()))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
@@ -81,6 +88,7 @@ class Service:
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
         model = await self.deployment.start()
+        self.live.step_cost = model.engine.info.seconds
         for finding in model.findings:
             _LOG.log(_LEVELS[finding.severity], "%s", finding)
         self.metrics.ends.chats = model.kind.kind == "instruct"
@@ -103,6 +111,8 @@ class Service:
         self.deployments.switch(new)
         self._engine_starts = 0 if new.client is None else new.client.starts
         self.metrics.engine_replaced()
+        self.live.engine_lost()
+        self.live.step_cost = new.model.engine.info.seconds
         self.metrics.ends.chats = new.model.kind.kind == "instruct"
         if self.brown_out is not None:
             self.brown_out.forget()
@@ -119,6 +129,7 @@ class Service:
         ended = 0
         for event in events:
             self.metrics.apply(event)
+            self.live.apply(event)
             if type(event) is Closed:
                 ended += 1
             elif type(event) is StepLate:
@@ -127,6 +138,7 @@ class Service:
         if ended and client is not None:
             open_choices = sum(client.open_choices.values())
             self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
+            self.recorder.look(self.metrics, time.monotonic())
         self._update_brown_out()
 
     def set_brown_out(self, seconds: float | None) -> None:
@@ -156,6 +168,9 @@ class Service:
             self.metrics.engine_starts += client.starts - self._engine_starts
             self._engine_starts = client.starts
             self.metrics.engine_lost()
+            self.live.engine_lost()
+            if client.last_failure is not None:
+                self.recorder.record("engine", client.last_failure, time.monotonic())
 
     def answer_ended(self, end: ChoiceEnd) -> None:
         """Counts how an answer ended, and logs once where many end as no sound model's do."""
@@ -196,6 +211,7 @@ class Service:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
         self._update_brown_out()
+        self.live.spending.sample(time.monotonic())
         return self.metrics
 
     def admitter(

@@ -1,21 +1,46 @@
 """Progress of a start, as `/startupz` tells it: the stage, the fraction of it that is done, the seconds that the rest will take.
 
-The time that is left is reckoned from what was measured: the pace of the stage since its first report. Later stages are not guessed at.
+The time that is left is reckoned from what was measured: the pace of the stage since its first report, and for the stages behind it what
+they took when the same model was started here last. Where it was not, they are not guessed at.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
+from ridgeline.facts.files.kept import read_kept, write_kept
 from ridgeline.server import replies
 
 READY: Final = "ready"
+FILE: Final = "starts.json"
+"""In the cache: model → its stages in order, with the seconds of the last start."""
+MAX_MODELS, MAX_STAGES, MAX_SECONDS = 64, 16, 86_400.0
+
+
+def last_start(cache: Path, model: str) -> dict[str, float]:
+    """Seconds of each stage when the model was started last; empty where it was not, or the file says nothing."""
+    found = read_kept(cache / FILE).get(model)
+    stages = list(found.items())[:MAX_STAGES] if isinstance(found, dict) else []
+    return {stage: float(took) for stage, took in stages if type(took) in (int, float) and 0 <= took <= MAX_SECONDS}
+
+
+def keep_start(cache: Path, model: str, seconds: Mapping[str, float]) -> None:
+    """Keeps the seconds of each stage of a start."""
+    others = [(name, found) for name, found in read_kept(cache / FILE).items() if name != model]
+    write_kept(cache / FILE, dict([*others[1 - MAX_MODELS :], (model, {stage: round(took, 3) for stage, took in seconds.items()})]))
 
 
 class Startup:
-    """The start of one deployment. `now` is a clock in seconds that never goes back."""
+    """The start of one deployment. `now` is a clock in seconds that never goes back.
+
+    before   seconds of each stage when it was started last
+    seconds  of each stage so far, in order
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.before: Mapping[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self.stage = "starting"
         self.fraction = 0.0
         self._now = now
@@ -29,7 +54,9 @@ class Startup:
         if self._ended is not None:
             return
         if stage != self.stage:
-            self._first = fraction, self._now()
+            now = self._now()
+            self.seconds[self.stage] = self.seconds.get(self.stage, 0.0) + now - self._first[1]
+            self._first = fraction, now
         self.stage, self.fraction = stage, min(1.0, max(0.0, fraction))
 
     def end(self) -> None:
@@ -43,9 +70,16 @@ class Startup:
         return replies.Startup(self.stage, round(self.fraction, 4), self._seconds_left(now), round(now - self._began, 3))
 
     def _seconds_left(self, now: float) -> float | None:
-        """Seconds until the stage ends at its pace so far; None where nothing of it has been measured."""
+        """Seconds until the stage ends, at its pace so far or as it took last, and those behind it do; None where nothing is known."""
         if self._ended is not None:
             return 0.0
         fraction, since = self._first
         done, seconds = self.fraction - fraction, now - since
-        return round(seconds * (1.0 - self.fraction) / done, 1) if done > 0 and seconds > 0 else None
+        if done > 0 and seconds > 0:
+            left = seconds * (1.0 - self.fraction) / done
+        elif self.stage in self.before:
+            left = max(0.0, self.before[self.stage] - seconds)
+        else:
+            return None
+        later = [took for stage, took in self.before.items() if stage != self.stage and stage not in self.seconds]
+        return round(left + sum(later), 1)

@@ -11,17 +11,19 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
+from ridgeline.observe.prometheus_live import LiveCollector
 from ridgeline.observe.requests import OTHER_TENANTS
 from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.live import Judge
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
 MAX_RETRY_SECONDS: Final = 60
 
 
-def routes(service: Service) -> list[BaseRoute]:
+def routes(service: Service, judge: Judge) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def livez(request: Request) -> Response:
@@ -42,7 +44,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
-            return PlainTextResponse("ok\n")
+            return json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
         seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(service.deployment.seconds_to_restart())))
         reason = f"not ready: {service.deployment.not_ready_reason()}"
         raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(seconds)})
@@ -58,7 +60,8 @@ def routes(service: Service) -> list[BaseRoute]:
         client, pids = service.deployment.client, {"": os.getpid()}
         if client is not None and client.pid is not None:
             pids["ridgeline_engine"] = client.pid
-        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids)
+        live = LiveCollector(service.live, judge.verdict(), model.name, labels)
+        body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids, [live])
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [
@@ -66,6 +69,7 @@ def routes(service: Service) -> list[BaseRoute]:
         Route("/startupz", startupz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/health", readyz, methods=["GET"]),
+        Route("/ping", readyz, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]

@@ -140,6 +140,8 @@ RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\n
 OLLAMA_LINES: Final = EventGrammar("ollama", b"", b"", b" ", b"", b"\n", "application/x-ndjson")
 """One JSON object a line; a space before one is a sign of life that readers of JSON skip."""
 
+GGML_EVENTS: Final = EventGrammar("ggml", b"data: ", b"data: ", COMMENT, b"")
+
 
 def encode_event(event: msgspec.Struct) -> bytes:
     """An event whose tag is its name, as grammars with names take it."""

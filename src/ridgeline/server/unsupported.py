@@ -93,6 +93,14 @@ MESSAGES: Final[Fields] = {
     "mcp_servers": ([],),
 }
 
+_OWN: Final = ("n_probs", "repeat_penalty")
+_NOTED: Final = ("samplers", "t_max_predict_ms", "n_indent")
+"""What editors send with every request: ignored, and told."""
+GGML: Final[Fields] = {
+    **{name: values for name, values in COMPLETION.items() if name not in (*_OWN, *_NOTED)},
+    "n_cmpl": (1,),
+    "post_sampling_probs": _OFF,
+}
 OLLAMA: Final[Fields] = {
     **{f"options.{name}": values for name, values in _SAMPLERS.items() if name != "repeat_penalty"},
     "options.penalize_newline": (True,),
@@ -141,7 +149,7 @@ WITHOUT_EFFECT: Final = frozenset({
     "cache_control", "cache_prompt", "inference_geo", "id_slot", "keep_alive", "n_keep", "speed",
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
-    "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
+    "mirostat_eta", "mirostat_tau", "repeat_last_n", "timings_per_token", "return_progress", "n_cache_reuse", "n_discard", "xtc_threshold",
     # of the loading of a model, as Ollama's clients send them
     *(f"options.{name}" for name in (
         "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",

@@ -68,6 +68,7 @@ class GenerationRequest(SamplerOptions, frozen=True):
     ttft_ms: int | None = None
     itl_ms: int | None = None
     deadline_ms: int | None = None
+    explain: bool | None = None
     cache_salt: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

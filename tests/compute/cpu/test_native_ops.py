@@ -18,7 +18,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
-ELSEWHERE = {"attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes"}
+ELSEWHERE = {"lora", "attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes"}
 """Ops with tests of their own: of the cache, of packed formats."""
 
 DTYPES = {"int8": "i8", "int32": "i32", "float32": "f32"}
@@ -99,7 +99,7 @@ def step(given: Any, tokens: int) -> StepInputs:
     table = (np.zeros((1, 1), np.int32),)
     slots = (np.zeros(tokens, np.int64),)
     cu_q, length = np.array([0, tokens], np.int32), np.array([tokens], np.int32)
-    return StepInputs(ids, positions, none, cu_q, length, table, slots, given.get("select", np.zeros(0, np.int32)))
+    return StepInputs(ids, positions, none, cu_q, length, table, slots, given.get("select", np.zeros(0, np.int32)), given.get("adapter"))
 
 
 @pytest.mark.parametrize("level", ext.isa_levels())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import WeightFormat
 from ridgeline.compute.load.record import record
-from ridgeline.compute.load.weights import map_weights
+from ridgeline.compute.load.weights import each_weight
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
@@ -337,17 +337,15 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
 
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
-    mapped = map_weights(facts)
     step = record(facts)["step"]
     last, arrays = step.ops[-1], taken_as_arrays(step)
     head = last.weights[0].name if last.name == "linear" and last.weights[0].shape[0] == facts.tokens else ""
-    total, done = sum(weight.nbytes for weight in mapped.values()), 0
+    total, done = sum(tensor.bytes for tensor in facts.tensors.values()), 0
     ready: dict[str, Stored] = {}
     orders: dict[bytes, str] = {}
     take = Pieces().take
     with packing_pool(threads) as pool:
-        for name in list(mapped):
-            weight = mapped.pop(name)
+        for name, weight in each_weight(facts):
             matrix = len(weight.shape) > 1 and name not in arrays
             ready[name] = packed = _packed(name, weight, pool, take, name == head) if matrix else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
@@ -355,7 +353,7 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
                 ready[name] = replace(packed, order=known)
                 ready[known] = order
-            done += weight.nbytes
+            done += facts.tensors[name].bytes
             progress("packing weights", done / total)
     return ready
 

@@ -48,7 +48,7 @@ class NativePlan:
     ) -> None:
         self.order = phases(oplist)
         self.cache = cache
-        self._oplist, self._sizes = oplist, sizes
+        self.oplist, self._sizes = oplist, sizes
         self._arena = arena(oplist, self.order, sizes, reuse=reuse)
         # Anonymous memory: pages that no step is large enough to touch cost nothing.
         self._memory = np.frombuffer(mmap.mmap(-1, max(self._arena.size, 1)), np.uint8)
@@ -72,11 +72,11 @@ class NativePlan:
             found += [f"sort rows of {phase.ops[0]}"] if phase.kind == "experts" else []
             found.append("; ".join(str(op) for op in phase.ops))
             found += [f"merge {phase.ops[0]}"] if phase.kind == "attention" else []
-        return found + [f"{step} {self._oplist.ops[-1]}" for step in SCREEN_PHASES if self.screened]
+        return found + [f"{step} {self.oplist.ops[-1]}" for step in SCREEN_PHASES if self.screened]
 
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""
-        handle = self._oplist.values[name]
+        handle = self.oplist.values[name]
         shape = handle.shape(sizes)
         dtype = np.dtype(DTYPES[handle.dtype])
         start = self._arena.offsets[name]
@@ -115,7 +115,7 @@ class NativePlan:
 
     def _can_screen(self) -> bool:
         """True where screening (`SCREEN_PHASES`) can stand in for the last product: a phase of its own, over a matrix packed for it."""
-        last = self._oplist.ops[-1]
+        last = self.oplist.ops[-1]
         weight = self._weights[last.weights[0].name] if last.name == "linear_codes" else None
         return isinstance(weight, PackedWeight) and weight.screened and len(self.order[-1].ops) == 1
 
@@ -125,17 +125,19 @@ class NativePlan:
 
     def width(self, name: str) -> int:
         """Floats in a row of a value."""
-        return self._oplist.values[name].width
+        return self.oplist.values[name].width
 
     def vector(self, weight: Weight) -> int:
-        """Address of a vector."""
+        """Address of a vector, or of the records of adapters."""
         found = self._weights[weight.name]
         assert isinstance(found, np.ndarray)
+        if found.dtype.names is not None:  # records of slots
+            return int(found.ctypes.data)
         return ext.address(found, found.dtype.type, weight.shape)
 
     def axis(self, name: str) -> Axis:
         """The row axis of a value."""
-        return self._oplist.values[name].axis
+        return self.oplist.values[name].axis
 
     def packed(self, weight: Weight) -> PackedWeight:
         """A matrix, or one per expert."""

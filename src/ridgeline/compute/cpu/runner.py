@@ -7,17 +7,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.adapters import NativeAdapterSlots
 from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
-from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
+from ridgeline.compute.graph import Formats, Op, OpList, Sizes, StepInputs
+from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
 from ridgeline.compute.lowering.early import ATTENDED
 from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
@@ -58,6 +60,17 @@ class StepTrace:
         self._file.close()
 
 
+class _Lists(NamedTuple):
+    """Lowered lists of a step: of all tokens to the end, and behind the last attention of selected ones alone."""
+
+    whole: OpList
+    early: OpList
+
+
+def _lowered(oplist: OpList, formats: Formats) -> _Lists:
+    return _Lists(*(lower(oplist, name, formats) for name in ("native, all tokens", "native")))
+
+
 class NativeRunner:
     """Runs one op list over packed weights.
 
@@ -66,6 +79,7 @@ class NativeRunner:
     vocab     ids that may be sampled, the first ones of the logits
     threads   that share a step; no result depends on how many
     trace     takes what they did
+    slots     how many adapters its steps may have; 0: none
     """
 
     def __init__(
@@ -79,10 +93,18 @@ class NativeRunner:
         vocab: int,
         threads: int = 1,
         trace: StepTrace | None = None,
+        slots: int = 0,
     ) -> None:
         check(oplist)
         formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, PackedWeight)}
-        self.oplist, self._early = (lower(oplist, name, formats) for name in ("native, all tokens", "native"))
+        self._lists = {False: _lowered(oplist, formats)}
+        self.oplist = self._lists[False].whole
+        self.adapters: NativeAdapterSlots | None = None
+        if slots:
+            changed = add_adapters(oplist)
+            self._lists[True] = _lowered(changed, formats)
+            self.adapters = NativeAdapterSlots(changed_matrices(changed), slots)
+            weights = {**weights, **self.adapters.records}
         self._weights, self._shape = weights, shape
         # Of a list that ends in a product, a row's largest are found where they are made.
         ends = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
@@ -90,8 +112,8 @@ class NativeRunner:
         self._most = Sizes(T=tokens, R=selected, S=selected)
         self._trace = trace
         self._team = ext.native().Team(threads)
-        self._plan: NativePlan | None = None
-        self._whole: NativePlan | None = None
+        self._plans: dict[tuple[bool, bool], NativePlan] = {}
+        """By (a row has an adapter, all tokens are computed to the end)."""
         self._head: NativePlan | None = None
 
     moves_grammars = True
@@ -123,8 +145,8 @@ class NativeRunner:
         `maxima` fp32 [S, ceil(V / SAMPLE_BLOCK)] beside them, the largest of each block, NaN where one is. With some of every row the rest
         may be left out: -infinity is in its place, or anything in a block whose maximum is that.
         """
-        whole = "hidden" in taps
-        oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
+        plan = self._of(kv, changed=inputs.adapter is not None, whole="hidden" in taps)
+        oplist = plan.oplist
         wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)
         bounded = self._maxima is not None and keep is not None and bool(keep.all())
         self._run(plan, inputs, wanted, masks, bounded)
@@ -136,10 +158,11 @@ class NativeRunner:
 
         Bit for bit what those steps give the same positions when they are selected.
         """
-        assert self._plan is not None, "hidden states come from a step"
+        assert self._plans, "hidden states come from a step"
         if self._head is None:
             end = self.oplist.with_ops(self.oplist.ops[head_of(self.oplist) - 1 :])
-            self._head = NativePlan(end, self._weights, self._plan.cache, self._shape, self._most, self._team)
+            cache = next(iter(self._plans.values())).cache
+            self._head = NativePlan(end, self._weights, cache, self._shape, self._most, self._team)
         sizes = Sizes(T=len(hidden), R=0, S=len(hidden))
         self._head.value(self.oplist.taps["hidden"], sizes)[:] = hidden
         self._head.native.run(*arguments(_all_of(len(hidden))), 0, self._head.native.phases, 0, 0)
@@ -147,8 +170,9 @@ class NativeRunner:
 
     def values(self, inputs: StepInputs, kv: NativeKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
         """Runs ops 0 … `until` and returns every named value that they made; see `compute/runner.py`."""
-        ops = self.oplist.ops if until is None else self.oplist.ops[: until + 1]
-        plan = NativePlan(self.oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
+        oplist = self._lists[inputs.adapter is not None].whole
+        ops = oplist.ops if until is None else oplist.ops[: until + 1]
+        plan = NativePlan(oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
         plan.native.run(*arguments(inputs), 0, plan.native.phases, 0, 0)
         made = {name: plan.value(name, inputs.sizes).copy() for op in ops for name in op.outputs}
         for op in ops:
@@ -157,11 +181,13 @@ class NativeRunner:
 
     def beat(self) -> int:
         """A number that changes with every chunk of a phase that a thread claims or finishes."""
-        return sum(plan.native.beat for plan in (self._plan, self._whole, self._head) if plan is not None)
+        plans = (*self._plans.values(), *(() if self._head is None else (self._head,)))
+        return sum(plan.native.beat for plan in plans)
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""
-        self._plan = self._whole = self._head = self._team = None
+        self._plans = {}
+        self._head = self._team = None
         if self._trace is not None:
             self._trace.close()
 
@@ -213,16 +239,13 @@ class NativeRunner:
             self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
         self._trace.write(began, plan.names, columns)
 
-    def _of(self, kv: NativeKVCache, *, whole: bool = False) -> NativePlan:
-        """The plan of a step over `kv`; that of steps that compute all tokens to the end is made for the first one."""
-        if self._plan is None or self._plan.cache is not kv:
-            self._plan = NativePlan(self._early, self._weights, kv, self._shape, self._most, self._team)
-            self._whole = None
-        if not whole:
-            return self._plan
-        if self._whole is None:
-            self._whole = NativePlan(self.oplist, self._weights, kv, self._shape, self._most, self._team)
-        return self._whole
+    def _of(self, kv: NativeKVCache, *, changed: bool = False, whole: bool = False) -> NativePlan:
+        """The plan of a step over `kv`, made for the first such step. changed: a row has an adapter; whole: all tokens to the end."""
+        lists, plan = self._lists[changed], self._plans.get((changed, whole))
+        if plan is None or plan.cache is not kv:
+            plan = NativePlan(lists.whole if whole else lists.early, self._weights, kv, self._shape, self._most, self._team)
+            self._plans = {**self._plans, (changed, whole): plan}  # another thread may be counting beats
+        return plan
 
     def _stored(self, op: Op, inputs: StepInputs, kv: NativeKVCache) -> tuple[Floats, ...]:
         """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
@@ -236,9 +259,10 @@ class NativeRunner:
 def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
     """Sizes and arrays of a step, as the extension takes them; it refuses arrays of another type, or that are not contiguous."""
     width = inputs.tables[0].shape[1]
+    columns = inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select
     return (
         (len(inputs.ids), len(inputs.kv_len), len(inputs.select), width),
-        (inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select),
+        columns if inputs.adapter is None else (*columns, inputs.adapter),
         inputs.tables,
         inputs.slots,
     )

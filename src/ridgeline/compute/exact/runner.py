@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
 from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import CACHE_READS, Floats
 from ridgeline.compute.ops.table import OPS, check
@@ -65,18 +67,22 @@ class NumpyRunner:
 
     moves_grammars = False
 
-    def __init__(self, oplist: OpList, weights: Mapping[str, Weight], shape: KVShape, *, threads: int = 1) -> None:
+    def __init__(self, oplist: OpList, weights: Mapping[str, Weight], shape: KVShape, *, threads: int = 1, slots: int = 0) -> None:
+        """slots: how many adapters its steps may have; 0: none."""
         check(oplist)
         self.oplist = lower(oplist, "numpy")
+        self.adapters: AdapterSlots | None = None
         self._shape = shape
         self._team = Team(threads)
         self._ops_done = 0
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
-        kernels = providers(self._team)
-        self._steps = [
-            self._bind(op, kernels, weights, dead)
-            for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
-        ]
+        self._steps = self._bound(self.oplist, weights)
+        self._changed: list[_Step] | None = None
+        """The steps where a row has an adapter."""
+        if slots:
+            changed = lower(add_adapters(oplist), "numpy")
+            self.adapters = AdapterSlots(changed_matrices(changed), slots)
+            self._changed = self._bound(changed, {**weights, **self.adapters.pairs})
 
     def run(
         self,
@@ -93,7 +99,7 @@ class NumpyRunner:
         is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)
-        self._run(self._steps, values)
+        self._run(self._of(inputs), values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
         finite = finite_tokens(values[self.oplist.taps["hidden"]])
         return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
@@ -113,9 +119,10 @@ class NumpyRunner:
         """Runs ops 0 … `until` and returns every named value that they made; see `compute/runner.py`."""
         values = self._start(inputs, kv)
         made: dict[str, Floats] = {}
-        last = len(self._steps) if until is None else until + 1
+        steps = self._of(inputs)
+        last = len(steps) if until is None else until + 1
         with one_blas_thread(), np.errstate(all="ignore"):
-            for step in self._steps[:last]:
+            for step in steps[:last]:
                 step.run(values)
                 made |= {name: values[name] for name in step.op.outputs}
                 made |= {name: values[name][values[self._read("slots", step.op)]] for name in stored_names(step.op)}
@@ -142,6 +149,17 @@ class NumpyRunner:
         """Ends the runner's threads. Safe to call twice."""
         self._team.close()
 
+    def _bound(self, oplist: OpList, weights: Mapping[str, Any]) -> list[_Step]:
+        kernels = providers(self._team)
+        return [self._bind(op, kernels, weights, dead) for op, dead in zip(oplist.ops, last_uses(oplist), strict=True)]
+
+    def _of(self, inputs: StepInputs) -> list[_Step]:
+        """The steps that compute these inputs."""
+        if inputs.adapter is None:
+            return self._steps
+        assert self._changed is not None, "a row has an adapter where none is taken"
+        return self._changed
+
     def _run(self, steps: Sequence[_Step], values: Values) -> None:
         """Runs ops over named values, which it makes and, after their last use, drops."""
         with one_blas_thread(), np.errstate(all="ignore"):
@@ -159,6 +177,7 @@ class NumpyRunner:
             "cu_q": inputs.cu_q,
             "kv_len": inputs.kv_len,
             "select": inputs.select,
+            "adapter": inputs.adapter,
             "block_tokens": self._shape.block_tokens,
         }
         for number, group in enumerate(self._shape.groups):

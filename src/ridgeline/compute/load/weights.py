@@ -4,7 +4,7 @@ Owns the maps of the files (read-only; the header readers have checked every off
 choice between fp32 and codes. Whatever a view reorders is gathered once, as codes or as fp32, never as both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
@@ -32,9 +32,15 @@ Source = Matrix | tuple[Matrix, ...]
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
-    """All tensors by canonical name: matrices as the file's codes, vectors as fp32. Tensors without a view are not read yet, nor are the
-    codes of grouped integers."""
-    return {name: _stored_weight(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
+    """All tensors of `each_weight`."""
+    return dict(each_weight(facts))
+
+
+def each_weight(facts: ModelFacts) -> Iterator[tuple[str, Weight]]:
+    """Tensors by canonical name: matrices as the file's codes, vectors as fp32. Tensors without a view are not read yet, nor are the
+    codes of grouped integers; those of a view are gathered when their turn comes."""
+    for name, source in _sources(facts).items():
+        yield name, _stored_weight(facts.tensors[name], source, facts.head_dim)
 
 
 def dense_bytes(facts: ModelFacts) -> int:

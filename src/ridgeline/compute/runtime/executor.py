@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
@@ -32,8 +33,11 @@ class _InFlight:
 class StepExecutor:
     """Implements `engine.executor.Executor` over a backend."""
 
-    def __init__(self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend) -> None:
+    def __init__(
+        self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None
+    ) -> None:
         self.decisions = decisions
+        self.adapters = adapters
         self.backend = backend
         self._info = info
         self._rows = ResidentRows(info.rows, len(info.kv.groups), -(-info.max_model_len // info.kv.block_tokens))
@@ -88,6 +92,8 @@ class StepExecutor:
         self._closed = True
         self._in_flight.clear()
         self.backend.close()
+        if self.adapters is not None:
+            self.adapters.close()
         if self.grammars is not None:
             self.grammars.close()
 

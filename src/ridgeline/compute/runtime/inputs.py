@@ -26,12 +26,14 @@ class ResidentRows:
     prompt       int32 [rows]  tokens of the prompt
     keep_first   int32 [rows]  `Work.keep` of the first outputs
     keep_rest    int32 [rows]  `Work.keep` of the others
+    slots        int32 [rows]  slot of the adapter; -1: none
     first_count  int32 [rows]  number of outputs that need `keep_first`; 0 where both are the same
     """
 
     def __init__(self, rows: int, groups: int, blocks: int) -> None:
         self.tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
         self.prompt, self.keep_first, self.keep_rest, self.first_count = np.zeros((4, rows), np.int32)
+        self.slots = np.full(rows, -1, np.int32)
         self._params: list[RowParams | None] = [None] * rows
 
     def apply(self, plan: Plan) -> None:
@@ -54,7 +56,7 @@ class ResidentRows:
         if self._params[new.row] is not None:
             raise RuntimeError(f"row {new.row} is given to two sequences")
         row, params = new.row, new.params
-        self._params[row], self.prompt[row] = params, params.prompt_tokens
+        self._params[row], self.prompt[row], self.slots[row] = params, params.prompt_tokens, new.slot
         self.keep_first[row], self.keep_rest[row] = first, rest = needed(params, 0), needed(params, LATE)
         self.first_count[row] = params.min_tokens if first != rest else 0  # no other edit ends
         for table, blocks in zip(self.tables, new.tables, strict=True):
@@ -113,6 +115,7 @@ class Inputs:
             tables=tables,
             slots=tuple([table[tokens, block] * np.int64(size) + offset for table in tables]),
             select=select,
+            adapter=None if rows.slots is None else rows.slots[tokens],
         )
         (unknown,) = (ids == LAST).nonzero()
         if keep is None:
@@ -142,7 +145,11 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     grammars = any(each.sampling.grammar is not None for each in asked)
     budgets = any(each.sampling.thinking is not None for each in asked)
     pooled = [index for index, each in enumerate(params) if each.pooling is not None]
-    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled)
+    slots = rows.slots[row_ids]
+    own = slots if (slots >= 0).any() else None
+    return StepRows(
+        plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled, own
+    )
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

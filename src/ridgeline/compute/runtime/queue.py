@@ -16,6 +16,8 @@ from weakref import WeakMethod, finalize
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.slots import AdapterSlots
+from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Masks, RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
 from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler
@@ -75,10 +77,14 @@ class BeatingRunner(Runner, Protocol):
     """A runner that says how far it is in a step.
 
     moves_grammars  its steps move the places of rows in their grammars
+    adapters        its slots; None where rows have no adapters
     """
 
     @property
     def moves_grammars(self) -> bool: ...
+
+    @property
+    def adapters(self) -> AdapterSlots | None: ...
 
     def beat(self) -> int:
         """A number that changes with every part of a step that is done; a part takes a thread some seconds at most. Any thread may ask."""
@@ -99,17 +105,29 @@ class QueueBackend:
     vocab    ids that may be sampled, the first ones of the logits
     threads  that a step is computed with
     shape    of the cache
+    adapters in host memory, which slots are filled from
     """
 
     timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
 
     def __init__(
-        self, runner: BeatingRunner, kv: Any, shape: KVShape, sample: SampleRows, score: Score, *, rows: int, vocab: int, threads: int = 1
+        self,
+        runner: BeatingRunner,
+        kv: Any,
+        shape: KVShape,
+        sample: SampleRows,
+        score: Score,
+        *,
+        rows: int,
+        vocab: int,
+        threads: int = 1,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self._runner: BeatingRunner | None = runner
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
+        self._adapters = adapters
         self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
@@ -164,6 +182,9 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
+        for fill in plan.fills:
+            assert self._runner.adapters is not None and self._adapters is not None, "a slot is filled where there is none"
+            self._runner.adapters.fill(fill.slot, self._adapters.get(fill.digest))
         rows, masks_of = work.rows, None
         moves = rows.has_grammars and not rows.has_drafts and not rows.has_budgets and self._runner.moves_grammars
         following = self._state.follow(work) if moves else None

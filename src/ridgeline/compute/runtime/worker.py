@@ -8,6 +8,7 @@ Owns the order of start-up, and which weights a CPU runner takes in which form. 
 from functools import partial
 from pathlib import Path
 
+from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -82,8 +83,9 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         width=source.facts.hidden,
         generates=not source.facts.bidirectional,
         findings=findings,
+        adapter_slots=0 if opened.adapters is None else config.adapter_slots,
     )
-    return StepExecutor(info, source.decisions + opened.decisions, backend)
+    return StepExecutor(info, source.decisions + opened.decisions, backend, opened.adapters)
 
 
 def pooling_of(asked: str, facts: ModelFacts) -> Pooling:
@@ -129,7 +131,9 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         vocab=facts.tokens,
         threads=threads,
         trace=trace,
+        slots=config.adapter_slots,
     )
+    adapters = _adapter_store(source)
     sampler = Sampler(facts.tokens, runner.team)
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     wide = widened(facts, weights)
@@ -138,10 +142,12 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     for name in screened(weights):
         reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
         decisions += (Decision("screened_head", name, "model", reason),)
-    backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, rows=config.rows, vocab=facts.tokens, threads=threads)
+    backend = QueueBackend(
+        runner, kv, shape, sampler.sample_rows, sampler.score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
+    )
     _warm_up(backend, progress)
     stored = sum(weight.nbytes for weight in weights.values())
-    return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions)
+    return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions, adapters)
 
 
 def _trace(path: str | None) -> StepTrace | None:
@@ -157,13 +163,22 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     weights = load_weights(facts, source.memory_bytes, threads, progress)
-    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
+    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads, slots=config.adapter_slots)
+    adapters = _adapter_store(source)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads)
+    backend = QueueBackend(
+        runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
+    )
     _warm_up(backend, progress)
-    return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()))
+    return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
+
+
+def _adapter_store(source: ModelSource) -> AdapterStore | None:
+    """Host memory of adapters; None without --enable-lora."""
+    config = source.config
+    return AdapterStore(source.facts, most=config.max_cpu_loras, max_rank=config.max_lora_rank) if config.adapter_slots else None
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:

@@ -81,7 +81,7 @@ def model_facts(header: Header) -> ModelFacts:
         sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
         parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
     required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
-    tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
+    tensors = canonical_tensors(header.tensors, gguf_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
 
@@ -145,7 +145,7 @@ def _without_predictors(header: Header, arch: str) -> Header:
     return replace(header, tensors={name: tensor for name, tensor in header.tensors.items() if not name.startswith(behind)})
 
 
-def _tensor_names(architecture: Architecture) -> TensorNames:
+def gguf_names(architecture: Architecture) -> TensorNames:
     """Tensor names of GGUF files: the canonical ones, and fused tensors."""
     rows = (*architecture.tensors, *(row for rows in architecture.parts.values() for row in rows))
     whole = {row[0]: (row[0],) for row in rows}

@@ -75,10 +75,11 @@ def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:
     step = fields.integer("decoder_sparse_step", 1, layers, default=1)
     period = fields.integer("expert_layer_period", 1, MAX_LAYERS, default=1)
     offset = fields.integer("expert_layer_offset", 0, period - 1, default=0)
+    end = fields.integer("moe_layer_end_index", -1, layers - 1, default=-1) % layers
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ModelFormatError(f"config.json: mlp_only_layers is {dense!r:.40}, a list was expected")
-    sparse = (i for i in range(layers) if i >= first and i % interval == 0 and (i + 1) % step == 0 and i % period == offset)
+    sparse = (i for i in range(layers) if first <= i <= end and i % interval == 0 and (i + 1) % step == 0 and i % period == offset)
     return frozenset(i for i in sparse if i not in dense)
 
 

@@ -87,7 +87,7 @@ def tensor_class(name: str) -> str:
     part = name.split(".")[2] if name.startswith("blk.") and name.count(".") > 2 else ""
     if part.startswith(("attn_", "ssm_")) and not part.endswith("norm"):
         return "attention"
-    if part.startswith("ffn_") and not part.endswith("norm"):
+    if part.startswith(("ffn_", "exp_probs_b")) and not part.endswith("norm"):
         return "experts" if part.endswith("_exps") else "ffn"
     return "norms"
 

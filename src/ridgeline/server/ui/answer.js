@@ -13,10 +13,10 @@ export function describe(stats) {
   return parts.join(" · ");
 }
 
-function measure(usage, reason, start, first, last) {
+function measure(id, usage, reason, start, first, last) {
   const tokens = usage?.completion_tokens ?? 0;
   return {
-    tokens, reason,
+    id, tokens, reason,
     rate: tokens > 1 && last > first ? ((tokens - 1) * 1000) / (last - first) : 0,
     first: first ? first - start : 0,
     prompt: usage?.prompt_tokens ?? 0,
@@ -28,10 +28,11 @@ function measure(usage, reason, start, first, last) {
 // was stopped by the signal. Throws the server's errors.
 export async function stream({ path, body, parse, signal, onPart }) {
   const start = performance.now();
-  let [first, last, reason, usage] = [0, 0, "", null];
+  let [id, first, last, reason, usage] = ["", 0, 0, "", null];
   try {
     for await (const event of events(path, { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }, signal)) {
       if (event.usage) usage = event.usage;
+      id ||= event.id;
       for (const choice of event.choices) {
         const part = parse(choice);
         if (part.text !== "" || part.tokens.length) {
@@ -46,5 +47,5 @@ export async function stream({ path, body, parse, signal, onPart }) {
     if (error.name !== "AbortError") throw error;
     reason = "you";
   }
-  return measure(usage, reason, start, first, last);
+  return measure(id, usage, reason, start, first, last);
 }

@@ -55,6 +55,12 @@ export async function card() {
   return models.data[0];
 }
 
+// What the server does now.
+export const live = async () => (await request("live")).json();
+
+// Where the time of an answer went. Throws ServerError.
+export const explanation = async (id) => (await request(`v1/requests/${encodeURIComponent(id)}/explain`)).json();
+
 // The events of a streamed answer. Throws ServerError, or AbortError after a stop.
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });

@@ -3,6 +3,7 @@ import { describe } from "./answer.js";
 import { button, copy, make } from "./dom.js";
 import { render } from "./markdown.js";
 import * as tokens from "./tokens.js";
+import { toggle } from "./waterfall.js";
 
 const THINKING = /^\s*<think>([\s\S]*?)(?:<\/think>\s*([\s\S]*))?$/;
 
@@ -76,7 +77,8 @@ class AnswerView {
     this.stats = make("p", { className: "stats" });
     const actions = make("div", { className: "actions" },
       button("Copy this answer", "copy", (element) => copy(divide(turn.content).answer, element)),
-      button("Answer again", "retry", () => onRetry(turn)), this.stats);
+      button("Answer again", "retry", () => onRetry(turn)),
+      button("Where the time went", "time", () => { if (turn.stats?.id) toggle(this.element, turn.stats.id); }), this.stats);
     this.element = make("li", { className: "assistant" }, make("span", { className: "unseen" }, "Answer: "), this.thinking, this.body, this.note, actions);
     if (turn.content) this.finish();
   }

@@ -37,6 +37,7 @@ class RecordedExecutor:
     """Implements `engine.executor.Executor` with recorded results."""
 
     grammars = None
+    adapters = None
 
     def __init__(self, setup: Setup) -> None:
         self._info = ExecutorInfo(setup.kv, 1 << 31, setup.limits.max_model_len, setup.rows, "recorded", 0, 0)

@@ -259,6 +259,8 @@ def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
     get a trace where there is none."""
     if not 1e-3 <= speed <= 1e3:
         raise ConfigError(f"--speed is {speed:g}, outside 0.001 … 1000", fix={"--speed": None})
+    if path.is_dir():  # an incident of the flight recorder
+        path /= "trace.jsonl"
     try:
         with path.open("rb") as binary:
             is_recording = binary.read(len(RECORDING)) == RECORDING

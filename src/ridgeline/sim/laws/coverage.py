@@ -94,7 +94,13 @@ SITUATIONS = (
     "close without an engine",
     "abort without an engine",
     "suspect waited for another",
+    "waited for an adapter",
+    "waited for an adapter slot",
+    "slot filled in the place of another adapter",
+    "rows of several adapters and of none in a step",
 )
+
+_CLEARED = {Wait.PREFIX: "wait for a prefix cleared", Wait.ADAPTER: "waited for an adapter"}
 
 
 class Coverage:
@@ -112,6 +118,9 @@ class Coverage:
         self._key: dict[int, Key] = {}
         self._nan: dict[int, int] = {}
         """Position that computes to NaN, by row."""
+        self._slot: dict[int, int] = {}
+        """Slot of its adapter, by row."""
+        self._filled: set[int] = set()
         self._running: set[Key] = set()
         self._provisional: set[Key] = set()
         self._preempted: set[Key] = set()
@@ -128,7 +137,7 @@ class Coverage:
             events.PrefixHit: self._on_hit,
             events.PrefixMiss: self._on_miss,
             events.Waiting: self._on_waiting,
-            events.Ready: lambda event: self._count("wait for a prefix cleared", event.reason is Wait.PREFIX),
+            events.Ready: lambda event: self._count(_CLEARED.get(event.reason, ""), event.reason in _CLEARED),
             events.Evicted: self._on_evicted,
             events.Moved: lambda event: self._count("block moved to the host", event.out),
             events.Preempted: self._on_preempted,
@@ -151,6 +160,11 @@ class Coverage:
             self._nan[new.row] = self._world.model.nan_position(new.params)
             behind = any(group.window and table[:1] == (0,) for group, table in zip(self._world.info.kv.groups, new.tables, strict=True))
             self._count("window group joins behind its window", behind)
+            self._slot[new.row] = new.slot
+        self._count("slot filled in the place of another adapter", any(fill.slot in self._filled for fill in plan.fills))
+        self._filled.update(fill.slot for fill in plan.fills)
+        slots = {self._slot[each] for each in plan.row}
+        self._count("rows of several adapters and of none in a step", -1 in slots and len(slots) > 2)
         row = self._row
         self._steps_in_flight.append(frozenset([row[each] for each in plan.row]))
         if len(self._steps_in_flight) > 1:
@@ -259,6 +273,7 @@ class Coverage:
 
     def _on_waiting(self, event: events.Waiting) -> None:
         self._count("waits for a prefix being computed", event.reason is Wait.PREFIX)
+        self._count("waited for an adapter slot", event.reason is Wait.SLOT)
         if event.blocker is not None:
             self._blockers.add(event.blocker)
 

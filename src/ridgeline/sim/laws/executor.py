@@ -40,6 +40,7 @@ class SimExecutor:
     ) -> None:
         self.grammars: GrammarCompiler | None = None
         """Set by who composes the engine, where `info.has_grammars`."""
+        self.adapters = None
         self._info = info
         self._model = model
         self._clock = clock
@@ -52,6 +53,8 @@ class SimExecutor:
         """Writer of each block's content, also of a step in flight: (row, group, index in the table)."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
         self._rows: list[ResidentRow | None] = [None] * info.rows
+        self._adapters: dict[int, bytes] = {}
+        """Digest by slot."""
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._eager_results: deque[Result] = deque()
         self._free_at = 0.0
@@ -111,12 +114,19 @@ class SimExecutor:
             if self._resident(row).in_flight:
                 raise LawViolation(3, f"row {row} is freed while a step in flight writes to it")
             self._rows[row] = None
+        for fill in plan.fills:
+            if any(resident is not None and resident.slot == fill.slot for resident in self._rows):
+                raise LawViolation(5, f"slot {fill.slot} is filled while a row uses it")
+            self._adapters[fill.slot] = fill.digest
         for new in plan.new_rows:
             if self._rows[new.row] is not None:
                 raise LawViolation(2, f"row {new.row} is given to two sequences")
             if len(new.tables) != len(self._windows):
                 raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
-            self._rows[new.row] = resident = ResidentRow(new, self._model)
+            adapter = b"" if new.slot < 0 else self._adapters.get(new.slot)
+            if adapter is None:
+                raise LawViolation(5, f"row {new.row} uses slot {new.slot}, which has never been filled")
+            self._rows[new.row] = resident = ResidentRow(new, self._model, adapter)
             grammar = new.params.sampling.grammar
             if grammar is not None and self.grammars is not None:
                 resident.grammar = self.grammars.start(grammar, new.ids[new.params.prompt_tokens :])

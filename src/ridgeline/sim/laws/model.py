@@ -57,9 +57,9 @@ class FakeModel:
     nan_permille: int = 0
     nan_positions: int = 32
 
-    def origin(self, params: RowParams) -> int:
-        """The stamp before the first token: the identity that this context belongs to."""
-        return hash((params.seed % self.identities, 1))
+    def origin(self, params: RowParams, adapter: bytes = b"") -> int:
+        """The stamp before the first token: the identity that this context belongs to, with the digest of the adapter that computes it."""
+        return hash((params.seed % self.identities, 1 + int.from_bytes(adapter, "little")))
 
     def nan_position(self, params: RowParams) -> int:
         """The position of this choice that computes to NaN; -1 for none."""

@@ -52,7 +52,8 @@ class ComputedAnswer:
         self._model = model
         self._params = make_row_params(request, choice)
         self._prompt = request.prompt
-        self._stamp = chain_stamps(model.origin(self._params), request.prompt)[-1]
+        self._origin = model.origin(self._params, b"" if request.adapter is None else request.adapter.digest)
+        self._stamp = chain_stamps(self._origin, request.prompt)[-1]
         self._past = list(request.prompt) if depends_on_history(request.sampling) else None
         self._before = self._token = 0
 
@@ -72,7 +73,7 @@ class ComputedAnswer:
         best = self._params.prompt_logprobs
         if best is None:
             return ()
-        stamps = chain_stamps(self._model.origin(self._params), self._prompt[:-1])
+        stamps = chain_stamps(self._origin, self._prompt[:-1])
         return [self._model.logprobs(stamp, token, best) for stamp, token in zip(stamps, self._prompt[1:], strict=True)]
 
 

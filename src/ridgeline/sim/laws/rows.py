@@ -31,13 +31,16 @@ class ResidentRow:
         "planned",
         "row",
         "sequence",
+        "slot",
         "tables",
     )
 
-    def __init__(self, new: NewRow, model: FakeModel) -> None:
+    def __init__(self, new: NewRow, model: FakeModel, adapter: bytes = b"") -> None:
+        """adapter: digest of what lies in the row's slot."""
         self.row = new.row
         self.sequence = new.sequence
         self.params = new.params
+        self.slot = new.slot
         self.ids = list(new.ids)
         self.past = self.ids if model.reads_ids or depends_on_history(new.params.sampling) else None
         """All ids, where the model or the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
@@ -45,7 +48,7 @@ class ResidentRow:
         self.lost = ""
         """Why its grammar cannot go on."""
         self.tables = [list(table) for table in new.tables]
-        self.origin = model.origin(new.params)
+        self.origin = model.origin(new.params, adapter)
         self.nan_at = model.nan_position(new.params)
         self.finite = True
         """NaN spreads to every position that attends to it: once False, always False."""

@@ -14,7 +14,7 @@ from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.admission import blocks_needed
-from ridgeline.core.commands import Admit, Command
+from ridgeline.core.commands import AdapterReady, Admit, Command
 from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
@@ -70,6 +70,7 @@ class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
     grammars = None
+    adapters = None
 
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
@@ -176,6 +177,8 @@ class Simulation:
         commands = [*more, *self._ends.pass_on(due)]
         for command in commands:
             self.coverage.on_command(command)
+            if isinstance(command, Admit) and (adapter := command.request.adapter) is not None:
+                self._send(adapter.digest[0] % 8 * self.world.latency.step_seconds, AdapterReady(adapter.digest))
         if self.scheduler.pace is not None:
             self._order.token_seconds = self.scheduler.pace.seconds.token
         turn = self.engine.turn(commands)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.pace import Pace
-from ridgeline.core.params import Admitted, Limits, SamplingParams
+from ridgeline.core.params import Adapter, Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.core.thinking import ReasoningMarks, Thinking
@@ -82,6 +82,7 @@ def make_world(seed: int) -> World:
         max_preemptions=rng.choice((1, 2, 8)),
         max_waiting=rng.choice((6,) + (256,) * 9),
         prefix_caching=rng.random() < 0.75,
+        adapter_slots=Random(seed + 11).choice((0, 0, 0, 0, 0, 1, 2, 4)),
     )
     wrong = pace_rng.choice((0, 0, 0, 0, 0, 0, 0.3, 2.5))
     longest_blocks = len(windows) * -(-max_model_len // block_tokens)
@@ -106,7 +107,9 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_with_targets(Random(seed + 7), _with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel))),
+        inbound=_with_adapters(Random(seed + 8), limits.adapter_slots, _with_targets(Random(seed + 7), _with_tenants(
+            tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel)
+        ))),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
@@ -157,6 +160,21 @@ def _with_targets(rng: Random, inbound: tuple[tuple[float, Command], ...]) -> tu
         if isinstance(command, Admit):
             first, gap, came = rng.choice((0, ttft, 4 * ttft)), rng.choice((0, itl)), time if rng.random() < arrived else None
             command = Admit(replace(command.request, arrived=came, ttft_ms=first, itl_ms=gap))
+        found.append((time, command))
+    return tuple(found)
+
+
+def _with_adapters(rng: Random, slots: int, inbound: tuple[tuple[float, Command], ...]) -> tuple[tuple[float, Command], ...]:
+    """The same requests, some with one of a few adapters where there are slots for any."""
+    if not slots:
+        return inbound
+    known = [Adapter(f"a{number}", bytes([number]) * 4, "") for number in range(1, 1 + rng.choice((1, slots, 3 * slots)))]
+    share, pinned = rng.choice((0.3, 0.9, 1.0)), rng.choice((0, 0, 1))
+    found: list[tuple[float, Command]] = []
+    for time, command in inbound:
+        if isinstance(command, Admit) and rng.random() < share:
+            adapter = rng.choice(known)
+            command = Admit(replace(command.request, adapter=replace(adapter, is_pinned=adapter.digest[0] <= pinned)))
         found.append((time, command))
     return tuple(found)
 

@@ -1,0 +1,149 @@
+"""Adapters in host memory: read, checked and packed on a thread of low priority, and forgotten when others need their place.
+
+The engine's loop asks for adapters of requests and hears when they are there; the thread that computes takes them into slots.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.adapters.slots import LoadedAdapter
+from ridgeline.compute.load.views import halves_order
+from ridgeline.compute.lowering.adapters import pairs_of
+from ridgeline.compute.ops.lora import Pair, widened
+from ridgeline.core.params import Adapter
+from ridgeline.errors import RidgelineError
+from ridgeline.facts.headers.adapter import LowRank, digest_of, read_adapter
+from ridgeline.facts.model import ModelFacts, TensorFacts
+
+LOW_PRIORITY: Final = 19
+_TYPES: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+class AdapterStore:
+    """Adapters of a model, at most `most`; implements `engine.executor.Adapters`.
+
+    max_rank  that is taken
+    """
+
+    def __init__(self, facts: ModelFacts, *, most: int, max_rank: int) -> None:
+        self._facts, self._most, self._max_rank = facts, most, max_rank
+        self._held: OrderedDict[bytes, LoadedAdapter] = OrderedDict()
+        self._asked: OrderedDict[bytes, Adapter] = OrderedDict()
+        """Adapters that wait for a place."""
+        self._loading: set[bytes] = set()
+        self._ready: list[tuple[bytes, str | None]] = []
+        self._work: SimpleQueue[Adapter | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[bytes, LoadedAdapter | str]] = SimpleQueue()
+        self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread: threading.Thread | None = None
+
+    def load(self, adapter: Adapter) -> None:
+        """See `engine.executor.Adapters.load`."""
+        if adapter.digest in self._held:
+            self._held.move_to_end(adapter.digest)
+            self._ready.append((adapter.digest, None))
+        elif adapter.digest not in self._loading:
+            self._asked[adapter.digest] = adapter
+
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """See `engine.executor.Adapters.take`."""
+        found, self._ready = self._ready, []
+        with suppress(BlockingIOError):  # the thread writes a byte behind each
+            while os.read(self._signal, 1):
+                digest, loaded = self._done.get()
+                self._loading.discard(digest)
+                if isinstance(loaded, str):
+                    found.append((digest, loaded))
+                else:
+                    self._held[digest] = loaded
+                    found.append((digest, None))
+        return found
+
+    def begin(self, in_use: Collection[bytes]) -> None:
+        """See `engine.executor.Adapters.begin`."""
+        while self._asked and self._make_room(in_use):
+            digest, adapter = self._asked.popitem(last=False)
+            self._loading.add(digest)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ridgeline-adapters", daemon=True)
+                self._thread.start()
+            self._work.put(adapter)
+
+    @property
+    def pending(self) -> bool:
+        """See `engine.executor.Adapters.pending`."""
+        return bool(self._loading)
+
+    def fileno(self) -> int:
+        """See `engine.executor.Adapters.fileno`."""
+        return self._signal
+
+    def get(self, digest: bytes) -> LoadedAdapter:
+        """An adapter that has been loaded and that an open request names."""
+        return self._held[digest]
+
+    def close(self) -> None:
+        """Ends the thread. Safe to call twice."""
+        if self._signal >= 0:
+            self._work.put(None)
+            if self._thread is not None:
+                self._thread.join()
+            os.close(self._signal)
+            os.close(self._wake)
+            self._signal = -1
+
+    def _make_room(self, in_use: Collection[bytes]) -> bool:
+        """Forgets the one that nobody has used for longest, where all places are taken. False where all are in use."""
+        if len(self._held) + len(self._loading) < self._most:
+            return True
+        unused = next((digest for digest in self._held if digest not in in_use), None)
+        if unused is None:
+            return False
+        del self._held[unused]
+        return True
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        while (adapter := self._work.get()) is not None:
+            loaded: LoadedAdapter | str
+            try:
+                loaded = load_adapter(adapter, self._facts, self._max_rank)
+            except (RidgelineError, OSError, MemoryError, ValueError) as error:
+                loaded = f"the adapter {adapter.name!r} cannot be loaded: {error}"
+            self._done.put((adapter.digest, loaded))
+            os.write(self._wake, b".")
+
+
+def load_adapter(adapter: Adapter, facts: ModelFacts, max_rank: int) -> LoadedAdapter:
+    """Reads an adapter into memory. Raises ModelFormatError, ModelNotFoundError where it does not fit the model, ValueError where its files
+    are others than those that the digest is of."""
+    found = read_adapter(Path(adapter.path), facts, max_rank)
+    contents = {path: path.read_bytes() for path in found.files}
+    if digest_of(contents[path] for path in found.files) != adapter.digest:
+        raise ValueError("its files have changed; load it again")
+    return {pairs_of(part.name): _pair(part, contents, facts.head_dim) for part in found.parts}
+
+
+def _pair(part: LowRank, contents: dict[Path, bytes], head_dim: int) -> Pair:
+    a, b = (_array(tensor, contents[tensor.file]) for tensor in (part.a, part.b))
+    b = b[part.first : part.first + part.shape[0]]
+    if part.transform == "interleaved":
+        b = b[halves_order(len(b), head_dim)]
+    kind = part.a.kind
+    if part.b.kind != kind:
+        kind, a, b = "F32", widened(part.a.kind, a), widened(part.b.kind, b)
+    return Pair(kind, np.ascontiguousarray(a), np.ascontiguousarray(b.T), part.scale)
+
+
+def _array(tensor: TensorFacts, content: bytes) -> NDArray[Any]:
+    rows, columns = tensor.shape
+    return np.frombuffer(content, _TYPES[tensor.kind], rows * columns, tensor.offset).reshape(rows, columns)

@@ -1,0 +1,38 @@
+"""Adapters in an op list: a change behind every product that an adapter may change. Pure; `lower` makes of it what a runner takes.
+
+Who has no adapter in any row of a step runs the list without them, whose bits are the same.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, Weight
+
+SLOTS: Final = "adapters"
+"""The value that holds the slot of each token."""
+
+
+def add_adapters(oplist: OpList) -> OpList:
+    """The list with `lora` behind each product with a matrix of a layer. The change's output takes the product's place in what follows; its
+    weight is named after the matrix (`pairs_of`)."""
+    values = dict(oplist.values) | {"adapter": Handle("adapter", TOKENS, dtype="i32"), SLOTS: Handle(SLOTS, TOKENS, dtype="i32")}
+    ops = [Op("adapters", ("adapter",), (SLOTS,))]
+    changed: dict[str, str] = {}
+    for op in oplist.ops:
+        ops.append(replace(op, inputs=tuple(changed.get(name, name) for name in op.inputs)))
+        if op.name == "linear" and op.weights[0].name.startswith("blk."):
+            (product,), x = op.outputs, ops[-1].inputs[0]
+            changed[product] = name = f"{product} changed"
+            values[name] = replace(values[product], name=name)
+            ops.append(Op("lora", (x, product, SLOTS), (name,), weights=(Weight(pairs_of(op.weights[0].name), op.weights[0].shape),)))
+    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+
+
+def pairs_of(matrix: str) -> str:
+    """The name of the weight that holds the adapters' changes of a matrix."""
+    return f"{matrix.removesuffix('.weight')}.pairs"
+
+
+def changed_matrices(oplist: OpList) -> dict[str, tuple[int, int]]:
+    """Matrices [N, K] that adapters may change in a list that `add_adapters` has made, by the names of their pairs."""
+    return {op.weights[0].name: (op.weights[0].shape[0], op.weights[0].shape[1]) for op in oplist.ops if op.name == "lora"}

@@ -1,0 +1,92 @@
+"""Adapters beside products: low-rank changes of matrices, one per token or none. Hu et al. 2021, "LoRA"; Chen et al. 2023, "Punica".
+
+Which adapter a token has is a value of the step. Matrices lie in slots that change from step to step; a list is recorded once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.graph import Handle
+from ridgeline.compute.ops.definition import Floats, Ints, Sample, fits, floats, op
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The change scale · (b · a) of a matrix [N, K]: `a` [rank, K] and `b` [rank, N], its columns lying together, of one type.
+
+    kind  F32: float32; F16: float16; BF16: uint16, the upper half of an fp32
+    """
+
+    kind: str
+    a: NDArray[Any]
+    b: NDArray[Any]
+    scale: float
+
+
+def widened(kind: str, stored: NDArray[Any]) -> Floats:
+    """Numbers of a `Pair` as fp32, exactly."""
+    if kind == "BF16":
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return stored.astype(np.float32)
+
+
+def _adapters_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"adapter": np.array([0, -1, 2, 2, 1], np.int32)}),
+        Sample("one row", {"adapter": np.array([3], np.int32)}),
+    ]
+
+
+def _adapters_rule(adapter: Handle) -> tuple[Handle, ...]:
+    return (Handle("", adapter.axis, 1, "i32"),)
+
+
+@op(samples=_adapters_samples, semantic=False, rule=_adapters_rule)
+def adapters(adapter: Ints) -> Any:
+    """adapter [T], a step input → slots int32 [T, 1], which a selection takes rows of."""
+    return adapter.reshape(-1, 1)
+
+
+def _lora_samples() -> list[Sample]:
+    def pair(seed: int, rank: int, outputs: int, inputs: int, kind: str = "F32") -> Pair:
+        a, b = floats(seed, rank, inputs, size=0.3), floats(seed + 1, rank, outputs, size=0.3)
+        if kind == "BF16":
+            return Pair(kind, (a.view(np.uint32) >> 16).astype(np.uint16), (b.view(np.uint32) >> 16).astype(np.uint16), 2.0)
+        return Pair(kind, a.astype(np.float16), b.astype(np.float16), 0.5) if kind == "F16" else Pair(kind, a, b, 0.25)
+
+    def case(name: str, rows: list[int], outputs: int, inputs: int, *pairs: Pair | None) -> Sample:
+        own = {"x": floats(1, len(rows), inputs), "y": floats(2, len(rows), outputs)}
+        return Sample(name, {**own, "slots": np.array(rows, np.int32).reshape(-1, 1), "pairs": pairs})
+
+    return [
+        case("ragged", [0, -1, 2, 2, 1, 3, -1], 33, 50, pair(3, 4, 33, 50), None, pair(5, 7, 33, 50, "BF16"), pair(7, 1, 33, 50, "F16")),
+        case("one row", [0], 640, 1024, pair(9, 16, 640, 1024)),
+        case("no row", [], 16, 32, pair(11, 8, 16, 32)),
+        case("largest rank", [0, 0, 0], 48, 96, pair(13, 256, 48, 96, "BF16")),
+    ]
+
+
+def _lora_rule(x: Handle, y: Handle, slots: Handle) -> tuple[Handle, ...]:
+    fits(x.axis == y.axis == slots.axis, f"lora: rows of {x}, {y} and {slots} differ")
+    return (Handle("", y.axis, y.width),)
+
+
+@op(samples=_lora_samples, weights=("pairs",), matrices=("pairs",), per_token=True, semantic=False, rule=_lora_rule,
+    tolerance={"native": 2e-6})  # fmt: skip
+def lora(x: Floats, y: Floats, slots: Ints, pairs: Sequence[Pair | None]) -> Floats:
+    """x [T, K], y [T, N], slots [T, 1] → y + scale · b · (a · x) with the pair of the token's slot; y where the slot is −1 or empty.
+
+    A token by itself, in double precision: its bits do not depend on its neighbours.
+    """
+    out = y.copy()
+    for row in np.flatnonzero(slots[:, 0] >= 0):
+        pair = pairs[slots[row, 0]]
+        if pair is not None:
+            a, b = widened(pair.kind, pair.a).astype(np.float64), widened(pair.kind, pair.b).astype(np.float64)
+            change = ((a @ x[row]).astype(np.float32).astype(np.float64) @ b) * pair.scale
+            out[row] = y[row] + change.astype(np.float32)
+    return out

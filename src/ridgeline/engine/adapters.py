@@ -1,0 +1,115 @@
+"""Adapters by the names that callers use: registered by an operator, checked against the model by their headers alone.
+
+Owns names, digests and ranks. The engine reads the matrices when the first request names an adapter.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from ridgeline.core.params import Adapter
+from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
+from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.model import ModelFacts
+
+MAX_ADAPTERS: Final = 4_096
+NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """vLLM's way to name an adapter beside a prompt: it is registered when it is first seen. `lora_int_id` is at least 1, and no more."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAdapter:
+    """An adapter and what is told of it. `tenants`: who may name it; None: everybody."""
+
+    adapter: Adapter
+    rank: int
+    bytes: int
+    created: int = 0
+    tenants: frozenset[str] | None = None
+
+
+class AdapterLibrary:
+    """Adapters of one model.
+
+    path      of the model's files, whose facts are read when the first adapter is added; None: it has none
+    max_rank  that is taken; 0: no adapters are
+    """
+
+    def __init__(self, path: Path | None, max_rank: int) -> None:
+        self._path, self._max_rank = path, max_rank
+        self._known: dict[str, KnownAdapter] = {}
+
+    @property
+    def known(self) -> tuple[KnownAdapter, ...]:
+        """All of them, in the order of registration."""
+        return tuple(self._known.values())
+
+    def find(self, name: str) -> KnownAdapter | None:
+        """The adapter of a name."""
+        return self._known.get(name)
+
+    def add(self, name: str, path: str | Path, **more: Any) -> KnownAdapter:
+        """Registers an adapter, in the place of one that has the name; `more`: further fields of `KnownAdapter`, and `is_pinned`.
+
+        Raises ConfigError for a name that cannot be one, ModelFormatError and ModelNotFoundError for the adapter.
+        """
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"an adapter cannot be named {name!r:.80}; use up to 64 letters, digits, points, hyphens and underscores")
+        if len(self._known) >= MAX_ADAPTERS and name not in self._known:
+            raise ConfigError(f"{MAX_ADAPTERS} adapters are known, which is the most; unload one")
+        place = Path(path).expanduser()
+        found = read_adapter(place, self._facts, self._max_rank)
+        adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()), more.pop("is_pinned", False))
+        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, **more)
+        return known
+
+    def add_all(self, named: Sequence[str]) -> None:
+        """Registers adapters given as NAME=PATH, or as a path whose last part is the name. Raises ConfigError."""
+        for each in named:
+            name, equals, path = each.partition("=")
+            try:
+                self.add(*(name, path) if equals else (Path(each).stem, each))
+            except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
+                raise ConfigError(f"--lora {each!r:.200}: {error}", fix={"--lora": None}) from None
+
+    def remove(self, name: str) -> bool:
+        """Forgets a name; requests that are under way go on. False where there is none."""
+        return self._known.pop(name, None) is not None
+
+    def named(self, asked: str | LoRARequest) -> Adapter:
+        """The adapter that a caller of `LLM` names. Raises RequestError."""
+        if not self._max_rank:
+            raise RequestError("this LLM takes no adapters; make it with enable_lora=True", param="lora")
+        if isinstance(asked, str):
+            found = self.find(asked)
+            if found is None:
+                names = ", ".join(self._known) or "none"
+                raise RequestError(f"there is no adapter {asked!r:.80}; known: {names:.400}", param="lora")
+            return found.adapter
+        if asked.lora_int_id < 1:
+            raise RequestError(f"lora_int_id is {asked.lora_int_id}; it must be at least 1", param="lora_request")
+        found = self.find(asked.lora_name)
+        if found is None or found.adapter.path != str(Path(asked.lora_path).expanduser().resolve()):
+            try:
+                found = self.add(asked.lora_name, asked.lora_path)
+            except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
+                raise RequestError(f"the adapter {asked.lora_name!r:.80} cannot be used: {error}", param="lora_request") from None
+        return found.adapter
+
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        if self._path is None:
+            raise ConfigError("the model has no files that an adapter could belong to")
+        return read_model_facts(self._path)

@@ -1,0 +1,149 @@
+"""The flight recorder: what the ledger holds, written to files when a server breaches its objective or loses its engine.
+
+Owns when that happens and how much is kept: one recording in `PAUSE_SECONDS`, `MAX_KEPT` of them, each a folder (0700) of files (0600) that
+`whatif`, `sim` and Perfetto open. Lengths, times and numbers, never an id of a token. Written by a thread.
+"""
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from ridgeline.observe.ledger import Ledger, RequestRecord
+from ridgeline.observe.logs import with_fields
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prefixes import PromptLog
+from ridgeline.observe.requests import Result
+from ridgeline.planning.objectives import Objective
+
+WINDOW_SECONDS: Final = 900.0
+"""Time before an incident that is written."""
+MAX_STEPS: Final = 20_000
+PAUSE_SECONDS: Final = 300.0
+MAX_KEPT: Final = 8
+LOOK_SECONDS: Final = 1.0
+BREACH_SECONDS: Final = 30.0
+"""Time over which requests are judged."""
+BREACH_REQUESTS: Final = 20
+BREACH_SHARE: Final = 0.5
+"""Of so many requests at least, this share was late: the objective is breached."""
+FOLDER: Final = "incident-"
+_log: Final = logging.getLogger("ridgeline.server")
+
+
+class Recorder:
+    """Watches the metrics and writes recordings below `folder`."""
+
+    def __init__(self, ledger: Ledger, prompts: PromptLog, folder: Path) -> None:
+        self._ledger = ledger
+        self._prompts = prompts
+        self._folder = folder
+        self._looks: deque[tuple[float, int, int]] = deque()
+        self._written_at = -PAUSE_SECONDS
+        self._count = 0
+
+    def look(self, metrics: Metrics, now: float) -> None:
+        """Called often: records where the objective has been breached."""
+        if metrics.objective == Objective() or (self._looks and now - self._looks[-1][0] < LOOK_SECONDS):
+            return
+        late = metrics.results[Result.LATE_FIRST_TOKEN] + metrics.results[Result.SLOW_TOKENS]
+        self._looks.append((now, late + metrics.results[Result.GOOD], late))
+        while now - self._looks[0][0] > BREACH_SECONDS:
+            self._looks.popleft()
+        ended, of_them_late = self._looks[-1][1] - self._looks[0][1], self._looks[-1][2] - self._looks[0][2]
+        if ended >= BREACH_REQUESTS and of_them_late >= BREACH_SHARE * ended:
+            self.record("objective", f"{of_them_late} of {ended} requests were late within {BREACH_SECONDS:g} s", now)
+
+    def record(self, kind: str, reason: str, now: float) -> threading.Thread | None:
+        """Writes what led to this moment, unless it has just been done. Returns the thread that does."""
+        if now - self._written_at < PAUSE_SECONDS:
+            return None
+        self._written_at = now
+        self._count += 1
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        folder = self._folder / f"{FOLDER}{stamp}-{os.getpid()}-{self._count}-{kind}"
+        writing = threading.Thread(target=self._write, args=(folder, kind, reason, now), name="recorder", daemon=True)
+        writing.start()
+        return writing
+
+    def _write(self, folder: Path, kind: str, reason: str, now: float) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for old in sorted(self._folder.glob(f"{FOLDER}*"))[: -MAX_KEPT + 1]:
+                shutil.rmtree(old, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+            write_incident(self._ledger, self._prompts, folder, {"kind": kind, "reason": reason, "pid": os.getpid()}, now)
+            _log.warning("incident recorded", extra=with_fields(kind=kind, reason=reason, folder=str(folder)))
+        except OSError as error:
+            _log.warning("an incident could not be recorded", extra=with_fields(kind=kind, reason=str(error)))
+
+
+def write_incident(ledger: Ledger, prompts: PromptLog, folder: Path, what: dict[str, Any], now: float) -> None:
+    """Writes the files of one incident: `incident.json`, `trace.jsonl` (requests, for `whatif` and `sim`), `steps.jsonl` (for
+    `--set step_time=FILE`), `perfetto.json`. Raises OSError."""
+    log = ledger.steps
+    first = max(log.first, log.end - MAX_STEPS, log.index_at(now - WINDOW_SECONDS))
+    steps = [(index, step) for index in range(first, log.end) if (step := log[index]).ended < float("inf")]
+    records = ledger.arrived_since(now - WINDOW_SECONDS)
+    begin = min([*(each.arrived for each in records), *(step.planned for _, step in steps)], default=now)
+    arrivals = [*_arrivals(records, prompts, begin)]
+    _dump(folder / "trace.jsonl", (json.dumps(each) for each in arrivals))
+    _dump(folder / "steps.jsonl", (
+        json.dumps({"tokens": tokens, "cached": step.positions + tokens, "seconds": step.run or step.ended - step.planned})
+        for _, step in steps if (tokens := step.prefill + step.decode)
+    ))  # fmt: skip
+    _dump(folder / "perfetto.json", [json.dumps({"traceEvents": [*_spans(steps, begin), *_request_spans(records, begin)]})])
+    what |= {"requests": len(records), "steps": len(steps), "seconds": round(now - begin, 3), "begin": time.time() - (now - begin)}
+    _dump(folder / "incident.json", [json.dumps(what)])
+
+
+def _dump(path: Path, lines: Iterable[str]) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _arrivals(records: list[RequestRecord], prompts: PromptLog, begin: float) -> Iterator[dict[str, float]]:
+    """Requests as a trace has them. One that has not ended is as long as half of the others, or as it may be."""
+    ended = [each.output_tokens for record in records for each in record.choices.values() if each.times is not None]
+    usual = max(1, int(median(ended))) if ended else None
+    for record in records:
+        done = [each.output_tokens for each in record.choices.values() if each.times is not None]
+        output = max(done, default=min(record.max_tokens, usual or record.max_tokens))
+        line: dict[str, float] = {"time": round(record.arrived - begin, 6), "prompt": record.prompt_tokens, "output": max(1, output)}
+        followed = prompts.followed.get(record.request_id)
+        if followed is not None:
+            line |= {"prefix": followed.family, "shared": min(followed.shared, record.prompt_tokens)}
+        yield line
+
+
+def _spans(steps: list[tuple[int, Any]], begin: float) -> Iterator[dict[str, Any]]:
+    """Steps, one behind the other, and the queue's length, as Chrome's trace format has them, in microseconds."""
+    yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "engine"}}
+    for index, step in steps:
+        run = step.run or step.ended - step.planned
+        what = {"step": index, "decode": step.decode, "prefill": step.prefill, "lack": step.lack, "free_blocks": step.free_blocks}
+        name = "prefill and decode" if step.prefill and step.decode else "prefill" if step.prefill else "decode"
+        yield {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": 1e6 * (step.ended - run - begin), "dur": 1e6 * run, "args": what}
+        yield {"ph": "C", "name": "waiting", "pid": 1, "ts": 1e6 * (step.ended - begin), "args": {"requests": step.waiting}}
+
+
+def _request_spans(records: list[RequestRecord], begin: float) -> Iterator[dict[str, Any]]:
+    """Queue, prefill and decode of each choice that has ended."""
+    yield {"ph": "M", "name": "process_name", "pid": 2, "tid": 1, "args": {"name": "requests"}}
+    for record in records:
+        for number, choice in record.choices.items():
+            times = choice.times
+            if times is None:
+                continue
+            moments = (times.arrived, times.started or times.ended, times.first_token_at or times.ended, times.ended)
+            for name, since, until in zip(("queue", "prefill", "decode"), moments[:-1], moments[1:], strict=True):
+                common = {"cat": "request", "id": f"{record.request_id}-{number}", "pid": 2, "tid": 1, "name": name}
+                yield common | {"ph": "b", "ts": 1e6 * (since - begin), "args": {"prompt_tokens": record.prompt_tokens}}
+                yield common | {"ph": "e", "ts": 1e6 * (until - begin)}

@@ -1,0 +1,189 @@
+"""The verdict: what binds a server now, how far it is from its ceilings and its knee, and which levers help, with their predicted gain.
+
+Arithmetic on the sums of the last seconds (`observe.live`) and on the planner's model of this machine, corrected by what starts measured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final, Literal
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.observe.live import Second
+from ridgeline.planning.deployment import Deployment, Workload
+from ridgeline.planning.formats import class_bytes
+from ridgeline.planning.levers import ACCEPTANCE, DRAFT_TOKENS, accepted_tokens
+from ridgeline.planning.speed import decode_itl, decode_work, knee, mixed_itl
+from ridgeline.planning.step import IDEAL, RowGroup, StepWork, pass_seconds, reached, resource_seconds, step_work
+
+Bottleneck = Literal["none", "kv_cache", "rows", "host", "compute", "memory", "device"]
+"""none: idle part of the time; rows: --max-num-seqs; device: busy, and nothing is known of its ceilings."""
+BOTTLENECKS: Final[tuple[Bottleneck, ...]] = ("none", "kv_cache", "rows", "host", "compute", "memory", "device")
+WINDOW_SECONDS: Final = 10
+MANY: Final = 0.5
+"""Choices that wait on average from which a queue counts."""
+FULL: Final = 0.9
+"""Share of blocks, rows or time from which they count as used up."""
+HOST_SHARE: Final = 0.3
+"""Share of busy time outside of the executor from which the host binds."""
+MOST_BATCH: Final = 512
+LEAST_GAIN: Final = 1.03
+"""Smaller predicted gains are within the errors of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change and what it is predicted to do: `gain` is the factor by which `figure` gets better."""
+
+    name: str
+    figure: Literal["throughput", "itl"]
+    gain: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of the last seconds. Shares of 1: `busy` of the time, `host` of busy time, `compute` and `memory` of this machine's ceilings while
+    steps run, `kv` of blocks. `batch` is rows per step; `knee` None where the model of the machine is not known."""
+
+    bottleneck: Bottleneck
+    text: str
+    busy: float
+    host: float
+    compute: float | None
+    memory: float | None
+    kv: float
+    batch: float
+    knee: int | None
+    levers: tuple[Lever, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is judged: the engine's facts and settings, its model on this machine (None: unknown), and mean tokens of requests."""
+
+    info: ExecutorInfo
+    config: EngineConfig
+    planned: Deployment | None
+    prompt: float
+    output: float
+
+
+def judge(window: Second, served: Served) -> Verdict:
+    """The verdict on a window's steps."""
+    info, planned = served.info, _with_load(served)
+    if not window.steps:
+        return Verdict("none", "idle", 0.0, 0.0, None, None, 0.0, 0.0, None, ())
+    blocks = max(1, info.kv.blocks)
+    rows, waiting = window.rows / window.steps, window.waiting / window.steps
+    kv = max(0.0, 1 - window.unheld / window.steps / blocks)
+    busy, host = min(1.0, window.busy / window.at), max(0.0, 1 - window.run / max(window.busy, 1e-9))
+    shares: tuple[float, float] | None = None
+    bound: Bottleneck = "device"
+    if planned is not None:
+        work = _mean_step(window, info, planned, kv)
+        seconds = max(1e-9, window.run / window.steps)
+        compute, memory = resource_seconds(planned, work, IDEAL)
+        shares = compute / seconds, memory / seconds
+        estimated = resource_seconds(planned, work, reached(planned))
+        bound = "compute" if estimated[0] > estimated[1] else "memory"
+    bottleneck = _bottleneck(window, info, busy, host, kv, bound)
+    at_knee = None if planned is None else knee(planned, MOST_BATCH)
+    found = () if planned is None else tuple(sorted(_levers(served, planned, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
+    verdict = Verdict(
+        bottleneck, "", busy, host, shares and shares[0], shares and shares[1], kv, rows, at_knee,
+        tuple(each for each in found if each.gain >= LEAST_GAIN),
+    )  # fmt: skip
+    return replace(verdict, text=_sentence(verdict, window, waiting, bound))
+
+
+def _with_load(served: Served) -> Deployment | None:
+    """The planned deployment with the lengths that requests have."""
+    if served.planned is None:
+        return None
+    prompt, output = max(1, round(served.prompt)), max(1, round(served.output))
+    return replace(served.planned, workload=Workload(prompt, output), chunk=served.info.tokens)
+
+
+def _mean_step(window: Second, info: ExecutorInfo, planned: Deployment, kv: float) -> StepWork:
+    """Cost of a step with the mean numbers of rows and prompt tokens, at the mean context by the blocks that are held."""
+    rows, decode = window.rows / window.steps, window.decode / window.steps
+    prefill = (window.tokens - window.decode) / window.steps
+    context = round(kv * info.kv.blocks * info.kv.block_tokens / max(1, len(info.kv.groups)) / max(1.0, rows))
+    groups = [RowGroup(min(context, info.max_model_len - 1), 1, decode)] if decode else []
+    if prefill >= 1:
+        groups.append(RowGroup(0, round(prefill), 1.0))
+    return step_work(planned, groups)
+
+
+def _bottleneck(window: Second, info: ExecutorInfo, busy: float, host: float, kv: float, bound: Bottleneck) -> Bottleneck:
+    rows, waiting = window.rows / window.steps, window.waiting / window.steps
+    if waiting >= MANY:
+        one_more = kv * (1 + 1 / max(1.0, rows))
+        if one_more >= FULL:
+            return "kv_cache"
+        if rows >= FULL * info.rows:
+            return "rows"
+    if busy < MANY and waiting < MANY:
+        return "none"
+    return "host" if host > HOST_SHARE else bound
+
+
+def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: float, waiting: float, busy: float) -> Iterator[Lever]:
+    """Levers that act on what binds, each alone, with the planner's estimate of its gain."""
+    batch, wanted, config = max(1, round(rows)), max(1, ceil(rows + waiting)), served.config
+
+    def more(most: int) -> float:
+        """The gain in tokens per second where so many rows may run."""
+        after = max(batch, min(most, wanted))
+        return after / mixed_itl(planned, after) * mixed_itl(planned, batch) / batch
+
+    if bottleneck == "rows":
+        twice = min(4096, 2 * served.info.rows)
+        yield Lever(f"--max-num-seqs {twice}", "throughput", more(twice), "requests wait although the KV cache has room")
+    if bottleneck == "kv_cache":
+        if planned.kv_bits > 8:
+            wider = batch * planned.kv_bits // 8
+            yield Lever("--kv-dtype int8", "throughput", more(wider), "half of the bytes per token: twice the sequences; check quality")
+        yield Lever("--kv-cache-memory-bytes × 2", "throughput", more(2 * batch), "twice the sequences, where this machine has the memory")
+    if bottleneck in ("compute", "memory") and busy >= FULL and waiting >= MANY:
+        yield Lever("another replica", "throughput", min(2.0, wanted / batch), "this one is busy all the time, and requests wait")
+    if bottleneck in ("compute", "memory"):
+        narrow = replace(planned, dtype="q4_k")
+        if sum(class_bytes(planned.model, "q4_k").values()) < 0.9 * sum(class_bytes(planned.model, planned.dtype).values()):
+            gain = decode_itl(planned, batch) / decode_itl(narrow, batch)
+            yield Lever("weights in 4 bits (another file)", "itl", gain, "fewer bytes per step; check quality")
+        best = knee(planned, MOST_BATCH)
+        if batch > 1.5 * best:
+            gain = mixed_itl(planned, batch) / mixed_itl(planned, best)
+            yield Lever(f"--max-num-seqs {best}", "itl", gain, "beyond the knee latency grows faster than throughput; more requests wait")
+    if bottleneck in ("memory", "none") and config.speculative == "off":
+        verify = step_work(planned, [RowGroup(round(served.prompt), DRAFT_TOKENS + 1, batch, sampled=DRAFT_TOKENS + 1)])
+        passes = pass_seconds(planned, verify) / pass_seconds(planned, decode_work(planned, batch))
+        gain = accepted_tokens(ACCEPTANCE, DRAFT_TOKENS) / passes
+        yield Lever("--speculative ngram", "itl", gain, f"for text that repeats itself: {ACCEPTANCE:.0%} of drafts assumed right")
+    if bottleneck == "host" and config.depth == 1:
+        yield Lever("--depth 2", "throughput", 1 / (1 - HOST_SHARE), "the host plans while the device computes")
+
+
+def _sentence(verdict: Verdict, window: Second, waiting: float, bound: Bottleneck) -> str:
+    """The verdict in words: phase, what binds, ceilings, host, batch and knee."""
+    prefill = window.tokens - window.decode
+    phase = "prefill" if prefill > 2 * window.decode else "decode" if prefill < window.decode / 2 else "prefill and decode"
+    names = {
+        "none": f"idle {1 - verdict.busy:.0%} of the time", "kv_cache": "the KV cache binds", "rows": "--max-num-seqs binds",
+        "host": "the host binds", "compute": "compute-bound", "memory": "bandwidth-bound", "device": "the device is busy",
+    }  # fmt: skip
+    parts = [phase, names[verdict.bottleneck]]
+    if verdict.bottleneck in ("kv_cache", "rows") and bound != "device":
+        parts.append(f"before {'compute' if bound == 'compute' else 'bandwidth'} does")
+    share = verdict.compute if bound == "compute" else verdict.memory
+    if share is not None:
+        parts.append(f"{share:.0%} of the {'compute' if bound == 'compute' else 'bandwidth'} ceiling while it runs")
+    parts.append(f"{verdict.host:.0%} host")
+    parts.append(f"batch {verdict.batch:.3g}" + (f" of knee {verdict.knee}" if verdict.knee else ""))
+    parts.append(f"KV {verdict.kv:.0%} held")
+    if waiting >= MANY:
+        parts.append(f"{waiting:.3g} wait")
+    return ", ".join(parts)

@@ -1,0 +1,3 @@
+from checkpoint_fixtures import checkpoint, stored
+
+__all__ = ["checkpoint", "stored"]

@@ -1,0 +1,43 @@
+"""The op of adapters: native kernels against the reference at every ISA level, a token alone and in company."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.adapters import NativeAdapterSlots
+from ridgeline.compute.ops.lora import lora
+from ridgeline.compute.runner import relative_error
+
+pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
+
+
+def native(given: Any, rows: list[int]) -> np.ndarray:
+    """The op by the native kernel, of some rows."""
+    x, y, numbers = (np.ascontiguousarray(given[name][rows]) for name in ("x", "y", "slots"))
+    slots = NativeAdapterSlots({"m": (y.shape[1], x.shape[1])}, max(len(given["pairs"]), 4))
+    for slot, pair in enumerate(given["pairs"]):
+        slots.fill(slot, {} if pair is None else {"m": pair})
+    out = np.full_like(y, np.nan)
+    places = {"x": x, "y": y, "slots": numbers, "pairs": slots.records["m"], "out": out}
+    values = {name: array.ctypes.data for name, array in places.items()} | {"columns": x.shape[1], "width": y.shape[1]}
+    ext.native().run_rows(ext.level_number(), "lora", ext.record(ext.params("lora"), values), len(x))
+    return out
+
+
+@pytest.mark.parametrize("sample", lora.samples(), ids=lambda sample: sample.name)
+def test_native_lora_equals_the_reference(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = sample.arguments
+    every = list(range(len(given["x"])))
+    expected, bits = lora(*(given[name] for name in lora.parameters)), set()
+    for level in ext.isa_levels():
+        monkeypatch.setattr(ext, "isa", lambda level=level: level)
+        found = native(given, every)
+        assert relative_error(found, expected) <= lora.tolerance["native"]
+        bits.add(found.tobytes())
+        for row in every:
+            assert native(given, [row]).tobytes() == found[[row]].tobytes()
+            if given["slots"][row, 0] < 0:
+                assert found[row].tobytes() == given["y"][row].tobytes()
+    assert len(bits) == 1

@@ -1,0 +1,234 @@
+"""What a server does now, its verdict, and the bill: from steps that can be counted by hand."""
+
+import random
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core import events
+from ridgeline.core.events import Event, Finish, Usage
+from ridgeline.core.plan import KVGroup, KVShape, Timings
+from ridgeline.core.step_time import StepSeconds
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.facts.hardware.energy import EnergyMeter
+from ridgeline.facts.headers.config_json import read_config
+from ridgeline.models.table import KNOWN
+from ridgeline.observe.cost import Spending
+from ridgeline.observe.live import Live, Second
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prometheus import exposition
+from ridgeline.observe.prometheus_live import LiveCollector
+from ridgeline.observe.verdict import BOTTLENECKS, Served, Verdict, judge
+from ridgeline.planning.arguments import PlanOptions, deployment_of
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.speed import knee
+from ridgeline.planning.step import RowGroup, pass_seconds, step_work
+
+KV = KVShape((KVGroup("full", (0,)),), 16, 1000, b"")
+
+
+def live_of(price: float | None = None, meter: EnergyMeter | None = None, now: float = 0.0) -> Live:
+    metrics = Metrics()
+    return Live(metrics, Spending(metrics.tenants, price, now, meter))
+
+
+def step(number: int, begin: float, end: float, counts: dict[int, int], waiting: int = 0, free: int = 900) -> list[Event]:
+    return [
+        events.Scheduled(number, begin, tuple(counts), array("i", counts.values()), waiting, free, 0),
+        events.Computed(number, end, tuple(counts), array("i", [1] * len(counts))),
+        events.StepTimed(number, Timings(run=0.8 * (end - begin))),
+    ]
+
+
+def admit(live: Live, name: str, sequence: int, tenant: str, time: float, prompt: int = 30) -> None:
+    live.apply(events.Admitted(name, time, prompt, 1, time, tenant))
+    live.apply(events.Started(name, 0, sequence, time, resumed=False))
+
+
+def close(live: Live, name: str, time: float, out: int = 10) -> None:
+    live.apply(events.Closed(name, 0, Finish.LENGTH, Usage(30, out), time))
+
+
+def test_steps_are_summed_by_second() -> None:
+    live = live_of()
+    for event in [*step(0, 10.0, 10.5, {1: 20, 2: 1}, waiting=4), *step(1, 10.2, 11.25, {1: 1, 2: 1}, free=800)]:
+        live.apply(event)
+    first, second = live.history(12.0, 2)
+    assert (first.steps, first.tokens, first.decode, first.sampled, first.waiting, first.unheld) == (1, 21, 1, 2, 4, 900)
+    assert first.busy == pytest.approx(0.5) and first.run == pytest.approx(0.4)
+    assert second.busy == pytest.approx(0.75), "a step that was planned while another ran is in flight from that one's end"
+    window = live.window(12.0, 10)
+    assert (window.at, window.steps, window.rows, window.tokens) == (2, 2, 4, 23)
+    assert [each.steps for each in live.history(12.0, 4)] == [0, 0, 1, 1]
+    live.engine_lost()
+    live.apply(events.Computed(7, 12.0, (1,), array("i", [1])))
+    assert live.window(13.0, 10).steps == 2, "a step that nobody planned"
+
+
+def test_percentiles_are_of_the_last_minute() -> None:
+    live = live_of()
+    assert live.latencies() == {"ttft": None, "itl": None}
+    for number in range(200):
+        live._metrics.inter_token.observe(0.5 if number < 100 else 0.02)
+        for event in step(number, float(number), number + 0.1, {1: 1}):
+            live.apply(event)
+    p50, p90, p99 = live.latencies()["itl"] or (0, 0, 0)
+    assert 0.015 <= p50 <= p90 <= p99 <= 0.02
+
+
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_shares_and_idle_are_the_bill(tmp_path: Path) -> None:
+    zone = tmp_path / "sys/class/powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "max_energy_range_uj").write_text("1000000000")
+    (zone / "energy_uj").write_text("999000000")
+    rng, meter = random.Random(3), EnergyMeter(tmp_path)
+    live, now, microjoules = live_of(price=3.6, meter=meter, now=50.0), 50.0, 999_000_000
+    spending, begun = live.spending, 0
+    open_: dict[int, int] = {}
+    live.step_cost = StepSeconds(0.004, 0.001, 0.0002)
+    for number in range(2000):
+        if rng.random() < 0.3 and len(open_) < 6:
+            admit(live, f"r{begun}", begun, f"t{begun % 3}", now)
+            open_[begun], begun = rng.randint(1, 400), begun + 1
+        if rng.random() < 0.2:
+            now += rng.random() * 0.05
+        running = [each for each in open_ if rng.random() < 0.9]
+        if not running:
+            continue
+        counts = {each: open_[each] if open_[each] > 1 else 1 for each in running}
+        seconds = live.step_cost.of(list(counts.values()).count(1), sum(each for each in counts.values() if each > 1))
+        planned, computed, timed = step(number, now, now + seconds, counts)
+        now += seconds
+        live.apply(planned)
+        for each in running:
+            open_[each] = 1
+            if rng.random() < 0.1:
+                close(live, f"r{each}", now)
+                del open_[each]
+        live.apply(computed)
+        live.apply(timed)
+        microjoules += round(seconds * 40e6)
+        (zone / "energy_uj").write_text(str(microjoules % 1_000_000_000))
+        spending.sample(now)
+    for each in open_:
+        close(live, f"r{each}", now)
+    live.engine_lost()
+    owned = sum(each.seconds for each in spending.by_tenant.values())
+    assert len(spending.by_tenant) == 3 and owned > 5
+    assert owned == pytest.approx(spending.allocated, rel=0.01)
+    assert spending.allocated + spending.idle(now) == pytest.approx(now - 50.0)
+    assert spending.dollars(now - 50.0) == pytest.approx(3.6 * (now - 50.0) / 3600)
+    assert spending.joules is not None
+    used = (microjoules - 999_000_000) / 1e6
+    assert sum(spending.joules.values()) == pytest.approx(used, rel=0.01)
+    tenants = sum(spending.tenant_joules(label) or 0 for label in spending.by_tenant)
+    assert tenants == pytest.approx(spending.joules["allocated"], rel=0.01)
+
+
+def test_who_computes_more_pays_more() -> None:
+    live = live_of()
+    live.step_cost = StepSeconds(0.0, 1.0, 1.0)
+    for name, sequence in (("long", 1), ("short", 2), ("waits", 3)):
+        admit(live, name, sequence, name, 0.0)
+    for event in [*step(0, 0.0, 1.0, {1: 90, 2: 10}), *step(1, 1.0, 2.0, {1: 1, 2: 1})]:
+        live.apply(event)
+    for name in ("long", "short", "waits"):
+        close(live, name, 2.0)
+    live.engine_lost()
+    cost = {each.request_id: each for each in live.spending.recent}
+    seconds = {name: cost[name].seconds for name in cost}
+    assert seconds == {"long": pytest.approx(1.4), "short": pytest.approx(0.6), "waits": pytest.approx(0.0)}
+    assert cost["long"].kv_token_seconds == pytest.approx(35 * 2.0)
+    assert live.spending.tenant_joules("long") is None and live.spending.dollars(1.0) is None
+
+
+def test_a_meter_that_nobody_may_read_is_none(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/powercap/intel-rapl:0").mkdir(parents=True)
+    assert not EnergyMeter(tmp_path).is_available
+    assert live_of(meter=EnergyMeter(tmp_path)).spending.joules is None
+
+
+# ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def planned() -> Deployment:
+    """8 B parameters in 16 bits on a GPU of the table."""
+    facts = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
+    return deployment_of(facts, PlanOptions("h100-sxm", kv_dtype="bf16", users=32))
+
+
+def served(planned: Deployment | None, rows: int = 64) -> Served:
+    info = ExecutorInfo(KV, 1000, 4096, rows, "test", 1, 1, tokens=512)
+    return Served(info, EngineConfig("m"), planned, 200.0, 100.0)
+
+
+def window(planned: Deployment, rows: int, prefill: int = 0, host: float = 0.05, **changes: int) -> Second:
+    """A second of steps that take what the planner says, on blocks of which a tenth is held."""
+    groups = [RowGroup(20, 1, rows)] + ([RowGroup(0, prefill)] if prefill else [])
+    run = pass_seconds(planned, step_work(planned, groups))
+    steps = int(0.95 / (run / (1 - host)))
+    found = Second(1, steps, run * steps, run / (1 - host) * steps, (rows + bool(prefill)) * steps, rows * steps, (rows + prefill) * steps)
+    for name, value in {"unheld": 900, **changes}.items():
+        setattr(found, name, value * steps)
+    return found
+
+
+def test_the_verdict_names_what_binds(planned: Deployment) -> None:
+    few = judge(window(planned, 4), served(planned))
+    assert few.bottleneck == "memory" and few.memory == pytest.approx(0.75, abs=0.03) and few.knee == knee(
+        replace(planned, workload=replace(planned.workload, prompt=200, output=100), chunk=512), 512
+    )
+    assert "decode, bandwidth-bound" in few.text
+    assert [each.name for each in few.levers] == ["weights in 4 bits (another file)", "--speculative ngram"]
+    prefill = judge(window(planned, 1, prefill=500), served(planned))
+    assert prefill.bottleneck == "compute" and prefill.compute == pytest.approx(0.5, abs=0.05)
+    queue = judge(window(planned, 64, waiting=40), served(planned))
+    assert (queue.bottleneck, queue.levers[0].name) == ("rows", "--max-num-seqs 128")
+    full = judge(window(planned, 20, waiting=9, unheld=10), served(planned))
+    assert full.bottleneck == "kv_cache" and {each.name for each in full.levers} == {"--kv-dtype int8", "--kv-cache-memory-bytes × 2"}
+    assert judge(window(planned, 4, host=0.5), served(planned)).bottleneck == "host"
+    assert judge(Second(10), served(planned)).text == "idle"
+    alone = judge(window(planned, 4), served(None))
+    assert (alone.bottleneck, alone.compute, alone.knee, alone.levers) == ("device", None, None, ())
+
+
+def test_the_verdict_turns_at_the_ridge(planned: Deployment) -> None:
+    """Of a model of this machine the batch at which compute takes over is known: 20 % around it the verdict has turned."""
+    ridge = next(rows for rows in range(1, 2000) if judge(window(planned, rows), served(planned, 4000)).bottleneck == "compute")
+    assert judge(window(planned, int(ridge * 0.8)), served(planned, 4000)).bottleneck == "memory"
+    assert judge(window(planned, int(ridge * 1.2)), served(planned, 4000)).bottleneck == "compute"
+
+
+def test_a_lever_s_gain_is_the_planner_s(planned: Deployment) -> None:
+    found = judge(window(planned, 64, waiting=64), served(planned))
+    lever = found.levers[0]
+    before, after = (rows / pass_seconds(planned, step_work(planned, [RowGroup(250, 1, rows)])) for rows in (64, 128))
+    assert lever.figure == "throughput" and 1.0 < lever.gain <= after / before * 1.01
+
+
+def test_exposition() -> None:
+    live = live_of(price=1.0)
+    admit(live, "a", 1, "alice", 0.0)
+    for event in step(0, 0.0, 0.5, {1: 30}):
+        live.apply(event)
+    close(live, "a", 0.5)
+    live.engine_lost()
+    verdict = Verdict("memory", "", 0.5, 0.1, None, 0.7, 0.1, 1.0, None, ())
+    body = exposition(live._metrics, "m", KV, more=[LiveCollector(live, verdict, "m", ["alice"])]).decode()
+    samples = {
+        (each.name, each.labels.get("bottleneck") or each.labels.get("resource") or each.labels.get("tenant") or ""): each.value
+        for family in text_string_to_metric_families(body) for each in family.samples
+    }  # fmt: skip
+    assert [samples["ridgeline_bottleneck", name] for name in BOTTLENECKS] == [name == "memory" for name in BOTTLENECKS]
+    assert samples["ridgeline_ceiling_ratio", "memory"] == 0.7 and ("ridgeline_ceiling_ratio", "compute") not in samples
+    assert samples["ridgeline_busy_seconds_total", ""] == 0.5 and samples["ridgeline_tenant_busy_seconds_total", "alice"] == 0.5
+    assert samples["ridgeline_tenant_dollars_total", "alice"] == pytest.approx(0.5 / 3600)
+    assert ("ridgeline_tenant_joules_total", "alice") not in samples

@@ -1,0 +1,69 @@
+"""The flight recorder: when it writes, that others open what it writes, and that it holds no text."""
+
+import json
+import stat
+from pathlib import Path
+from random import Random
+
+import pytest
+from ledgers import Ask, background, serve
+
+from ridgeline.core.params import Admitted
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prefixes import PromptLog
+from ridgeline.observe.recorder import BREACH_REQUESTS, MAX_KEPT, PAUSE_SECONDS, Recorder, write_incident
+from ridgeline.observe.requests import Result
+from ridgeline.planning.objectives import Objective
+from ridgeline.sim.fleet.durations import ObservedStep, fit_constant
+from ridgeline.sim.fleet.traffic import read_steps, read_trace
+
+
+def p99(asks: list[Ask]) -> float:
+    return sorted(ask.ended - ask.at for ask in asks)[int(0.99 * len(asks))]
+
+
+def test_an_incident_simulated_again_is_as_slow_as_it_was(tmp_path: Path) -> None:
+    rng, prompts = Random(3), PromptLog()
+    asks = [*background(rng, 14.0, 8.0), *(Ask(4.0 + 0.01 * each, 3_000, 20) for each in range(6))]
+    ledger = serve(asks)
+    for ask in asks:
+        prompts.add(Admitted(ask.name, tuple(range(1, ask.prompt + 1)), 1, 1), 16)
+    write_incident(ledger, prompts, tmp_path, {"kind": "test"}, max(ask.ended for ask in asks))
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == dict.fromkeys(
+        ("incident.json", "trace.jsonl", "steps.jsonl", "perfetto.json"), 0o600
+    )
+    arrivals, steps = read_trace(tmp_path), read_steps(tmp_path / "steps.jsonl")
+    assert sorted((each.prompt, each.output) for each in arrivals) == sorted((ask.prompt, ask.output) for ask in asks)
+    assert max(each.shared for each in arrivals) > 0
+    fitted = fit_constant([ObservedStep(*each) for each in steps])
+    assert (fitted.step, fitted.token) == pytest.approx((0.01, 0.0002), rel=0.02)
+    again = [Ask(each.time, each.prompt, each.output) for each in arrivals]
+    serve(again)
+    assert p99(again) == pytest.approx(p99(asks), rel=0.1)
+    spans = json.loads((tmp_path / "perfetto.json").read_text())["traceEvents"]
+    assert {each["ph"] for each in spans} == {"M", "X", "C", "b", "e"} and sum(each["ph"] == "X" for each in spans) == len(steps)
+    assert json.loads((tmp_path / "incident.json").read_text())["requests"] == len(asks)
+
+
+def test_a_breach_is_recorded_once_and_few_are_kept(tmp_path: Path) -> None:
+    recorder, metrics = Recorder(serve([Ask(0.0, 5, 2)]), PromptLog(), tmp_path / "incidents"), Metrics(Objective(ttft=0.1))
+    recorder.look(metrics, 0.0)
+    metrics.results[Result.GOOD] += BREACH_REQUESTS
+    recorder.look(metrics, 2.0)
+    assert not (tmp_path / "incidents").exists()
+    threads = []
+    original = recorder.record
+    recorder.record = lambda *told: threads.append(original(*told))  # type: ignore[method-assign, func-returns-value, assignment]
+    metrics.results[Result.LATE_FIRST_TOKEN] += BREACH_REQUESTS
+    for now in (4.0, 6.0, 8.0):
+        recorder.look(metrics, now)
+    for number in range(1, MAX_KEPT + 3):
+        recorder.record("engine", "it ended", 8.0 + number * PAUSE_SECONDS)
+    written = [thread for thread in threads if thread is not None]
+    for thread in written:
+        thread.join()
+    assert len(written) == MAX_KEPT + 3, "one for three looks at the same breach"
+    folders = sorted(tmp_path.glob("incidents/*"))
+    assert len(folders) <= MAX_KEPT + 3 and stat.S_IMODE(folders[0].stat().st_mode) == 0o700
+    original("engine", "it ended", 1e6).join()  # type: ignore[union-attr]
+    assert len([*tmp_path.glob("incidents/*")]) == MAX_KEPT
