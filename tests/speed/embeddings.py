@@ -107,7 +107,7 @@ def compare(ours: Measure, theirs: Measure, make: Callable[[], object], rounds: 
         ratios = sorted(first / second for first, second in found)
         mine, other = (median(each) for each in zip(*found, strict=True))
         spread = f"{median(ratios):.2f} ({ratios[0]:.2f} – {ratios[-1]:.2f})"
-        print(f"{count:3} texts of {TOKENS}: {mine:8.1f} and {other:8.1f} texts/s, ratio {spread}")
+        print(f"{count:3} texts of {TOKENS}: {mine:8.1f} and {other:8.1f} texts/s, ratio {spread}", flush=True)
 
 
 def against_llama_server(program: str, model: str, rounds: int) -> None:
