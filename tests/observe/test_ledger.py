@@ -1,11 +1,14 @@
 """The latency ledger: every moment has one cause, and a planted fault is the cause that is named first."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 from ledgers import FAULTS, background, plant, serve
 
 from ridgeline.observe.charges import CAUSES, charge, wall
+from ridgeline.observe.investigate import ALERTS, LEVERS, PHASES, investigate
+from ridgeline.observe.shares import distribution
 
 
 def check_sums(requests: int, seed: int) -> None:
@@ -40,11 +43,16 @@ def test_causes_sum_to_the_time_that_passed_of_ten_thousand() -> None:
 
 
 def first_cause(cause: str, seed: int) -> str | None:
+    """The cause that an explanation of the request names first; an investigation of the alert that it would raise names the same."""
     fault = plant(cause, Random(seed))
     ledger = serve([fault.probe, *fault.others], **fault.world)
     record = ledger.find(fault.probe.name)
     assert record is not None
-    return charge(ledger, record, 0, to_first=fault.to_first).first
+    first = charge(ledger, record, 0, to_first=fault.to_first).first
+    alert = "FirstTokenLate" if fault.to_first else "TokensSlow"
+    found = investigate(alert, distribution(ledger, [record], to_first=True), distribution(ledger, [record]))
+    assert found is not None and found.cause == first and found.lever and found.evidence
+    return first
 
 
 @pytest.mark.parametrize("cause", FAULTS)
@@ -57,3 +65,9 @@ def test_planted_faults_of_eighty_trials_each() -> None:
     right = {cause: sum(first_cause(cause, seed) == cause for seed in range(80)) for cause in FAULTS}
     print(right)
     assert sum(right.values()) >= 0.95 * 80 * len(FAULTS) and min(right.values()) >= 0.9 * 80
+
+
+def test_every_cause_has_a_phase_and_a_lever_and_alerts_are_those_of_deploy() -> None:
+    assert CAUSES.keys() == LEVERS.keys() == PHASES.keys()
+    alerts = (Path(__file__).parents[2] / "deploy" / "alerts.yml").read_text()
+    assert all(f"alert: {name}\n" in alerts for name in ALERTS)

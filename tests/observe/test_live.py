@@ -222,9 +222,10 @@ def test_exposition() -> None:
     close(live, "a", 0.5)
     live.engine_lost()
     verdict = Verdict("memory", "", 0.5, 0.1, None, 0.7, 0.1, 1.0, None, ())
-    body = exposition(live._metrics, "m", KV, more=[LiveCollector(live, verdict, "m", ["alice"])]).decode()
+    body = exposition(live._metrics, "m", KV, more=[LiveCollector(live, verdict, "m", ["alice"], {"packing weights": 1.5})]).decode()
+    own = ("bottleneck", "phase", "resource", "tenant")
     samples = {
-        (each.name, each.labels.get("bottleneck") or each.labels.get("resource") or each.labels.get("tenant") or ""): each.value
+        (each.name, next((each.labels[name] for name in own if name in each.labels), "")): each.value
         for family in text_string_to_metric_families(body) for each in family.samples
     }  # fmt: skip
     assert [samples["ridgeline_bottleneck", name] for name in BOTTLENECKS] == [name == "memory" for name in BOTTLENECKS]
@@ -232,3 +233,4 @@ def test_exposition() -> None:
     assert samples["ridgeline_busy_seconds_total", ""] == 0.5 and samples["ridgeline_tenant_busy_seconds_total", "alice"] == 0.5
     assert samples["ridgeline_tenant_dollars_total", "alice"] == pytest.approx(0.5 / 3600)
     assert ("ridgeline_tenant_joules_total", "alice") not in samples
+    assert samples["ridgeline_start_seconds", "packing weights"] == 1.5

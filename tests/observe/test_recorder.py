@@ -7,8 +7,11 @@ from random import Random
 
 import pytest
 from ledgers import Ask, background, serve
+from typer.testing import CliRunner
 
+from ridgeline.cli.main import make_app
 from ridgeline.core.params import Admitted
+from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import BREACH_REQUESTS, MAX_KEPT, PAUSE_SECONDS, Recorder, write_incident
@@ -43,6 +46,11 @@ def test_an_incident_simulated_again_is_as_slow_as_it_was(tmp_path: Path) -> Non
     spans = json.loads((tmp_path / "perfetto.json").read_text())["traceEvents"]
     assert {each["ph"] for each in spans} == {"M", "X", "C", "b", "e"} and sum(each["ph"] == "X" for each in spans) == len(steps)
     assert json.loads((tmp_path / "incident.json").read_text())["requests"] == len(asks)
+    told = CliRunner().invoke(make_app(), ["investigate", "FirstTokenLate", "--incident", str(tmp_path)])
+    assert told.exit_code == 0 and "FirstTokenLate: queue, budget" in told.output and "First: cache prefixes" in told.output
+    for words in (["FirstTokenlate"], ["TokensSlow", "--incident", str(tmp_path / "none")]):
+        with pytest.raises(ConfigError, match=r"did you mean FirstTokenLate|is no incident"):
+            CliRunner().invoke(make_app(), ["investigate", *words], catch_exceptions=False)
 
 
 def test_a_breach_is_recorded_once_and_few_are_kept(tmp_path: Path) -> None:

@@ -211,9 +211,10 @@ def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(40)))
     changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
     messages = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
-    assert "today" in messages and "max_num_seqs=64 kv_dtype=int8 replicas=2" in messages
+    assert "this machine" in messages and "today" in messages and "max_num_seqs=64 kv_dtype=int8 replicas=2" in messages
     assert "Levers on the same requests" in messages and "mean E2E latency today over" in messages
-    found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s"))
+    asked = ("--today", "device=h100-sxm", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s")
+    found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", *asked))
     assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
     assert found["least_replicas"] == 1 and found["knee_rate"] > 0
 

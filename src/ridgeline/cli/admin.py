@@ -39,6 +39,7 @@ def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Jso
     found["start"] = f"{startup['stage']} {startup['progress']:.0%} after {startup['elapsed_seconds']:.1f} s"
     if startup["eta_seconds"]:
         found["start"] += f", {startup['eta_seconds']:.0f} s left"
+    found["start_seconds"] = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["start_seconds"].items())
     found["knobs"] = ", ".join(f"{name}={value}" for name, value in found["knobs"].items())
     width = max(map(len, found))
     print("\n".join(f"{name.replace('_', ' '):<{width}}  {'–' if value is None else value}" for name, value in found.items()))

@@ -152,6 +152,13 @@ def _check_generate(given: Given) -> None:
         raise ConfigError("there are 0 prompts") if sys.stdin.isatty() else Unchecked  # what is piped
 
 
+def _check_batch(given: Given) -> None:
+    from ridgeline.cli.batch import check_files
+
+    _check_local_engine(given)
+    check_files(Path(given["requests"]).expanduser(), Path(given["output"]).expanduser())
+
+
 def _check_run(given: Given) -> None:
     _check_generate(given)
     if not given["prompt"] and not sys.stdin.isatty():
@@ -281,6 +288,12 @@ def _check_bench_gpu(given: Given) -> None:
         check_gpu(jobs)
 
 
+def _check_investigate(given: Given) -> None:
+    from ridgeline.cli.investigate import check
+
+    check(given["alert"], given["incident"], given["window"])
+
+
 def _check_explain(given: Given) -> None:
     from ridgeline.cli.explain import make_query
 
@@ -304,8 +317,10 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin profile": _nothing,
     "admin drain": _nothing,
     "explain": _check_explain,
+    "investigate": _check_investigate,
     "run": _check_run,
     "generate": _check_generate,
+    "batch": _check_batch,
     "plan": _check_plan,
     "config": _check_config,
     "sim": _check_sim,

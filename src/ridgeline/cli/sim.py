@@ -98,7 +98,7 @@ def _report(runs: "SimulationRuns", html: Path | None, as_json: bool, scenario: 
 def whatif(
     trace: Annotated[Path, typer.Argument(help=TRACE_HELP)],
     model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
-    today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
+    today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value [as `serve` has it here].")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
@@ -135,8 +135,10 @@ def prepare_whatif(given: Mapping[str, Any]) -> "tuple[dict[str, str], dict[str,
     """
     from ridgeline.cli.output import check_writable
     from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.planning.arguments import THIS_MACHINE
 
-    base = ({} if given["slo"] is None else {"slo": given["slo"]}) | parse_changes(given["today"] or [], "--today")
+    base = {"device": THIS_MACHINE} | ({} if given["slo"] is None else {"slo": given["slo"]})
+    base |= parse_changes(given["today"] or [], "--today")
     changed = parse_changes(given["change"] or []) | ({} if given["replicas"] is None else {"replicas": str(given["replicas"])})
     check_writable(given["html"])
     now = make_scenario(given["model"], base, given["trace"])

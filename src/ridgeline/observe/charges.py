@@ -265,5 +265,3 @@ def wall(record: RequestRecord, number: int) -> tuple[float, float | None]:
     if front is not None and front.first is not None and first is not None:
         first = front.first
     return end - begin, None if first is None else first - begin
-
-

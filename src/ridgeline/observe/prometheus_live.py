@@ -1,6 +1,6 @@
 """The verdict and what requests cost, in Prometheus' text format."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,7 +15,8 @@ MODEL: Final = ["model_name"]
 class LiveCollector(Collector):
     """Of one server. `tenants`: labels of those that are shown."""
 
-    def __init__(self, live: Live, verdict: Verdict, model_name: str, tenants: Collection[str]) -> None:
+    def __init__(self, live: Live, verdict: Verdict, model_name: str, tenants: Collection[str], phases: Mapping[str, float]) -> None:
+        self._phases = phases
         self._live, self._verdict, self._model = live, verdict, model_name
         self._tenants = sorted(tenants)
 
@@ -29,6 +30,10 @@ class LiveCollector(Collector):
         yield self._counter("ridgeline_busy_seconds", "Seconds in which a step was in flight.", spending.allocated)
         yield self._counter("ridgeline_run_seconds", "Seconds of steps in the executor.", self._live.run_seconds)
         yield from self._of_verdict()
+        starts = GaugeMetricFamily("ridgeline_start_seconds", "Seconds of the server's start, by phase.", labels=[*MODEL, "phase"])
+        for phase, seconds in self._phases.items():
+            starts.add_metric([self._model, phase], seconds)
+        yield starts
         for name, value in (spending.joules or {}).items():
             yield self._counter(f"ridgeline_{name}_joules", f"Energy of the processors while steps were in flight ({name}).", value)
         if self._tenants:

@@ -21,6 +21,7 @@ from ridgeline.observe.logs import with_fields
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.requests import Result
+from ridgeline.observe.shares import Distribution, distribution
 from ridgeline.planning.objectives import Objective
 
 WINDOW_SECONDS: Final = 900.0
@@ -100,8 +101,19 @@ def write_incident(ledger: Ledger, prompts: PromptLog, folder: Path, what: dict[
         for _, step in steps if (tokens := step.prefill + step.decode)
     ))  # fmt: skip
     _dump(folder / "perfetto.json", [json.dumps({"traceEvents": [*_spans(steps, begin), *_request_spans(records, begin)]})])
+    ended = [each for each in records if not each.open_choices]
+    for name, to_first in (("ttft", True), ("total", False)):
+        what[name] = _as_told(distribution(ledger, ended, to_first=to_first))
     what |= {"requests": len(records), "steps": len(steps), "seconds": round(now - begin, 3), "begin": time.time() - (now - begin)}
     _dump(folder / "incident.json", [json.dumps(what)])
+
+
+def _as_told(found: Distribution | None) -> dict[str, Any] | None:
+    """A distribution as the admin socket tells it, without what texts say."""
+    if found is None:
+        return None
+    causes = [{"cause": cause, "median_ms": 1e3 * median, "slow_ms": 1e3 * slow} for cause, (median, slow) in found.causes.items()]
+    return {"requests": found.requests, "p50_ms": 1e3 * found.p50, "p95_ms": 1e3 * found.p95, "causes": causes}
 
 
 def _dump(path: Path, lines: Iterable[str]) -> None:

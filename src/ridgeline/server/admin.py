@@ -20,8 +20,10 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline import __version__
+from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RidgelineError
 from ridgeline.observe.logs import with_fields
+from ridgeline.observe.starts import usual_seconds
 from ridgeline.server import admin_shapes as shapes
 from ridgeline.server import routes
 from ridgeline.server.admin_listener import PEER_KEY, AdminListener
@@ -183,6 +185,8 @@ def describe(service: Service) -> shapes.Status:
         model=service.name,
         not_ready=None if deployment.is_ready else deployment.not_ready_reason(),
         startup=deployment.startup.snapshot(),
+        start_seconds={name: round(seconds, 3) for name, seconds in deployment.startup.phases.items()},
+        usual_start_seconds=usual_seconds(cache_directory(), service.name),
         engine_pid=None if client is None else client.pid,
         engine_starts=0 if client is None else client.starts,
         engine_failures=0 if client is None else client.failures,

@@ -14,6 +14,10 @@ class Status(Struct, frozen=True):
     model: str
     not_ready: str | None
     startup: replies.Startup
+    start_seconds: dict[str, float]
+    """By phase, from the begin of the process until requests were taken."""
+    usual_start_seconds: float | None
+    """Median of the last starts of this model on this machine; null where none is known."""
     engine_pid: int | None
     engine_starts: int
     engine_failures: int

@@ -177,6 +177,8 @@ def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
     if error.status_code == 405:
         allowed = ", ".join(dict.fromkeys(row.method for row in routes.rows_of(path)))
         return ApiError("method_not_allowed", f"{scope['method']} is not possible here; {allowed} is", headers=error.headers)
+    if path.startswith(("/v1/files", "/v1/batches")):
+        return ApiError("not_found", "files are not kept here; `ridgeline batch IN.jsonl OUT.jsonl --model MODEL` answers one")
     nearest = _nearest(path, list(routes.METHODS))
     advice = f"; the nearest path is {' or '.join(routes.METHODS[nearest])} {nearest}" if nearest else ""
     table = ", ".join(f"{' '.join(methods)} {path}" for path, methods in routes.METHODS.items())

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ridgeline import __version__
-from ridgeline.config.env import state_directory
+from ridgeline.config.env import cache_directory, state_directory
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
@@ -31,6 +31,7 @@ from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
+from ridgeline.observe.starts import keep_start
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
@@ -89,6 +90,8 @@ class Service:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
         model = await self.deployment.start()
         self.live.step_cost = model.engine.info.seconds
+        if self.deployment.verifying is not None:  # a model of files
+            keep_start(cache_directory(), model.name, __version__, self.deployment.startup.phases)
         for finding in model.findings:
             _LOG.log(_LEVELS[finding.severity], "%s", finding)
         self.metrics.ends.chats = model.kind.kind == "instruct"

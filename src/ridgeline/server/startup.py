@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.facts.files.kept import read_kept, write_kept
+from ridgeline.facts.hardware.machine import process_age_seconds
 from ridgeline.server import replies
 
 READY: Final = "ready"
@@ -46,8 +47,14 @@ class Startup:
         self._now = now
         self._began = now()
         self._ended: float | None = None
+        self._process_seconds = process_age_seconds()
         self._first = 0.0, self._began
         """Fraction and time of the stage's first report."""
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each stage so far, and before the first one: interpreter, imports, settings."""
+        return {"process": self._process_seconds, **self.seconds}
 
     def note(self, stage: str, fraction: float) -> None:
         """Takes a report; after the end it counts for nothing: it is of a restart."""

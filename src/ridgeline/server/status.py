@@ -60,7 +60,7 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         client, pids = service.deployment.client, {"": os.getpid()}
         if client is not None and client.pid is not None:
             pids["ridgeline_engine"] = client.pid
-        live = LiveCollector(service.live, judge.verdict(), model.name, labels)
+        live = LiveCollector(service.live, judge.verdict(), model.name, labels, service.deployment.startup.phases)
         body = exposition(found, model.name, model.limits.kv, labels, service.config.metrics_compat, pids, [live])
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 

@@ -1,6 +1,7 @@
 """The self-test of the arithmetic passes here, fails where it should, and threads change nothing."""
 
 import hashlib
+import os
 import subprocess
 import sys
 
@@ -107,7 +108,7 @@ def test_no_number_of_threads_changes_a_bit(count: str) -> None:
         text=True,
         timeout=60,
         check=True,
-        env={"OPENBLAS_NUM_THREADS": count, "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": count, "PYTHONPATH": ":".join(sys.path)},
     )
     with one_blas_thread():
         here = product.linear(Team(), floats(1, 40, 640), DenseWeight(floats(2, 3000, 640)))

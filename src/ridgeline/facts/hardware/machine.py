@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -33,6 +34,14 @@ def extension_missing() -> str | None:
     if importlib.util.find_spec("ridgeline.compute.cpu._C") is None:
         return "the native extension is not installed; reinstall with a C++17 compiler and without RIDGELINE_NO_EXT"
     return None
+
+
+def process_age_seconds(root: Path = Path("/")) -> float:
+    """Seconds since this process began; 0 where the system does not tell."""
+    fields = first_line(root / "proc/self/stat").rpartition(")")[2].split()
+    if len(fields) < 20 or not fields[19].isdigit() or not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def anonymous_bytes(pid: int, root: Path = Path("/")) -> int | None:

@@ -1,0 +1,67 @@
+"""`ridgeline investigate`: an alert of a running server, or of an incident that one recorded: phase, evidence, first lever."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.cli.admin_client import KeyOption, ServerOption, ask_admin
+from ridgeline.cli.explain import make_query
+from ridgeline.cli.output import print_json, print_notes
+from ridgeline.errors import ConfigError, nearest
+
+
+def investigate(
+    alert: Annotated[str, typer.Argument(help="The alert, as deploy/alerts.yml names it: FirstTokenLate, TokensSlow …")] = "FirstTokenLate",
+    incident: Annotated[Path | None, typer.Option(help="A folder that the flight recorder wrote [a running server].")] = None,
+    window: Annotated[str, typer.Option(help="How far back: 30s, 5m, 2h.")] = "5m",
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Take an alert; say its phase, the evidence and the first lever."""
+    from ridgeline.observe import investigate as causes
+
+    check(alert, incident, window)
+    seconds = make_query(None, None, window)["window_seconds"]
+    told = ask_admin(server, key_file, "GET", f"/explain?window_seconds={seconds}") if incident is None else _read(incident)
+    found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
+    if found is None:
+        raise ConfigError(f"no request has ended within {window}: nothing can be said of {alert}; widen --window")
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_notes(f"{found.alert}: {found.phase}, {found.cause}", *(f"  {each}" for each in found.evidence), f"First: {found.lever}")
+
+
+def check(alert: str, incident: Path | None, window: str) -> None:
+    """Raises ConfigError for an alert that there is none of, and for a folder that is no incident."""
+    from ridgeline.observe.investigate import ALERTS
+
+    make_query(None, None, window)
+    if alert not in ALERTS:
+        near = nearest(alert, sorted(ALERTS))
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"{alert[:60]!r} is no alert that can be investigated{hint} (known: {', '.join(sorted(ALERTS))})")
+    if incident is not None:
+        _read(incident)
+
+
+def _read(incident: Path) -> dict[str, Any]:
+    from ridgeline.errors import ModelFormatError, ModelNotFoundError
+    from ridgeline.facts.files.json_file import read_object
+
+    try:
+        return read_object(incident / "incident.json", 1 << 20)
+    except (ModelFormatError, ModelNotFoundError) as error:
+        raise ConfigError(f"--incident {str(incident)!r:.200} is no incident: {error}") from None
+
+
+def _distribution(found: dict[str, Any] | None) -> Any:
+    from ridgeline.observe.shares import Distribution
+
+    if not found:
+        return None
+    causes = {each["cause"]: (each["median_ms"] / 1e3, each["slow_ms"] / 1e3) for each in found["causes"]}
+    return Distribution(found["requests"], found["p50_ms"] / 1e3, found["p95_ms"] / 1e3, causes)

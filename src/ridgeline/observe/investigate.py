@@ -1,0 +1,87 @@
+"""From an alert to its phase, the evidence and the first lever: what the ledger says of the slowest requests, in an operator's words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ridgeline.observe.charges import CAUSES, Charges
+from ridgeline.observe.shares import Distribution
+
+FIRST_TOKEN: Final = frozenset({"FirstTokenLate", "QueueGrows", "GoodputLow", "Rejections"})
+"""Alerts about the time before an answer begins."""
+TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull"})
+"""Alerts about the answer itself: what stood before its first token does not count."""
+ALERTS: Final = FIRST_TOKEN | TOKENS
+GENERATION: Final = frozenset({
+    "others_prefill", "decode", "preempted", "recompute", "restart", "host", "detokenise", "slow_reader", "blocks", "drain",
+})  # fmt: skip
+PHASES: Final = {
+    **dict.fromkeys(("network", "template", "tokenise", "grammar"), "ingress"),
+    **dict.fromkeys(("turn", "rows", "budget", "order", "prefix", "drain", "adapter"), "queue"),
+    **dict.fromkeys(("blocks", "preempted", "recompute"), "KV cache"),
+    **dict.fromkeys(("prefill", "others_decode"), "prefill"),
+    **dict.fromkeys(("decode", "others_prefill"), "decode"),
+    **dict.fromkeys(("host", "restart"), "host"),
+    **dict.fromkeys(("detokenise", "slow_reader"), "egress"),
+}
+LEVERS: Final = {
+    "network": "look at the network and the proxies in front; bodies arrive slowly",
+    "template": "look for conversations that make the template expensive; `ridgeline admin profile` has the rest",
+    "tokenise": "shorten prompts, or send them with the same beginnings; give the front end a core of its own",
+    "grammar": "send the same schemas again instead of new ones: compiled grammars are kept",
+    "host": "free the processor: fewer other programs on these cores, fewer streams per server",
+    "turn": "lower --step-ms or --max-num-batched-tokens: a request waits for the step in flight",
+    "rows": "raise --max-num-seqs if KV blocks are free, else add a replica; shorter --max-tokens free rows sooner",
+    "blocks": "raise --kv-cache-memory-bytes, or --kv-dtype int8 for twice the tokens; lower --max-model-len",
+    "budget": "cache prefixes (`ridgeline explain --prefix`), shorten prompts, or add a replica: prompts take all there is to compute",
+    "order": "give its class another priority, or the policy another name (--scheduling-policy)",
+    "prefix": "nothing: it waits for blocks that another computes, which is less than computing them again",
+    "drain": "lower the number of steps in flight",
+    "adapter": "keep the adapter loaded",
+    "prefill": "cache its prefix: `ridgeline explain --prefix` says what makes it miss; else shorten the prompt",
+    "others_prefill": "lower --step-ms: prompts get fewer tokens in steps with decoding rows",
+    "others_decode": "lower --max-num-seqs, or raise --step-ms: streams take the steps that prompts would have",
+    "decode": "a format of fewer bits, --speculative ngram, or fewer streams per server: decoding reads the weights once a step",
+    "preempted": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: too many sequences share the blocks",
+    "recompute": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: what a preemption drops is computed again",
+    "restart": "read the log for why the engine ended; `incidents` in the state folder has what led to it",
+    "detokenise": "give the front end a core of its own; `ridgeline admin profile` names its functions",
+    "slow_reader": "nothing here: its client, or a proxy in front, does not read",
+}
+"""Cause → what to do first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An answer to an alert. `evidence`: sentences with numbers, the strongest first."""
+
+    alert: str
+    phase: str
+    cause: str
+    evidence: tuple[str, ...]
+    lever: str
+
+
+def investigate(alert: str, ttft: Distribution | None, total: Distribution | None) -> Finding | None:
+    """What is behind an alert, of the requests of a window; None where too little is known. `alert` is one of `ALERTS`."""
+    found = ttft if alert in FIRST_TOKEN else total
+    if found is None:
+        return None
+    slow = {cause: seconds for cause, (_, seconds) in found.causes.items() if alert in FIRST_TOKEN or cause in GENERATION}
+    charges = Charges(slow)
+    cause = charges.first
+    if cause is None:
+        return None
+    return Finding(alert, PHASES.get(cause, "queue"), cause, _evidence(found, slow, cause, charges.total), LEVERS.get(cause, ""))
+
+
+def _evidence(found: Distribution, slow: Mapping[str, float], cause: str, whole: float) -> tuple[str, ...]:
+    median = found.causes[cause][0]
+    others = sorted((each for each in slow if each != cause), key=lambda each: -slow[each])[:2]
+    rest = ", ".join(f"{each} {1e3 * slow[each]:,.0f} ms" for each in others)
+    spent = f"{1e3 * slow[cause]:,.0f} ms, {slow[cause] / whole:.0%}"
+    return (
+        f"the slowest of {found.requests} requests spent {spent}, as {CAUSES.get(cause, cause)}",
+        f"those in the middle {1e3 * median:,.0f} ms; p50 {1e3 * found.p50:,.0f} ms, p95 {1e3 * found.p95:,.0f} ms",
+        *((f"next: {rest}",) if rest else ()),
+    )

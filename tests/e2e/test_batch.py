@@ -1,0 +1,131 @@
+"""`ridgeline batch`: every request once and in order, errors in their places, a killed run gone on with, and what is refused at once."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from processes import COMMAND
+
+FAKE = 'fake:{"vocab": 258, "max_model_len": 512}'
+
+
+def request(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    asked = body or {"model": "fake", "prompt": f"{number}", "max_tokens": 8, "seed": number}
+    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": asked}
+
+
+def write(path: Path, requests: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in requests))
+    return path
+
+
+def start(source: Path, output: Path, model: str = FAKE, *more: str) -> "subprocess.Popen[str]":
+    arguments = [*COMMAND, "batch", str(source), str(output), "--model", model, *more]
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def run(source: Path, output: Path, *more: str, model: str = FAKE, status: int = 0) -> str:
+    process = start(source, output, model, *more)
+    told = process.communicate(timeout=120)[1]
+    assert process.returncode == status, told
+    return told
+
+
+def answers(path: Path) -> list[dict[str, Any]]:
+    """Without what differs from run to run: ids and times."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for each in found:
+        for name in ("id", "created"):
+            each["response"]["body"].pop(name, None)
+    return found
+
+
+def test_all_endpoints_and_errors_in_their_places(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [
+        request(0), request(1, "/v1/embeddings", input="a"), request(2, "/v1/completions", prompt="a", max_tokens=-7),
+        request(3, "/v1/chat/completions", messages=[{"role": "user", "content": "a"}]),
+        request(4, "/v1/completions", model="other", prompt="a"),
+        request(5, "/v1/responses", input="a"), request(6),
+    ])  # fmt: skip
+    output = tmp_path / "out.jsonl"
+    assert "4 of them errors" in run(source, output)
+    found = answers(output)
+    assert [each["custom_id"] for each in found] == [f"r{number}" for number in range(7)]
+    assert [each["response"]["status_code"] for each in found] == [200, 200, 400, 400, 404, 400, 200]
+    assert [each["error"] is None for each in found] == [True, True, False, False, False, False, True]
+    assert found[2]["error"]["code"] == "invalid_value" and found[0]["response"]["body"]["usage"]["completion_tokens"] == 8
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
+    assert "there already" in run(source, output, status=2)
+
+
+@pytest.mark.parametrize(("line", "problem"), [
+    ("{", "line 2 is no request"), ('{"custom_id": "a"}', "line 2 is no request"), (json.dumps(request(0)), "custom_id of line 1"),
+    (json.dumps(request(1, "/v1/files")), "url one of"), (json.dumps(request(1, prompt="a", stream=True)), "stream has no meaning"),
+    (json.dumps({**request(1), "custom_id": ""}), "custom_id has 0"), (json.dumps(request(1, prompt="a" * (1 << 20))), "line 2 has more"),
+])  # fmt: skip
+def test_a_wrong_line_is_named_before_anything_is_loaded(tmp_path: Path, line: str, problem: str) -> None:
+    from ridgeline.errors import ConfigError
+    from ridgeline.server.batch import read_lines
+
+    source = tmp_path / "in.jsonl"
+    source.write_text(f"{json.dumps(request(0))}\n{line}\n")
+    with pytest.raises(ConfigError, match=problem):
+        read_lines(source, "fake")
+
+
+def test_what_was_answered_is_kept_and_what_changed_is_not(tmp_path: Path) -> None:
+    """As after a kill: whole lines, one of another request, and a torn one."""
+    requests = [request(number) for number in range(6)]
+    run(write(tmp_path / "in.jsonl", requests), tmp_path / "whole.jsonl")
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    marked = [line.replace('"error":null', '"error":null ') for line in lines]
+    requests[1]["body"]["seed"] = 99
+    write(tmp_path / "in.jsonl", requests)
+    (tmp_path / "out.jsonl.partial").write_text("".join(marked[:4]) + "no JSON\n" + marked[4][:40])
+    assert "3 of 6 requests were answered before" in run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    found = (tmp_path / "out.jsonl").read_text().splitlines(keepends=True)
+    assert [found[at] for at in (0, 2, 3)] == [marked[at] for at in (0, 2, 3)], "kept as they were"
+    whole, now = answers(tmp_path / "whole.jsonl"), answers(tmp_path / "out.jsonl")
+    assert [now[at] for at in (0, 2, 3, 4, 5)] == [whole[at] for at in (0, 2, 3, 4, 5)] and now[1] != whole[1]
+
+
+def kill_and_go_on(tmp_path: Path, count: int, kills: int, model: str) -> None:
+    source = write(tmp_path / "in.jsonl", [request(number) for number in range(count)])
+    began = time.monotonic()
+    run(source, tmp_path / "whole.jsonl", model=model)
+    seconds, rng, output = time.monotonic() - began, random.Random(1), tmp_path / "out.jsonl"
+    for _ in range(kills):
+        process = start(source, output, model)
+        try:
+            process.wait(timeout=rng.uniform(0.3, 0.9) * seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if output.exists():
+            break
+    if not output.exists():
+        run(source, output, model=model)
+    assert answers(output) == answers(tmp_path / "whole.jsonl") and len(answers(output)) == count
+
+
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    kill_and_go_on(tmp_path, 300, 1, FAKE)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+def test_two_thousand_requests_killed_twenty_times(tmp_path: Path) -> None:
+    kill_and_go_on(tmp_path, 2_000, 20, 'fake:{"vocab": 258, "max_model_len": 512, "step_seconds": 0.02}')
+
+
+def test_files_over_http_are_told_of_the_verb(demo_server: Any) -> None:
+    for path in ("/v1/files", "/v1/batches", "/v1/batches/b1/cancel"):
+        answer = httpx.post(f"{demo_server.url}{path}", json={})
+        assert answer.status_code == 404 and "ridgeline batch" in answer.json()["error"]["message"]
