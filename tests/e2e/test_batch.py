@@ -101,15 +101,18 @@ def kill_and_go_on(tmp_path: Path, count: int, kills: int, model: str) -> None:
     began = time.monotonic()
     run(source, tmp_path / "whole.jsonl", model=model)
     seconds, rng, output = time.monotonic() - began, random.Random(1), tmp_path / "out.jsonl"
+    killed = 0
     for _ in range(kills):
         process = start(source, output, model)
         try:
-            process.wait(timeout=rng.uniform(0.3, 0.9) * seconds)
+            process.wait(timeout=rng.uniform(0.1, 0.15 + 0.4 / kills) * seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            killed += 1
         process.communicate()
         if output.exists():
             break
+    print(f"killed {killed} times")
     if not output.exists():
         run(source, output, model=model)
     assert answers(output) == answers(tmp_path / "whole.jsonl") and len(answers(output)) == count

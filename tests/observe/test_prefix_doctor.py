@@ -6,7 +6,7 @@ import pytest
 from ledgers import Ask, serve
 
 from ridgeline.core.events import PrefixMiss
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Adapter, Admitted
 from ridgeline.observe.doctor import diagnose
 from ridgeline.observe.ledger import ChoiceRecord, Ledger, RequestRecord
 from ridgeline.observe.prefixes import MAX_PROMPTS, PromptLog
@@ -64,7 +64,7 @@ def planted(cause: str, rng: Random) -> tuple[str, str]:
 
 CAUSES = (
     "timestamp", "identifier", "number", "order", "whitespace", "template", "removed", "inserted", "edited", "new", "short", "first",
-    "salt", "tenant", "busy", "evicted",
+    "salt", "tenant", "adapter", "busy", "evicted",
 )  # fmt: skip
 
 
@@ -76,12 +76,13 @@ def found_cause(cause: str, seed: int) -> str | None:
     for number in range(20):
         prompts.add(Admitted(f"x{number}", ids(words(rng, 30)), 1, 1, tenant="c"), BLOCK)
     one = Admitted("one", ids(earlier), 1, 1, domain=b"d", tenant="b" if cause == "tenant" else "a")
-    two = Admitted("two", ids(later), 1, 1, domain=b"s" if cause in ("salt", "tenant") else b"d", tenant="a")
+    adapter = Adapter("poet", b"digest", "poet") if cause == "adapter" else None
+    two = Admitted("two", ids(later), 1, 1, domain=b"s" if cause in ("salt", "tenant") else b"d", tenant="a", adapter=adapter)
     if cause != "first":
         prompts.add(one, BLOCK)
     prompts.add(two, BLOCK)
     record = RequestRecord("two", "a", len(two.prompt), 1, 0.0, 5.0, 0, choices={0: ChoiceRecord()})
-    block = prompts.followed["two"].shared // BLOCK if cause not in ("salt", "tenant", "busy", "evicted") else 1
+    block = prompts.followed["two"].shared // BLOCK if cause not in ("salt", "tenant", "adapter", "busy", "evicted") else 1
     ledger._records["two"] = record
     if cause == "busy":
         ledger._records["one"] = RequestRecord("one", "a", 1, 1, 0.0, 0.0, 0)

@@ -93,7 +93,7 @@ class Turns:
     def unread(self, arguments: Any) -> frozenset[str]:
         return frozenset(arguments)
 
-    def encode(self, conversation: Any, tokenizer: Any) -> list[int]:
+    def encode(self, conversation: Any, tokenizer: Any, *more: Any) -> list[int]:
         return list(str(conversation.messages[-1]["content"]).encode())
 
 
@@ -106,7 +106,7 @@ class Thinking(Turns):
     def unread(self, arguments: Any) -> frozenset[str]:
         return frozenset(arguments) - set(self.variables)
 
-    def encode(self, conversation: Any, tokenizer: Any) -> list[int]:
+    def encode(self, conversation: Any, tokenizer: Any, *more: Any) -> list[int]:
         self.told = dict(conversation.arguments)
         return super().encode(conversation, tokenizer)
 

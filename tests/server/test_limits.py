@@ -415,6 +415,7 @@ def check_refusal(answer: Any, field: str, label: str) -> None:
 def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
     elsewhere = ("ollama", "ggml")  # in tests/server/test_dialect_limits.py
     same = {"/chat/completions", "/v1/chat/completions/render"}  # as CHAT
+    same |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # in tests/compute/adapters
     assert {each.path for each in DOCUMENTED if each.request is not None and each.dialect not in elsewhere} == {*GOOD, *same}
     assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
     untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}

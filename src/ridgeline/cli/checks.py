@@ -300,6 +300,10 @@ def _check_explain(given: Given) -> None:
     make_query(given["request"], given["slowest"], given["window"])
 
 
+def _check_merge(given: Given) -> None:
+    check_model(given["base"])
+
+
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
     "route": _check_route,
@@ -321,6 +325,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "run": _check_run,
     "generate": _check_generate,
     "batch": _check_batch,
+    "merge": _check_merge,
     "plan": _check_plan,
     "config": _check_config,
     "sim": _check_sim,

@@ -68,7 +68,7 @@ def generate(
         answers = []
         for each in inputs:
             try:
-                answers.append(llm.prepare(each.prompt, params))
+                answers.append(llm.prepare(each.prompt, params, lora=llm.adapters.only))
             except RequestError as error:
                 raise each.with_location(error) from None
         for each, answer in zip(inputs, _with_progress(llm.run(answers), len(inputs), out), strict=True):

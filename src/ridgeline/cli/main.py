@@ -36,6 +36,7 @@ VERBS: Final = {
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
     "batch": "Answer a file of requests, in this process.",
+    "merge": "Write a checkpoint with a LoRA adapter merged into it.",
     "plan": "Say what a model needs and yields, before it is downloaded.",
     "config": "Explain each setting: value, origin, reason, cost, metric.",
     "sim": "Simulate serving with the real scheduler, without a server.",

@@ -109,7 +109,8 @@ class Session:
     def _stream(self, prompt: str | Conversation) -> Iterator[str]:
         began = time.monotonic()
         limited = self.mode == "completion" and self.params.max_tokens is None
-        stream = self.llm.stream(prompt, replace(self.params, max_tokens=COMPLETION_TOKENS) if limited else self.params)
+        params = replace(self.params, max_tokens=COMPLETION_TOKENS) if limited else self.params
+        stream = self.llm.stream(prompt, params, lora=self.llm.adapters.only)
         stats = self.stats = AnswerStats()
         try:
             for output in stream:

@@ -308,6 +308,10 @@ class ServerConfig:
         "drafts, then prefill beside decoding, then the length of answers and the requests of keys that agreed to it",
         "ridgeline_brown_out_level > 0 for hours: too few machines", unit="seconds", bounds=(0.1, 3_600),
     )  # fmt: skip
+    lora_root: str | None = _set(
+        None, "Folder of adapters that an admin may load while the server runs, by the names of what lies in it [none].",
+        "with --enable-lora; no client names a path", "400 for /v1/load_lora_adapter: another folder", unit="FOLDER",
+    )  # fmt: skip
     goodput: str = _set(
         "ttft=1s,itl=50ms", "What a request keeps to count as good: times to first token, and per further token.",
         "throughput alone hides answers that came too late", "ridgeline_requests_total{result=\"good\"} far below the others: too strict",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ridgeline.core.params import Adapter
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
@@ -31,13 +31,11 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True)
 class KnownAdapter:
-    """An adapter and what is told of it. `tenants`: who may name it; None: everybody."""
+    """An adapter, its largest rank, and its bytes in memory at most."""
 
     adapter: Adapter
     rank: int
     bytes: int
-    created: int = 0
-    tenants: frozenset[str] | None = None
 
 
 class AdapterLibrary:
@@ -56,12 +54,17 @@ class AdapterLibrary:
         """All of them, in the order of registration."""
         return tuple(self._known.values())
 
+    @property
+    def only(self) -> str | None:
+        """The name of the only adapter, which a command line means; None where there are several, or none."""
+        return next(iter(self._known)) if len(self._known) == 1 else None
+
     def find(self, name: str) -> KnownAdapter | None:
         """The adapter of a name."""
         return self._known.get(name)
 
-    def add(self, name: str, path: str | Path, **more: Any) -> KnownAdapter:
-        """Registers an adapter, in the place of one that has the name; `more`: further fields of `KnownAdapter`, and `is_pinned`.
+    def add(self, name: str, path: str | Path, *, is_pinned: bool = False) -> KnownAdapter:
+        """Registers an adapter, in the place of one that has the name.
 
         Raises ConfigError for a name that cannot be one, ModelFormatError and ModelNotFoundError for the adapter.
         """
@@ -71,8 +74,8 @@ class AdapterLibrary:
             raise ConfigError(f"{MAX_ADAPTERS} adapters are known, which is the most; unload one")
         place = Path(path).expanduser()
         found = read_adapter(place, self._facts, self._max_rank)
-        adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()), more.pop("is_pinned", False))
-        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, **more)
+        adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()), is_pinned)
+        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes)
         return known
 
     def add_all(self, named: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ MISSES: Final = {
     "edited": "a text in the middle has changed",
     "salt": "the same prompt came with another cache_salt",
     "tenant": "the same prompt came with the key of another tenant",
+    "adapter": "the same prompt came for another adapter: what is cached is an adapter's own",
     "busy": "the same prompt was still being computed",
     "evicted": "it was cached, and its blocks have been used for others since",
 }
@@ -108,6 +109,8 @@ def _not_there(ledger: Ledger, record: RequestRecord, found: Divergence) -> str:
     """Why blocks of a prompt that had been sent before were not in the cache."""
     if not found.same_salt:
         return "salt" if found.same_tenant else "tenant"
+    if not found.same_adapter:
+        return "adapter"
     other = ledger.find(found.other)
     times = None if other is None or not other.choices else other.choices[min(other.choices)].times
     first = None if times is None else times.first_token_at

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Adapter, Admitted
 
 MAX_PROMPTS: Final = 512
 MAX_TOKENS: Final = 1 << 20
@@ -34,7 +34,7 @@ class Divergence:
 
     known_blocks  leading full blocks that some earlier prompt had
     at            the first token that differs from those of the earlier prompt that is followed furthest
-    same_salt, same_tenant  of that prompt
+    same_salt, same_tenant, same_adapter  of that prompt
     other         its request id
     mine, theirs  fingerprints from `before` ids in front of `at` on
     added, gone   tokens until both are the same again: of this prompt, of the earlier one; −1: they are not
@@ -46,6 +46,7 @@ class Divergence:
     at: int
     same_salt: bool
     same_tenant: bool
+    same_adapter: bool
     other: str
     mine: bytes
     theirs: bytes
@@ -61,6 +62,7 @@ class _Prompt:
     request_id: str
     tenant: str
     domain: bytes
+    adapter: Adapter | None
     data: bytes
     chain: list[int]
 
@@ -108,7 +110,7 @@ class PromptLog:
         self.followed[request.request_id] = Followed(family, known * block_tokens, block_tokens, divergence)
         if len(self.followed) > MAX_FOLLOWED:
             self.followed.popitem(last=False)
-        self._keep(_Prompt(request.request_id, request.tenant, request.domain, data, chain), family)
+        self._keep(_Prompt(request.request_id, request.tenant, request.domain, request.adapter, data, chain), family)
 
     def ids(self, fingerprints: bytes) -> list[int]:
         """The ids behind fingerprints."""
@@ -129,8 +131,8 @@ class PromptLog:
         run = RUN * WIDTH
         is_moved = len(mine) > run < len(theirs) and _find(mine, theirs[:run]) > 0 and _find(theirs, mine[:run]) > 0
         return Divergence(
-            known, at, earlier.domain == request.domain, earlier.tenant == request.tenant, earlier.request_id, data[begin:end],
-            earlier.data[begin:end], before, added, gone, again, is_moved,
+            known, at, earlier.domain == request.domain, earlier.tenant == request.tenant, earlier.adapter == request.adapter,
+            earlier.request_id, data[begin:end], earlier.data[begin:end], before, added, gone, again, is_moved,
         )  # fmt: skip
 
     def _keep(self, prompt: _Prompt, family: int) -> None:

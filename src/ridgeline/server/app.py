@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -58,7 +59,7 @@ def build_app(service: Service) -> ASGIApp:
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
         *ollama.routes(service), *ollama_embed.routes(service), *ollama_models.routes(service),
-        *ggml.routes(service), *vllm.routes(service),
+        *ggml.routes(service), *vllm.routes(service), *adapters.routes(service),
     ]  # fmt: skip
     routes.check(built)
     for route in built:

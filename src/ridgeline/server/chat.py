@@ -48,7 +48,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def chat(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
         notes.client = client_of(request)
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         body.check_generation(payload)
         begun = await start_chat(service, payload, notes)
         header = Header.make(service.model, f"chatcmpl-{begun.source.id}")

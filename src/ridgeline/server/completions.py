@@ -43,7 +43,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def completions(request: Request) -> Response:
         payload, notes = fields.COMPLETION.read(await read_body(request))
         notes.client = client_of(request)
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         begun = await start_completion(service, payload, notes)
         header = Header.make(service.model, f"cmpl-{begun.source.id}")
         names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))

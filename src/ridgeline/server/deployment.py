@@ -22,6 +22,7 @@ from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Knob, Output, SetKnob
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.adapters import AdapterLibrary
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import CRASH_LOOP_FAILURES, EngineClient, State
 from ridgeline.engine.messages import Ready
@@ -56,6 +57,7 @@ class Deployment:
         on_progress: Callable[[str, float], None],
     ) -> None:
         self.startup = Startup()
+        self.adapters = AdapterLibrary(None, 0)
         self.engine_config = engine_config
         self.users = 0
         """HTTP requests that have begun with it."""
@@ -87,6 +89,9 @@ class Deployment:
             await client.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
         self._template = assets.chat
+        if config.adapter_slots:
+            self.adapters = AdapterLibrary(path, config.max_lora_rank)
+            await asyncio.to_thread(self.adapters.add_all, config.lora)
         if self._config.chat_template is not None:
             await client.start()
         model = make_model(served_name(name, self._config), assets, await _ready(client))

@@ -14,6 +14,7 @@ from typing import Final
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
+from ridgeline.core.params import Adapter
 from ridgeline.errors import ConfigError
 from ridgeline.server.deployment import Deployment
 
@@ -24,10 +25,11 @@ Progress = Callable[[str, float], None]
 class _Pin:
     """The deployment of one HTTP request; None before it has met one."""
 
-    __slots__ = ("deployment",)
+    __slots__ = ("adapter", "deployment")
 
     def __init__(self) -> None:
         self.deployment: Deployment | None = None
+        self.adapter: Adapter | None = None
 
 
 _PIN: Final[ContextVar[_Pin | None]] = ContextVar("pin", default=None)
@@ -66,10 +68,26 @@ class Deployments:
             pin.deployment.users += 1
         return pin.deployment
 
-    def check_name(self, name: str | None) -> None:
-        """Raises RequestError unless `name` is the model's, or an alias of it. None means the only model there is."""
-        if name not in self.aliases:
-            self.mine.model.check_name(name)
+    def check_name(self, name: str | None, *, takes_adapters: bool = False) -> None:
+        """Raises RequestError unless `name` is the model's, or an alias of it. None means the only model there is.
+
+        takes_adapters: it may also be an adapter's, or MODEL:ADAPTER, which then answers the request that this task answers
+        """
+        mine = self.mine
+        if name is None or name == mine.model.name or name in self.aliases:
+            return
+        known = mine.adapters.find(name.removeprefix(f"{mine.model.name}:")) if takes_adapters else None
+        pin = _PIN.get()
+        if known is None or pin is None:
+            mine.model.check_name(name)
+        else:
+            pin.adapter = known.adapter
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the request of this task has named."""
+        pin = _PIN.get()
+        return None if pin is None else pin.adapter
 
     @contextmanager
     def pinned(self) -> Iterator[None]:

@@ -52,7 +52,7 @@ def routes(service: Service) -> list[BaseRoute]:
         _check_thread(payload)
         _check_max_tokens(payload)
         model = service.model
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         with _client_field_names():
             begun = await start_chat(service, as_chat(payload, model.chat, notes), notes, clips=True)
         source, reading = begun.source, begun.reading
@@ -69,7 +69,7 @@ def routes(service: Service) -> list[BaseRoute]:
         payload, notes = fields.COUNT_TOKENS.read(await read_body(request))
         _check_thread(payload)
         model = service.model
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         with _client_field_names():
             prompt = await tokenise_chat(as_chat(payload, model.chat, notes), model, notes)
         answer = json_response(anthropic.TokenCount(len(prompt)))

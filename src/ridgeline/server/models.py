@@ -43,7 +43,9 @@ def routes(service: Service) -> list[BaseRoute]:
         if dialect_of(request.scope) == "anthropic":
             return json_response(_page(loaded, request.query_params))
         card = _card(loaded)
-        return json_response(replies.ModelList("list", [card, *(structs.replace(card, id=alias) for alias in service.deployments.aliases)]))
+        names = [(alias, card.parent) for alias in service.deployments.aliases]
+        names += [(each.adapter.name, card.id) for each in service.deployment.adapters.known]
+        return json_response(replies.ModelList("list", [card, *(structs.replace(card, id=name, parent=of) for name, of in names)]))
 
     async def model(request: Request) -> Response:
         loaded = service.model

@@ -46,7 +46,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def chat(request: Request) -> Response:
         payload, notes = fields.OLLAMA_CHAT.read(await read_body(request))
         notes.client = client_of(request)
-        service.deployments.check_name(plain_name(payload.model))
+        service.deployments.check_name(plain_name(payload.model), takes_adapters=True)
         if not payload.messages:
             return _loaded(payload)
         with body.told_as(NAMES):
@@ -56,7 +56,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def generate(request: Request) -> Response:
         payload, notes = fields.OLLAMA_GENERATE.read(await read_body(request))
         notes.client = client_of(request)
-        service.deployments.check_name(plain_name(payload.model))
+        service.deployments.check_name(plain_name(payload.model), takes_adapters=True)
         if not payload.prompt:
             return _loaded(payload)
         template, context = service.model.chat, service.model.limits.max_model_len

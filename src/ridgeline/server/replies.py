@@ -252,6 +252,14 @@ class ModelCard(Struct, frozen=True):
     ridgeline: ModelNotes
 
 
+class LoraAdapter(Struct, frozen=True):
+    """As llama.cpp lists adapters; `scale` is 0 where no request names it, and each request has its own. `path` is its name."""
+
+    id: int
+    path: str
+    scale: float
+
+
 class ModelList(Struct, frozen=True):
     object: Literal["list"]
     data: list[ModelCard]

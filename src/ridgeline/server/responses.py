@@ -61,7 +61,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
         notes.client = client_of(request)
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         owner = current_caller().owner
         is_stored = shelf.is_open and payload.store is not False
         _check_background(payload, is_stored)
@@ -90,7 +90,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def input_tokens(request: Request) -> Response:
         payload, notes = fields.RESPONSES.read(await read_body(request))
-        service.deployments.check_name(payload.model)
+        service.deployments.check_name(payload.model, takes_adapters=True)
         with body.told_as(NAMES):
             _, _, chat = await read(payload, current_caller().owner, notes)
             answer = json_response(shapes.InputTokens(len(await tokenise_chat(chat, service.model, notes))))

@@ -222,6 +222,9 @@ ROWS: Final = (
         Row("POST", path, "Documents, the likest to a query first", replies.RerankResponse, GENERATES, wire.RerankRequest, **TEXTS)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
+    Row("POST", "/v1/load_lora_adapter", "Loads an adapter", "text/plain", BODY, wire.LoadLoraRequest, access="admin"),
+    Row("POST", "/v1/unload_lora_adapter", "Forgets an adapter", "text/plain", BODY, wire.UnloadLoraRequest, access="admin"),
+    Row("GET", "/lora-adapters", "Adapters, as llama.cpp lists them", list[replies.LoraAdapter], NEEDS_MODEL),
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),

@@ -237,6 +237,7 @@ class Service:
         model, targets = self.model, _with_objective(targets, self.metrics.objective.ttft)
         model.check_generates()
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
+        adapter = self.deployments.adapter
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
         ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
@@ -246,6 +247,7 @@ class Service:
             request = admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
+                adapter=adapter,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
             return replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)

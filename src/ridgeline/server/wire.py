@@ -236,6 +236,22 @@ class RerankRequest(TextsRequest, frozen=True):
     return_documents: bool | None = None
 
 
+class LoadLoraRequest(Struct, frozen=True):
+    """`lora_path`: the name of what lies under --lora-root; None: as `lora_name`. `pinned`: it keeps its slot once it has one."""
+
+    lora_name: str
+    lora_path: str | None = None
+    load_inplace: bool | None = None
+    pinned: bool | None = None
+
+
+class UnloadLoraRequest(Struct, frozen=True):
+    """`lora_int_id` is vLLM's, and names nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
 class DetokenizeRequest(Struct, frozen=True):
     model: str | None = None
     tokens: list[int] | None = None

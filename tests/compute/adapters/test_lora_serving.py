@@ -1,0 +1,110 @@
+"""Adapters of a server: names of models, loading under a root, unloading under load, and what is refused."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from lora_files import write_tensors
+from tiny import Tiny, write_tiny
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.server.app import build_app
+from ridgeline.server.service import Service
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def adapter(directory: Path, seed: int, rank: int = 4, **config: Any) -> Path:
+    """A random adapter of the tiny Gemma 3."""
+    size, random = Tiny(), np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray] = {}
+    for layer in range(size.layers):
+        for module, outputs, inputs in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", size.hidden, size.ffn)):
+            name = f"model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, inputs)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = random.standard_normal((outputs, rank)).astype(np.float32)
+    return write_tensors(directory, tensors, **config)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Any:
+    """Runs a scenario against a server with the adapter `one`, and `two` and others under its root."""
+    model = write_tiny(tmp_path / "base.gguf")
+    root = tmp_path / "root"
+    adapter(tmp_path / "one", 1)
+    adapter(root / "two", 2, rank=7)
+    adapter(root / "dora", 3, use_dora=True)
+    adapter(root / "large", 4, rank=100)
+    (root / "out").symlink_to(tmp_path / "one")
+    engine = EngineConfig(str(model), lora=(f"one={tmp_path / 'one'}",), max_loras=1, max_cpu_loras=1, max_model_len=128)
+
+    async def run(scenario: Any) -> None:
+        service = Service(engine, ServerConfig(api_key="secret", lora_root=str(root)))
+        await service.start()
+        try:
+            transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=60, headers=KEY) as client:
+                await scenario(client)
+        finally:
+            await service.stop()
+
+    return lambda scenario: asyncio.run(run(scenario))
+
+
+async def answer(client: httpx.AsyncClient, model: str | None, status: int = 200) -> Any:
+    body = {"prompt": "hello there, this is a prompt", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    found = await client.post("/v1/completions", json=body | ({"model": model} if model else {}))
+    assert found.status_code == status, found.text
+    return found.json()["choices"][0]["logprobs"]["token_logprobs"] if status == 200 else found.json()["error"]
+
+
+async def load(client: httpx.AsyncClient, name: str, status: int = 200, **more: Any) -> str:
+    found = await client.post("/v1/load_lora_adapter", json={"lora_name": name, **more})
+    assert found.status_code == status, found.text
+    return found.text
+
+
+def test_names_loading_and_unloading(served: Any) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        plain, one = await answer(client, None), await answer(client, "one")
+        assert plain != one
+        assert [await answer(client, name) for name in ("base", "base:one", "one")] == [plain, one, one]
+        cards = (await client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [("base", None), ("one", "base")]
+        await answer(client, "two", 404)
+        await load(client, "two")
+        two = await answer(client, "two")
+        assert len({tuple(each) for each in (plain, one, two)}) == 3
+        # One slot, one place in host memory: requests of both at once page in turns.
+        names = ["one", "two", None] * 4
+        found = await asyncio.gather(*[answer(client, name) for name in names])
+        assert found == [one, two, plain] * 4
+        listed = (await client.get("/lora-adapters")).json()
+        assert [each["path"] for each in listed] == ["one", "two"]
+        under_way = asyncio.create_task(answer(client, "two"))
+        await asyncio.sleep(0)
+        assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": "two"})).status_code == 200
+        await answer(client, "two", 404)
+        assert under_way.cancel() or await under_way == two
+        assert "there is no adapter" in (await client.post("/v1/unload_lora_adapter", json={"lora_name": "two"})).text
+
+    served(scenario)
+
+
+def test_what_is_refused(served: Any, tmp_path: Path) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path in ("../one", "/etc", str(tmp_path / "one"), "a/b", ".", "..", "out", "none", ""):
+            text = await load(client, "x", 400, lora_path=path or "..")
+            assert str(tmp_path) not in text
+        assert "DoRA" in await load(client, "x", 400, lora_path="dora")
+        assert "rank 100" in await load(client, "x", 400, lora_path="large")
+        assert "load_inplace" in await load(client, "one", 400, lora_path="two")
+        assert (await client.post("/v1/load_lora_adapter", json={"lora_name": 5})).status_code == 400
+        assert (await client.post("/v1/embeddings", json={"model": "one", "input": "a"})).status_code == 404
+        wrong = await client.post("/v1/load_lora_adapter", json={"lora_name": "two"}, headers={"Authorization": "Bearer other"})
+        assert wrong.status_code == 401
+
+    served(scenario)
