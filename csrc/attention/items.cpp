@@ -69,8 +69,8 @@ private:
     }
 
     Tile tile_at(int32_t row, int32_t first, int32_t tokens) const {
-        const int64_t split = static_cast<int64_t>(kSplit), end = position_of(step_, row, first + tokens - 1) + 1;
-        const int64_t earliest = seen(op_, position_of(step_, row, first), 0).first, first_split = earliest / split;
+        const int64_t split = static_cast<int64_t>(kSplit), end = position_of(op_, step_, row, first + tokens - 1) + 1;
+        const int64_t earliest = seen(op_, position_of(op_, step_, row, first), 0).first, first_split = earliest / split;
         const size_t work = static_cast<size_t>(tokens * (end - earliest)) * shape_.group * shape_.width * 2;
         return {row, first, tokens, static_cast<int32_t>(first_split), static_cast<int32_t>((end + split - 1) / split - first_split), work};
     }

@@ -45,7 +45,10 @@ inline Seen seen(const Attention& op, int64_t position, int64_t base) {
     return {earliest > 0 ? earliest : 0, end < static_cast<int64_t>(kSplit) ? end : static_cast<int64_t>(kSplit)};
 }
 
-inline int64_t position_of(const Step& step, int32_t row, int64_t token) { return step.kv_len[row] - (step.cu_q[row + 1] - token); }
+// The last position that a token's query sees: its own, or its row's last.
+inline int64_t position_of(const Attention& op, const Step& step, int32_t row, int64_t token) {
+    return op.causal ? step.kv_len[row] - (step.cu_q[row + 1] - token) : step.kv_len[row] - 1;
+}
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL

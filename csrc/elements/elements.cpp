@@ -55,11 +55,25 @@ inline Vec gelu_tanh(Vec x) {
     return x / (all(1.0f) + exponential(inner));
 }
 
+// x Phi(x), where Phi(-|x|) = erfc(|x| / sqrt(2)) / 2. Abramowitz and Stegun 1964, 7.1.26: within 1.5e-7.
+inline Vec gelu(Vec x) {
+    const Vec z = magnitude(x) * all(0.70710678118f), t = all(1.0f) / fma(z, all(0.3275911f), all(1.0f));
+    Vec p = all(0.5f * 1.061405429f);
+    p = fma(p, t, all(0.5f * -1.453152027f));
+    p = fma(p, t, all(0.5f * 1.421413741f));
+    p = fma(p, t, all(0.5f * -0.284496736f));
+    p = fma(p, t, all(0.5f * 0.254829592f));
+    const Vec tail = p * t * exponential(zero() - z * z);
+    return x * where_below(x, zero(), tail, all(1.0f) - tail);
+}
+
 // write(activation) with the activation as a function of vectors.
 template <typename F>
 inline void activated(int activation, F write) {
     if (activation == kSilu)
         write([](Vec v) { return silu(v); });
+    else if (activation == kGelu)
+        write([](Vec v) { return gelu(v); });
     else
         write([](Vec v) { return gelu_tanh(v); });
 }

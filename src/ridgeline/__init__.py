@@ -3,14 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgeline.core.params import SamplingParams, StructuredOutputs
+    from ridgeline.core.params import SamplingParams, StructuredOutputs, StructuredOutputsParams
     from ridgeline.engine.adapters import LoRARequest
     from ridgeline.engine.beams import BeamSearchParams
     from ridgeline.engine.llm import LLM
     from ridgeline.engine.pooled import PoolingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM", "BeamSearchParams", "LoRARequest", "PoolingParams", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams",
+    "__version__",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "ridgeline.engine.llm",
@@ -19,6 +22,7 @@ _HOMES = {
     "PoolingParams": "ridgeline.engine.pooled",
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputs": "ridgeline.core.params",
+    "StructuredOutputsParams": "ridgeline.core.params",
 }
 
 

@@ -13,6 +13,7 @@ from ridgeline.bench.reconcile import ServerTtft
 from ridgeline.bench.report import LatencySummary, LoadReport, as_dict, format_value, make_report, report_notes, table_rows
 from ridgeline.bench.servers import ServerSize, parse_spec, resident_bytes
 from ridgeline.bench.session import FIRST_WORD, WORDS, Measurement, Prompts, TokenCosts, _measure_costs
+from ridgeline.cli.bench_compare import parse_servers
 from ridgeline.cli.bench_serve import LoadOptions, make_loads
 from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError
@@ -209,6 +210,16 @@ def test_wrong_servers_are_refused(text: str, cause: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=cause):
         parse_spec(text, SIZE, {})
+
+
+def test_servers_that_are_not_here_are_named_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    here = ["http://127.0.0.1:1", "b=http://127.0.0.1:2"]
+    specs, not_run = parse_servers([*here, "ollama:gemma3", "tgi:org/m"], [], 2, [])
+    assert [spec.url for spec in specs] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    assert ["ollama" in not_run[0], "text-generation-launcher" in not_run[1]] == [True, True]
+    with pytest.raises(ConfigError, match="not installed"):
+        parse_servers([here[0], "ollama:gemma3"], [], 2, [])
 
 
 def test_memory_is_that_of_a_process_and_its_children(tmp_path: Path) -> None:

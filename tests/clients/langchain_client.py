@@ -1,7 +1,7 @@
 """LangChain's ChatOpenAI: `python langchain_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-With the demo a conversation whole, streamed, in a batch, and JSON of a schema; with scripted answers a loop of tools, and each way to a
-structured output, by chat completions and by responses.
+With the demo a conversation whole, streamed, in a batch, JSON of a schema, and vectors of texts; with scripted answers
+a loop of tools, and each way to a structured output, by chat completions and by responses.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 
@@ -31,11 +31,21 @@ def weather(city: str) -> str:
 
 def main(demo_url: str, scripted_url: str) -> None:
     converse(demo_url)
+    embed(demo_url)
     for by_responses in (False, True):
         chat = ChatOpenAI(base_url=scripted_url, api_key="none", model="scripted", max_retries=0, use_responses_api=by_responses)
         use_tools(chat)
         take_forms(chat)
     print(f"langchain-openai {version('langchain-openai')}, langchain-core {version('langchain-core')}, openai {version('openai')}: pass")
+
+
+def embed(base_url: str) -> None:
+    # It makes ids by OpenAI's tokenizer otherwise, which mean something else to any other model.
+    model = OpenAIEmbeddings(base_url=base_url, api_key="none", model="demo", check_embedding_ctx_length=False, dimensions=64)
+    texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates have risen."]
+    vectors = model.embed_documents(texts)
+    assert [len(each) for each in vectors] == [64] * 3 and all(abs(sum(x * x for x in each) - 1) < 1e-3 for each in vectors)
+    assert max(abs(a - b) for a, b in zip(model.embed_query(texts[0]), vectors[0], strict=True)) < 1e-5
 
 
 def converse(base_url: str) -> None:

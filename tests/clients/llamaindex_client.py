@@ -1,7 +1,7 @@
 """LlamaIndex's OpenAILike: `python llamaindex_client.py DEMO_URL SCRIPTED_URL`. Asserts, and prints what it used.
 
-Chat and completion with the demo; with scripted answers an agent that calls a tool, by chat completions and by responses, and structured
-output by a tool and by a schema.
+Chat, completion and vectors of texts with the demo; with scripted answers an agent that calls a tool, by chat completions and by responses,
+and structured output by a tool and by a schema.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from importlib.metadata import version
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel
 
@@ -30,6 +31,7 @@ def weather(city: str) -> str:
 def main(demo_url: str, scripted_url: str) -> None:
     more = {"api_key": "none", "max_retries": 0, "is_chat_model": True}
     converse(OpenAILike(model="demo", api_base=demo_url, temperature=0, max_tokens=12, context_window=1024, **more))
+    embed(demo_url)
     llm = OpenAILike(model="scripted", api_base=scripted_url, is_function_calling_model=True, context_window=32768, **more)
     asyncio.run(use_tools(llm))
     more.pop("is_chat_model")
@@ -53,6 +55,14 @@ def converse(llm: OpenAILike) -> None:
     assert whole
     assert "".join(each.delta or "" for each in llm.stream_chat(messages)) == whole
     assert llm.complete("Name a colour.").text
+
+
+def embed(base_url: str) -> None:
+    model = OpenAILikeEmbedding(model_name="demo", api_base=base_url, api_key="none", max_retries=0, embed_batch_size=2)
+    texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates have risen."]
+    vectors = model.get_text_embedding_batch(texts)
+    assert len(vectors) == 3 and all(abs(sum(x * x for x in each) - 1) < 1e-3 for each in vectors)
+    assert max(abs(a - b) for a, b in zip(model.get_query_embedding(texts[0]), vectors[0], strict=True)) < 1e-5
 
 
 async def use_tools(llm: LLM) -> None:

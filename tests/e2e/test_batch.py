@@ -105,7 +105,7 @@ def kill_and_go_on(tmp_path: Path, count: int, kills: int, model: str) -> None:
     for _ in range(kills):
         process = start(source, output, model)
         try:
-            process.wait(timeout=rng.uniform(0.1, 0.15 + 1.2 / kills) * seconds)
+            process.wait(timeout=rng.uniform(0.1, 0.15 + 0.4 / kills) * seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             killed += 1

@@ -197,7 +197,7 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
         (GOOD.replace("100", "true"), "an integer was expected"),
         (GOOD.replace("100", "0"), "outside 1"),
         (GOOD.replace('"vocab_size": 100, ', ""), "vocab_size is missing"),
-        (GOOD.replace('"llama"', '"bert"'), "known: .*deepseek"),
+        (GOOD.replace('"llama"', '"t5"'), "known: .*deepseek"),
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
         (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "not a multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),

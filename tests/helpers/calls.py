@@ -118,6 +118,7 @@ def attention(
     scale: float,
     window: int,
     softcap: float,
+    causal: bool = True,
     threads: int = 1,
     arrange: Callable[[Items], Items] | None = None,
     level: str | None = None,
@@ -132,7 +133,7 @@ def attention(
     native, number = ext.native(), ext.level_number(level)
     out = np.empty_like(q)
     fields = {"q": ext.address(q, np.float32, q.shape), "out": out.ctypes.data, "cache": layer_record(keys, values, head_dim)}
-    fields |= {"kv_group": 0, "heads": q.shape[1] // head_dim, "scale": scale, "window": window, "softcap": softcap}
+    fields |= {"kv_group": 0, "heads": q.shape[1] // head_dim, "scale": scale, "window": window, "softcap": softcap, "causal": causal}
     fields["sinks"] = 0 if sinks is None else ext.address(sinks, np.float32, (q.shape[1] // head_dim,))
     record = ext.record(ext.params("attention"), fields)
     step = _step(q, tables, cu_q, kv_len, len(keys), keys.shape[2])

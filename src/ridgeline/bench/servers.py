@@ -91,6 +91,10 @@ SERVER_KINDS: Final[Mapping[str, ServerKind]] = {
 }
 
 
+class NotInstalledError(ConfigError):
+    """The program of a server is not on this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     """One server of a comparison: name, address, the command that starts it (None: it runs already), the model name, where known."""
@@ -104,7 +108,7 @@ class ServerSpec:
 def parse_spec(text: str, size: ServerSize, programs: Mapping[str, str]) -> ServerSpec:
     """`[NAME=]http://…`, `[NAME=]KIND:MODEL [FLAGS]` or `[NAME=]cmd:COMMAND`, in which `{port}` is the port to listen on.
 
-    programs  paths by kind, for what is not on the PATH. Raises ConfigError.
+    programs  paths by kind, for what is not on the PATH. Raises ConfigError; NotInstalledError where the program is missing.
     """
     head, equals, rest = text.partition("=")
     name, body = (head, rest) if equals and head.replace("-", "").replace("_", "").replace(".", "").isalnum() else ("", text)
@@ -138,7 +142,7 @@ def parse_spec(text: str, size: ServerSize, programs: Mapping[str, str]) -> Serv
 def _find_program(program: str, text: str) -> list[str]:
     path = shutil.which(program)
     if path is None:
-        raise ConfigError(f"{text[:80]!r} needs {program}, which is not installed here; give its path with --program KIND=PATH")
+        raise NotInstalledError(f"{text[:80]!r} needs {program}, which is not installed here; give its path with --program KIND=PATH")
     return [path]
 
 

@@ -121,12 +121,12 @@ def compare(
 
     number = random_seed() if seed is None else seed
     start, selected = parse_scenarios(scenarios)
-    specs = parse_servers(servers, selected, threads, program or [])
+    specs, not_run = parse_servers(servers, selected, threads, program or [])
     request_options = RequestOptions(parse_api(api), model, api_key, timeout, True, parse_body(extra_body))
     limits = read_ceilings(selected, roofline, shape, servers[0], threads)
     check_json(as_json)
     settings = ComparisonOptions(rounds, starts if start else 0, restart, within)
-    comparing = ComparisonRun(specs, selected, settings, number, limits)
+    comparing = ComparisonRun(specs, selected, settings, number, limits, not_run)
     kept = as_json if str(as_json) != "-" else None
     whole = comparing.run(request_options, lambda: write_json(kept, comparing.as_dict()))
     write_json(as_json, comparing.as_dict())

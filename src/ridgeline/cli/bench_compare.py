@@ -32,7 +32,7 @@ from ridgeline.bench.compare import (
     round_values,
 )
 from ridgeline.bench.report import METRIC_LABELS, RATE, SECONDS, as_dict
-from ridgeline.bench.servers import SERVER_KINDS, ServerSize, ServerSpec, parse_spec
+from ridgeline.bench.servers import SERVER_KINDS, NotInstalledError, ServerSize, ServerSpec, parse_spec
 from ridgeline.bench.session import RequestOptions
 from ridgeline.cli.output import is_narrow_enough, print_table
 from ridgeline.config.env import model_stores
@@ -50,19 +50,26 @@ Ceilings = Mapping[str, Mapping[str, float]]
 
 def parse_servers(
     texts: Sequence[str], scenarios: Sequence[LoadScenario], threads: int | None, programs: Sequence[str]
-) -> list[ServerSpec]:
-    """Servers with unique names, sized for the scenarios. Raises ConfigError."""
+) -> tuple[list[ServerSpec], list[str]]:
+    """Servers with unique names, sized for the scenarios; and why others cannot be run here. ConfigError where fewer than two can."""
     if len(texts) < 2:
         raise ConfigError("a comparison needs two or more servers; for one use `ridgeline bench serve`")
     every = list(scenarios) or list(SCENARIOS.values())
     streams, context = max(each.streams for each in every), max(each.context for each in every) + SPARE_TOKENS
     size = ServerSize(threads or machine_facts().cpu_cores, streams, context)
     paths = dict(_parse_program(text) for text in programs)
-    specs = [parse_spec(text, size, paths) for text in texts]
+    specs, not_run = list[ServerSpec](), list[str]()
+    for text in texts:
+        try:
+            specs.append(parse_spec(text, size, paths))
+        except NotInstalledError as error:
+            not_run.append(str(error))
+            if len(texts) - len(not_run) < 2:
+                raise
     for before, each in pairwise(sorted(spec.name for spec in specs)):
         if before == each:
             raise ConfigError(f"two servers have the name {each[:60]!r}; name them: first={texts[0][:60]}")
-    return specs
+    return specs, not_run
 
 
 def _parse_program(text: str) -> tuple[str, str]:
@@ -89,10 +96,16 @@ class ComparisonRun:
     """One comparison: servers, scenarios, results."""
 
     def __init__(
-        self, specs: list[ServerSpec], scenarios: list[LoadScenario], settings: ComparisonOptions, seed: int, limits: Ceilings
+        self,
+        specs: list[ServerSpec],
+        scenarios: list[LoadScenario],
+        settings: ComparisonOptions,
+        seed: int,
+        limits: Ceilings,
+        not_run: Sequence[str] = (),
     ) -> None:
         self.specs, self.scenarios, self.limits = specs, scenarios, limits
-        self._settings, self._seed = settings, seed
+        self._settings, self._seed, self._not_run = settings, seed, not_run
         self.results = ComparisonResults()
         self._noise: Noise | None = None
 
@@ -148,7 +161,8 @@ class ComparisonRun:
             notes.append(
                 f"{spec.name}: {shlex.join(spec.command) if spec.command else spec.url}; model {self.results.models.get(spec.name, '–')}"
             )
-        lost = [f"{name} is left out: {why}" for name, why in self.results.failed_servers.items()]
+        lost = [f"not run: {why}" for why in self._not_run]
+        lost += [f"{name} is left out: {why}" for name, why in self.results.failed_servers.items()]
         return [*notes, *lost, *self._agreement_notes(), *self._batch_notes(), *self.results.notes]
 
     def turns(self, scenario: str) -> dict[str, ServerRounds]:
@@ -185,7 +199,8 @@ class ComparisonRun:
     def as_dict(self) -> dict[str, Any]:
         """A dict for JSON: seconds, bytes, tokens; each round."""
         return {
-            "seed": self._seed, **asdict(self._settings), "lost": self.results.failed_servers, "notes": self.notes(),
+            "seed": self._seed, **asdict(self._settings), "lost": self.results.failed_servers, "not_run": self._not_run,
+            "notes": self.notes(),
             "noise": None if self._noise is None else self._noise.as_dict(),
             "servers": [{**asdict(spec), "model": self.results.models.get(spec.name)} for spec in self.specs],
             "starts": {name: asdict(each) for name, each in self.results.starts.items()},

@@ -257,7 +257,7 @@ def _check_bench_compare(given: Given) -> None:
     parse_api(given["api"])
     parse_body(given["extra_body"])
     check_json(given["as_json"])
-    for spec in parse_servers(given["servers"], parse_scenarios(given["scenarios"])[1], given["threads"], given["program"] or []):
+    for spec in parse_servers(given["servers"], parse_scenarios(given["scenarios"])[1], given["threads"], given["program"] or [])[0]:
         if not spec.command:
             _check_address(spec.url, "server")
     raise Unchecked  # whether each server starts with its model

@@ -66,6 +66,7 @@ def _nothing(why: str, *names: str, switch: bool = False) -> Foreign:
 
 ONE_DEVICE: Final = "a model runs on one device; leave it out"
 IN_REQUESTS: Final = "each request says it; `--generation-config none` sets Ridgeline's defaults"
+VECTORS: Final = "models generate text and make vectors, or make vectors alone; leave it out"
 FROM_FILES: Final = "the model's files say it; leave it out"
 MOST: Final = ("0.8", "0.85", "0.88", "0.9", "0.92", "0.95", "0.98", "1.0", "1")
 
@@ -98,11 +99,12 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused(FROM_FILES, "--rope-scaling", harmless=("none", "{}")),
     _refused(FROM_FILES, "--rope-theta", "--rope-freq-base", harmless=("none", "0")),
     _refused(FROM_FILES, "--rope-scale", "--rope-freq-scale"),
-    _refused("all models here generate text; leave it out", "--task", harmless=("auto", "generate")),
-    _refused("all models here generate text; leave it out", "--convert", harmless=("auto", "none")),
+    _refused(VECTORS, "--task", harmless=("auto", "generate", "embed", "embedding", "score")),
+    _refused(VECTORS, "--convert", harmless=("auto", "none", "embed")),
     _refused("Ridgeline's own is used; leave it out", "--model-impl", harmless=("auto", "vllm", "none")),
-    _refused("embeddings are not supported yet; leave it out", "--embedding", "--embeddings", switch=True),
-    _refused("ranking is not supported yet; leave it out", "--rerank", "--reranking", switch=True),
+    _nothing("vectors are served beside answers", "--embedding", "--embeddings", "--is-embedding", switch=True),
+    _refused("models that score pairs are not supported; /rerank orders by vectors without it", "--rerank", "--reranking", switch=True),
+    _refused("write --pooling last, mean or cls", "--pooler-config", "--override-pooler-config", harmless=("none",)),
     _refused("images and sound are not supported yet; leave it out", "-mm", "--mmproj"),
     _refused("images and sound are not supported yet; leave it out", "--limit-mm-per-prompt", harmless=("none", "{}")),
     # ── batches, memory, devices ──

@@ -114,7 +114,7 @@ class EngineConfig:
     )  # fmt: skip
     runner: str = _set(
         "auto", "cuda, native, numpy, or auto: the first available one.", "a GPU if available, else the native extension, else numpy",
-        "`ridgeline doctor` says LOST and names the fix",
+        "`ridgeline doctor` says LOST and names the fix", also={"generate": "auto", "pooling": "auto"},
     )  # fmt: skip
     dtype: str = _set(
         "auto", "On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.",

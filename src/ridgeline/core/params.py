@@ -110,6 +110,10 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
 
 
+StructuredOutputsParams = StructuredOutputs
+"""vLLM's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.

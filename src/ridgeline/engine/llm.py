@@ -36,6 +36,7 @@ from ridgeline.engine.pooled import (
 from ridgeline.engine.prompts import (
     Lora,
     Messages,
+    Progressing,
     Prompt,
     Prompts,
     as_list,
@@ -124,7 +125,7 @@ class LLM:
         if self._files.path is None:
             return findings
         findings += (*self._engine.info.findings, *check_vocabulary(self.tokenizer, self._engine.info.vocab))
-        request = canary_request(self.tokenizer, self.limits)
+        request = canary_request(self.tokenizer, self.limits) if self._engine.info.generates else None
         for answered in self.run([LLMRequest(request, None, CANARY, self.tokenizer)] if request is not None else []):
             choice = answered.choices[0]
             findings += judge(choice.start.prompt_logprobs, choice.end.reason, self.limits.vocab)
@@ -143,12 +144,12 @@ class LLM:
         priority: Sequence[int] | None = None,
         lora: Lora = None,
         lora_request: Lora = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
         lora      name of an adapter, or vLLM's `LoRARequest`: for all prompts, or one (or None) for each. `lora_request`: the same
-        use_tqdm  shows a progress bar
+        use_tqdm  shows a progress bar; a function like tqdm makes its own
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
         texts = as_list(prompts)
@@ -172,7 +173,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
         lora: Lora = None,
         lora_request: Lora = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[RequestOutput]:
         """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
 
@@ -224,7 +225,7 @@ class LLM:
     @with_known_arguments
     def embed(
         self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """A vector for each text or list of ids, by the model's pooling.
 
@@ -236,14 +237,15 @@ class LLM:
     @with_known_arguments
     def encode(
         self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, with vLLM's other name of the vector, `data`."""
         return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
 
     @with_known_arguments
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = False
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None,
+        use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
         first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
@@ -253,7 +255,7 @@ class LLM:
         ahead, behind = found[: len(first)], found[len(first) :]
         return [ScoringOutput.of(*pair) for pair in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
 
-    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: bool) -> list[TextRequest]:
+    def _vectors(self, prompts: Prompts, params: PoolingParams | None, truncate: int | None, progress: Progressing) -> list[TextRequest]:
         """The texts, answered."""
         self._engine.check_open()
         info, longest = self._engine.info, self.limits.max_model_len
@@ -344,7 +346,7 @@ class LLM:
             self.chat_template.close()
 
 
-def _complete(llm: LLM, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
+def _complete(llm: LLM, requests: list[LLMRequest], progress: Progressing) -> list[RequestOutput]:
     outputs = []
     with progress_bar(len(requests), progress) as advance:
         for request in llm.run(requests):

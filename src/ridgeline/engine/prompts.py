@@ -11,6 +11,8 @@ from ridgeline.errors import RequestError
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
 Prompts = Prompt | Sequence[Prompt]
+Progressing = bool | Callable[..., Any]
+"""Whether a progress bar is shown, or what makes one, as tqdm does: with `total` and `desc`."""
 Lora = str | LoRARequest | Sequence[str | LoRARequest | None] | None
 """An adapter for all prompts, or one for each."""
 Messages = Sequence[Mapping[str, object]]
@@ -66,8 +68,15 @@ def one_adapter_per_prompt(asked: Lora, count: int) -> list[str | LoRARequest | 
 
 
 @contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call after each finished request; with `show`, it advances a bar on the terminal."""
+def progress_bar(total: int, show: Progressing) -> Iterator[Callable[[int], Any]]:
+    """Yields a function to call after each finished request; it advances a bar on the terminal, or the caller's own."""
+    if callable(show):
+        own = show(total=total, desc="requests")
+        try:
+            yield own.update
+        finally:
+            own.close()
+        return
     if not show:
         yield lambda count: None
         return

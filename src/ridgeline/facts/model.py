@@ -182,6 +182,7 @@ class ModelFacts:
     tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
     eps         of norms
     ties_ignored  config.json ties the head to the embedding, but the files hold one, which is used
+    bidirectional  tokens see those behind them: texts have vectors, and nothing is generated
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
@@ -223,6 +224,7 @@ class ModelFacts:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     pooling: str = ""
+    bidirectional: bool = False
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""

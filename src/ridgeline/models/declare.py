@@ -40,7 +40,8 @@ class TensorNames:
     prefix      in front of a layer's number
     outer       stored name outside layers → canonical name
     roots       prefixes that all names may have
-    transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only
+    transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only;
+                "first_row": the first row of the stored matrix is the vector
     alternating  canonical names of parts that take turns along the outputs of the stored tensor, instead of following each other
     ignored     pattern of names that are not read: buffers, and parts of the model that text does not use
     """
@@ -75,6 +76,7 @@ class Architecture:
     outer_biases       those of `outer_tensors` that have a bias
     fused              of GGUF files: stored tensor → canonical names of its parts, concatenated along the rows
     interleaved        tensors that GGUF files store in the order of pairwise RoPE
+    first_rows         tensors of which the first stored row alone is used: a vector
     rope_tensors       tensors of a GGUF file that hold divisors of RoPE angles
 
     Layers:
@@ -85,6 +87,7 @@ class Architecture:
     parallel_recurrence  every layer has the recurrence in parallel to attention
 
     Numbers:
+    bidirectional      tokens see those behind them too: an encoder, which has no head
     has_rope           positions are encoded by RoPE; False: by a learned table
     window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
     yarn_truncated     YaRN's ramp begins and ends at whole pairs; GGUF files do not say
@@ -109,6 +112,7 @@ class Architecture:
     outer_biases: tuple[str, ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
+    first_rows: tuple[str, ...] = ()
     rope_tensors: tuple[str, ...] = ()
     window_pattern: int = 1
     windows_everywhere: tuple[str, ...] = ()
@@ -116,6 +120,7 @@ class Architecture:
     recurrence: str = ""
     parallel_recurrence: bool = False
     has_rope: bool = True
+    bidirectional: bool = False
     window_rope_base: float | None = None
     yarn_truncated: bool = True
     least_rope_bases: tuple[tuple[int, int, float], ...] = ()

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ridgeline.core.events import Finish
 from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import replies
@@ -72,6 +73,10 @@ class UsageCounter:
                 self.cached_tokens += part.usage.cached_tokens
         elif self.first_token_at is None:
             self.first_token_at = time.monotonic()
+
+    def finish(self, reason: Finish) -> None:
+        """Notes why a choice that has no parts has ended."""
+        self._finish_reasons[reason.value] = None
 
     @property
     def completion_tokens(self) -> int:

@@ -290,6 +290,8 @@ async def _ready(engine: EngineClient) -> Ready:
 
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
+    if not model.engine.info.generates:
+        return ()
     request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
     if request is not None:
         async for item in engine.submit(request, goes_on=False):

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.core.events import Finish
 from ridgeline.engine.pooled import likeness, numbers
 from ridgeline.server import fields, replies, wire
 from ridgeline.server.access import note_usage
@@ -87,6 +88,7 @@ async def _embed(request: Request, service: Service, texts: Sequence[Text], note
     note_usage(request.scope, usage)
     found = await unless_disconnected(request.receive, embed(service, texts, notes, asked))
     usage.prompt_tokens, usage.cached_tokens = found.prompt_tokens, found.cached_tokens
+    usage.finish(Finish.STOP)
     return found
 
 

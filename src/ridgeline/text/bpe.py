@@ -98,6 +98,7 @@ class PieceTable:
     added        ids whose pieces are literal text; of these `control` have no text
     space_prefix the space that encoding puts in front is removed when a whole text is decoded
     text_end     as `Tokenizer` has it
+    continued    of WordPiece: what stands before a piece that goes on with a word; the others begin one. "": it is no such vocabulary
     has_known_patterns  text is split by patterns of this file, of which none takes long; else by the model's, of which any may
     """
 
@@ -110,6 +111,7 @@ class PieceTable:
     space_prefix: bool = False
     text_end: int | None = None
     has_known_patterns: bool = False
+    continued: str = ""
 
 
 class FastTokenizer:
@@ -126,6 +128,7 @@ class FastTokenizer:
         self.text_end = table.text_end
         self.eos_ids = table.eos_ids
         self.vocab_size = len(table.pieces)
+        self.keeps_text = not table.continued
         self.quick_characters = QUICK_CHARACTERS if table.has_known_patterns else 0
         self._ids = {piece: token for token, piece in enumerate(table.pieces) if piece}
         control = frozenset(table.pieces[token] for token in table.control if table.pieces[token])
@@ -209,6 +212,8 @@ class FastTokenizer:
                 return piece.translate(_FROM_ALPHABET).encode("latin-1")
             except UnicodeEncodeError:
                 return piece.encode()
+        if mark := self._table.continued:
+            return (piece.removeprefix(mark) if piece.startswith(mark) else f" {piece}").encode()
         byte = _BYTE_NAME.fullmatch(piece)
         return bytes((int(byte[1], 16),)) if byte else piece.replace(_SPACE_MARK, " ").encode()
 

@@ -27,6 +27,7 @@ from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import ByteTokenizer, Tokenizer
 from ridgeline.text.tokenizer_check import check_tokenizer
 from ridgeline.text.vocabulary import Vocabulary, end_names
+from ridgeline.text.wordpiece import CONTINUED, read_vocabulary_file, read_wordpiece
 
 MAX_BYTES = 64 << 20
 """The largest tokenizer.json that is read: those of 262,144 pieces have 33 MB."""
@@ -42,7 +43,9 @@ def checkpoint_tokenizer(directory: Path) -> FastTokenizer | SpmTokenizer:
     if (directory / "tokenizer.model").is_file():
         vocabulary = read_vocabulary(directory / "tokenizer.model")
         return SpmTokenizer(vocabulary.with_eos_ids(read_generation(directory).eos_ids | _eos_ids(directory, {})))
-    raise ModelNotFoundError(f"{directory} holds neither tokenizer.json nor tokenizer.model; download one of them too")
+    if (directory / "vocab.txt").is_file():
+        return read_vocabulary_file(directory)
+    raise ModelNotFoundError(f"{directory} holds neither tokenizer.json nor tokenizer.model nor vocab.txt; download one of them too")
 
 
 def _fast(directory: Path) -> FastTokenizer:
@@ -59,7 +62,8 @@ def _fast(directory: Path) -> FastTokenizer:
     _check_steps(config)
     library.no_truncation()
     library.no_padding()
-    pieces = _pieces(library)
+    pieces, model = _pieces(library), config["model"]
+    continued = str(model.get("continuing_subword_prefix", CONTINUED)) if model.get("type") == "WordPiece" else ""
     added = {token: piece for token, piece in library.get_added_tokens_decoder().items() if token < len(pieces)}
     ids = {piece.content: token for token, piece in added.items()}
     return FastTokenizer(
@@ -72,17 +76,18 @@ def _fast(directory: Path) -> FastTokenizer:
             bos=_bos(library, directory, ids),
             text_end=_text_end(library),
             eos_ids=read_generation(directory).eos_ids | _eos_ids(directory, ids) | {ids[name] for name in end_names(ids)},
-            space_prefix=_has_step(config.get("decoder"), "Strip"),
+            space_prefix=bool(continued) or _has_step(config.get("decoder"), "Strip"),
+            continued=continued,
         ),
     )
 
 
 def _check_steps(config: Mapping[str, Any]) -> None:
-    """Raises ModelFormatError for models other than BPE, and for normalizers that make long texts of short ones."""
+    """Raises ModelFormatError for models other than BPE and WordPiece, and for normalizers that make long texts of short ones."""
     model = config.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
-    if kind != "BPE":
-        raise ModelFormatError(f"tokenizer.json has a model of type {kind!s:.40}; BPE is supported. Use a model that has one")
+    if kind not in ("BPE", "WordPiece"):
+        raise ModelFormatError(f"tokenizer.json has a model of type {kind!s:.40}; BPE and WordPiece are supported. Use a model of these")
     growth = prod(_growth_factors(config.get("normalizer")))
     if growth > MAX_GROWTH:
         raise ModelFormatError(f"tokenizer.json's normalizers make a text {growth} times longer, at most {MAX_GROWTH} times are supported")
@@ -119,7 +124,7 @@ def _bos(library: Library, directory: Path, ids: Mapping[str, int]) -> int | Non
         before, alone = library.encode("a").ids, library.encode("a", add_special_tokens=False).ids
     except Exception as error:  # as above
         raise ModelFormatError(f"tokenizer.json cannot even read one letter: {error!s:.200}; download it again") from None
-    return int(before[0]) if before[1:] == alone and len(before) == len(alone) + 1 else None
+    return int(before[0]) if len(before) > len(alone) and before[1 : len(alone) + 1] == alone else None
 
 
 def _text_end(library: Library) -> int | None:
@@ -180,8 +185,8 @@ def _spm(header: Header) -> Tokenizer:
     return SpmTokenizer(Vocabulary.from_header(header))
 
 
-_READERS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm, "gpt2": read_bpe}
-"""`tokenizer.ggml.model` → reader: GGUF's names for SentencePiece BPE and for byte-level BPE, whatever the model's family."""
+_READERS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm, "gpt2": read_bpe, "bert": read_wordpiece}
+"""`tokenizer.ggml.model` → reader: GGUF's names for SentencePiece BPE, byte-level BPE and WordPiece, whatever the model's family."""
 
 
 @dataclass(frozen=True, slots=True)

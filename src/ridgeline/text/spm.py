@@ -31,6 +31,7 @@ class SpmTokenizer:
         self.eos_ids = vocabulary.eos_ids
         self.vocab_size = len(vocabulary.pieces)
         self.quick_characters = QUICK_CHARACTERS
+        self.keeps_text = True
         user_defined = int(TokenType.USER_DEFINED)
         self._user_defined = {piece: token for token, piece in enumerate(self._pieces) if self._kinds[token] == user_defined and piece}
         self._user_defined_pattern = _split_pattern(self._user_defined)

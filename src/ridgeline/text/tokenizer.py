@@ -23,6 +23,7 @@ class Tokenizer(Protocol):
     text_end the id behind a text whose vector is wanted; None: the model wants none
     eos_ids  ids that end a generation, from every source that names one
     markup   names of tokens that ordinary text is split at too, and that mean something to the model as control tokens do
+    keeps_text  texts come back from their ids; not from those of an encoder, which folds case and accents and ends no answer
     quick_characters  length up to which any text is encoded within a millisecond or so; 0: none is known
     """
 
@@ -40,6 +41,9 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def keeps_text(self) -> bool: ...
 
     @property
     def quick_characters(self) -> int: ...
@@ -79,6 +83,7 @@ class ByteTokenizer:
     text_end: int | None = None
     eos_ids = frozenset({_EOS})
     markup = frozenset[str]()
+    keeps_text = True
     vocab_size = 258
     quick_characters = 1 << 16
 

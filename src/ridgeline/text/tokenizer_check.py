@@ -25,10 +25,8 @@ MOST_NAMED_SHARE: Final = 1.05
 
 def check_tokenizer(tokenizer: Tokenizer, stated: Statements, template: ChatTemplate | None) -> list[Finding]:
     """Problems of the tokenizer of a model whose files state this."""
-    return [
-        *_check_texts(tokenizer), *_check_ends(tokenizer, stated.ends, template),
-        *_check_bos(tokenizer), *_check_names(tokenizer), *_check_added(tokenizer, stated.added),
-    ]  # fmt: skip
+    found = [*_check_bos(tokenizer), *_check_names(tokenizer), *_check_added(tokenizer, stated.added)]
+    return [*_check_texts(tokenizer), *_check_ends(tokenizer, stated.ends, template), *found] if tokenizer.keeps_text else found
 
 
 def check_vocabulary(tokenizer: Tokenizer, inputs: int) -> list[Finding]:

@@ -1,7 +1,7 @@
 """References of ops against their formulas in double precision, on every sample."""
 
 from collections.abc import Callable
-from math import pi, sqrt
+from math import erf, pi, sqrt
 
 import numpy as np
 import pytest
@@ -22,12 +22,16 @@ def gelu_tanh(x: Doubles) -> Doubles:
     return x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2
 
 
+def gelu(x: Doubles) -> Doubles:
+    return x / 2 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+
+
 def clamped(gate: Doubles, up: Doubles) -> Doubles:
     gate, up = gate.clip(max=7), up.clip(-7, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
 
 
 def layer_norm(x: Doubles, weight: Doubles, bias: Doubles, *, eps: float) -> Doubles:

@@ -43,8 +43,8 @@ def scheme(name: str, part: str = "", **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "quantised as 'mxfp4', which is not supported; gptq, awq, compressed-tensors, fp8 are": {
-        "quantization_config": {"quant_method": "mxfp4"},
+    "quantised as 'hqq', which is not supported; gptq, awq, compressed-tensors, fp8, mxfp4 are": {
+        "quantization_config": {"quant_method": "hqq"},
     },
     "quantised as None": {"quantization_config": {}},
     "quantised as ..gptq..,": {"quantization_config": {"quant_method": ["gptq"]}},

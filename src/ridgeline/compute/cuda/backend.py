@@ -213,6 +213,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     """
     if source.facts.experts is not None:
         raise ConfigError("there are no kernels of experts for a GPU yet; the native runner has them", fix={"--runner": "native"})
+    if source.facts.bidirectional:
+        raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     attention = open_attention(config.attention_backend, _attention_case(source, dtype, device), ATTENTION_BACKENDS)

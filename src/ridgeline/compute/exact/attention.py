@@ -4,7 +4,7 @@ What a query gets depends on its own position and on the cache's contents up to 
 neighbours, on the size of a block or on the number of threads. A key that a query may not see contributes exactly nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ def attention(
     scale: float,
     window: int,
     softcap: float,
+    causal: bool = True,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]; see `ops/attention.py` for the meaning of every argument."""
     # With a cap the products are already what its tanh takes: score / softcap.
@@ -66,7 +67,10 @@ def attention(
         result = _attend(tiles, keys, values, slots, window or 1 << 40, softcap, sinks)
         _scatter(tiles, result, out)
 
-    team.each(walk, _walks(scaled, cu_q, kv_len, team.threads))
+    walks = _walks(scaled, cu_q, kv_len, team.threads)
+    if not causal:
+        walks = [_seeing_all(each, kv_len) for each in walks]
+    team.each(walk, walks)
     return out.reshape(q.shape)
 
 
@@ -109,6 +113,12 @@ def _alone(queries: Floats, cu_q: Ints, kv_len: Ints, row: int, first: int, step
     positions = _spread(np.arange(start, start + count), group, tiles * TOKENS).reshape(tiles, TOKENS)
     by_tile = np.ascontiguousarray(padded.reshape(kv_heads, tiles, TOKENS, width).swapaxes(0, 1))
     return _Walk(by_tile, positions, np.array([row]), ((first, count),))
+
+
+def _seeing_all(walk: _Walk, kv_len: Ints) -> _Walk:
+    """The same queries as if each stood at the end of its row."""
+    ends = kv_len[walk.rows].astype(np.int64) - 1
+    return replace(walk, positions=np.broadcast_to(ends[:, None], walk.positions.shape).copy())
 
 
 def _spread(positions: NDArray[np.int64], group: int, size: int) -> NDArray[np.int64]:

@@ -43,6 +43,7 @@ def paged_sample(
     block_tokens: int = 4,
     size: float = 1.0,
     sinks: bool = False,
+    causal: bool = True,
 ) -> Sample:
     """Rows of (cached, new) tokens over shuffled blocks; slots that no row owns hold garbage, block 0 holds NaN."""
     blocks = [-(-(cached + new) // block_tokens) for cached, new in lengths]
@@ -66,6 +67,7 @@ def paged_sample(
         "scale": 8**-0.5,
         "window": window,
         "softcap": softcap,
+        "causal": causal,
     }
     return Sample(name, arguments)
 
@@ -79,12 +81,16 @@ def _attention_samples() -> list[Sample]:
         paged_sample("wide groups", [(130, 3)], heads=40, window=129),
         paged_sample("large", [(5, 3)], size=30.0),
         paged_sample("tiny", [(5, 3)], size=1e-9),
+        paged_sample("both ways", [(0, 9), (0, 300), (0, 1), (3, 4)], causal=False),
         paged_sample("capped", [(0, 9), (250, 20)], window=130, softcap=0.5, size=3.0),
         paged_sample("sinks", [(0, 9), (300, 2), (700, 1)], window=300, sinks=True),
     ]
 
 
-def _attention_rule(q: Handle, head_dim: int, sinks: Weight | None = None, **_: Any) -> tuple[Handle, ...]:
+def _attention_rule(
+    q: Handle, head_dim: int, window: int, causal: bool, sinks: Weight | None = None, **_: Any
+) -> tuple[Handle, ...]:
+    fits(causal or not window, f"attention: {q.name} has a window of {window} and sees both ways")
     fits(q.width % head_dim == 0, f"attention: {q.name} is {q.width} wide, heads are {head_dim}")
     fits(sinks is None or sinks.shape == (q.width // head_dim,), f"attention: {sinks} does not fit {q.name} and heads of {head_dim}")
     return (Handle("", q.axis, q.width),)
@@ -111,10 +117,12 @@ def attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    causal: bool = True,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
 
-    A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; query heads share KV heads in
+    A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; every token sees all of its row where `causal` is
+    false, which has no window. Query heads share KV heads in
     consecutive groups. Scores become softcap · tanh(score / softcap) unless `softcap` is 0. Summed in double precision.
     sinks [H]: the softmax of each head has one score more, without a value (OpenAI 2025, "gpt-oss"; Xiao et al. 2023, "attention sinks").
     Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Gemma Team 2024, "Gemma 2", section 2 (softcap).
@@ -125,7 +133,7 @@ def attention(
         at = np.arange(length)
         slots = tables[row, at // block_tokens] * block_tokens + at % block_tokens
         for token in range(cu_q[row], cu_q[row + 1]):
-            position = length - (cu_q[row + 1] - token)
+            position = length - (cu_q[row + 1] - token) if causal else length - 1
             seen = slots[max(0, position - window + 1) if window else 0 : position + 1]
             scores = np.einsum("hgd,khd->hgk", queries[token] * scale, keys[seen].astype(np.float64))
             if softcap:

@@ -1,5 +1,7 @@
 """Ops that work on each number by itself: scale, add, bias, softcap, activations, gated and not."""
 
+from math import erf
+
 import numpy as np
 
 from ridgeline.compute.graph import Handle, Weight
@@ -117,6 +119,8 @@ def _activate_samples() -> list[Sample]:
         Sample("one row", {"x": floats(2, 1, 64), "activation": "silu"}),
         Sample("large", {"x": floats(3, 3, 32, size=1e3), "activation": "silu"}),
         Sample("tiny", {"x": floats(4, 3, 32, size=1e-20), "activation": "silu"}),
+        Sample("gelu", {"x": floats(5, 9, 33, size=3.0), "activation": "gelu"}),
+        Sample("large gelu", {"x": floats(6, 3, 32, size=1e3), "activation": "gelu"}),
     ]
 
 
@@ -149,4 +153,12 @@ def gelu_tanh(x: Floats) -> Floats:
     return inner
 
 
-_ACTIVATIONS = {"gelu_tanh": gelu_tanh, "silu": silu}
+def gelu(x: Floats) -> Floats:
+    """x / 2 · (1 + erf(x / √2)). Hendrycks and Gimpel 2016, section 2. The error function is of double precision, number by number."""
+    halves: Floats = (x.astype(np.float64) * _ROOT_HALF).astype(object)
+    return (0.5 * x * (1.0 + _ERF(halves).astype(np.float64))).astype(np.float32)
+
+
+_ERF = np.frompyfunc(erf, 1, 1)
+_ROOT_HALF = 0.5**0.5
+_ACTIVATIONS = {"gelu_tanh": gelu_tanh, "silu": silu, "gelu": gelu}

@@ -68,7 +68,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
     info = ExecutorInfo(
         kv=opened.shape,
         vocab=source.facts.tokens,
-        max_model_len=source.positions,
+        max_model_len=longest if source.facts.bidirectional else source.positions,
         rows=config.rows,
         runner=opened.name,
         weights_bytes=opened.weights_bytes,
@@ -81,6 +81,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         has_grammars=True,
         pooling=pooling_of(config.pooling, source.facts),
         width=source.facts.hidden,
+        generates=not source.facts.bidirectional,
         findings=findings,
         adapter_slots=0 if opened.adapters is None else config.adapter_slots,
     )
@@ -88,9 +89,10 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
 
 
 def pooling_of(asked: str, facts: ModelFacts) -> Pooling:
-    """How vectors of texts are made: as `asked`, else as the model's files say, else of the last token, which has seen all others."""
-    kind = facts.pooling or "last" if asked == "auto" else asked
-    return Pooling(kind)  # type: ignore[arg-type]
+    """How vectors of texts are made: as `asked`, else as the model's files say, else of the last token, which has seen all others, or
+    of all tokens where each has."""
+    kind = facts.pooling or ("mean" if facts.bidirectional else "last") if asked == "auto" else asked
+    return Pooling(kind, whole=facts.bidirectional)  # type: ignore[arg-type]
 
 
 def _opener(config: EngineConfig, is_random: bool) -> OpenModel:

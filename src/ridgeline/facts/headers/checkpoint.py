@@ -107,6 +107,7 @@ def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
         context=ropes.context,
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope=ropes.by_kind,
+        bidirectional=fields.architecture.bidirectional,
         attn_scale=_attention_scale(fields, facts.head_dim),
         attn_softcap=fields.own_number("attn_logit_softcapping", 0.0, 1e6, 0.0),
         final_softcap=fields.own_number("final_logit_softcapping", 0.0, 1e6, 0.0),

@@ -24,7 +24,6 @@ from ridgeline.models.table import RUNNABLE, module_name
 _TOKENS = "tokenizer.ggml.tokens"
 _PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
-    ("attention.causal", True),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
     ("attention.temperature_scale", 0.0),
@@ -72,6 +71,7 @@ def model_facts(header: Header) -> ModelFacts:
         logit_scale=1.0 / (_factor(header, f"{name}.logit_scale") or 1.0),
         long_rope=ropes.long,
         pooling=gguf_pooling(header, name),
+        bidirectional=architecture.bidirectional,
     )
     sizes = dense_sizes(complete, facts.context)
     sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
@@ -151,14 +151,15 @@ def gguf_names(architecture: Architecture) -> TensorNames:
     whole = {row[0]: (row[0],) for row in rows}
     outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
-    transforms = dict.fromkeys(architecture.interleaved, "interleaved")
+    transforms = dict.fromkeys(architecture.interleaved, "interleaved") | dict.fromkeys(architecture.first_rows, "first_row")
     return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
 
 
 def _check_required_values(header: Header, name: str, architecture: Architecture) -> None:
+    causal = [("attention.causal", not architecture.bidirectional)]
     unscaled = [(key, 0.0) for key, own in _SCALES.items() if own not in architecture.defaults]
     dense = [] if "sparse" in architecture.parts else [("expert_count", 0)]
-    for key, required in (*dense, *unscaled, *_REQUIRED_VALUES):
+    for key, required in (*causal, *dense, *unscaled, *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")

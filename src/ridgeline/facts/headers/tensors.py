@@ -207,6 +207,8 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
     if tensor.experts or (len(tensor.shape) == 3 and (len(parts) > 1 or parts[0].split(".")[-2] in names.transforms)):
         return _split_experts(tensor, parts, shapes, names)
     expected = [shapes[part] for part in parts]
+    if names.transforms.get(parts[0].split(".")[-2]) == "first_row" and len(tensor.shape) == 2 and tensor.quantised is None:
+        tensor = replace(tensor, shape=tensor.shape[1:], bytes=tensor.bytes // tensor.shape[0])
     transforms = [_transform(part, names) for part in parts]
     rows = sum(shape[0] for shape in expected)
     transposed = tensor.quantised is None and transforms[0] == "transposed" and len(expected[0]) == 2
@@ -242,7 +244,7 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
             shape=shape,
             offset=tensor.offset + start * (form.block_bytes if transposed else row_bytes),
             bytes=row_bytes * shape[0],
-            transform="" if transform == "transposed" and not transposed else transform,
+            transform="" if transform == "first_row" or (transform == "transposed" and not transposed) else transform,
             stride=rows * form.block_bytes if transposed else 0,
         )
         for part, shape, transform, start in zip(parts, expected, transforms, starts, strict=True)

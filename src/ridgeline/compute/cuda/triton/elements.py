@@ -77,7 +77,7 @@ def softcap(x: torch.Tensor, cap: float, out: torch.Tensor) -> None:
 
 
 def activate(x: torch.Tensor, activation: str, out: torch.Tensor) -> None:
-    """activation(x); `activation` is silu or gelu_tanh. `out` may be x."""
+    """activation(x); `activation` is silu, gelu_tanh or gelu. `out` may be x."""
     rows_of(x, out)
     _launch("activate", x, out, kind=activation)
 
