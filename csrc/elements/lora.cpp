@@ -12,7 +12,8 @@ namespace RIDGELINE_LEVEL {
 
 namespace {
 
-constexpr size_t kMostRank = 256, kRows = 4;  // of A, or of B, that share what a turn reads
+constexpr size_t kMostRank = 256;
+constexpr size_t kRows = 4, kWide = 8;   // rows of A that share a turn over x, rows of B that share one over outputs
 
 struct Float32 {
     using Type = float;
@@ -41,10 +42,14 @@ template <typename Kind, size_t kCount>
 inline void shrink(const typename Kind::Type* a, const float* x, size_t columns, float* sums) {
     Vec acc[kCount];
     for (size_t r = 0; r < kCount; ++r) acc[r] = zero();
-    for (size_t i = 0; i < columns; i += kLanes) {
-        const size_t n = columns - i < kLanes ? columns - i : kLanes;
-        const Vec v = n == kLanes ? load(x + i) : load_first(x + i, n);
-        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(take<Kind>(a + r * columns + i, n), v, acc[r]);
+    size_t i = 0;
+    for (; i + kLanes <= columns; i += kLanes) {
+        const Vec v = load(x + i);
+        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(Kind::of(a + r * columns + i), v, acc[r]);
+    }
+    if (i < columns) {
+        const Vec v = load_first(x + i, columns - i);
+        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(take<Kind>(a + r * columns + i, columns - i), v, acc[r]);
     }
     for (size_t r = 0; r < kCount; ++r) sums[r] = sum_of(acc[r]);
 }
@@ -54,11 +59,17 @@ template <typename Kind, size_t kCount>
 inline void expand(const typename Kind::Type* b, const float* sums, size_t width, bool first, float* out) {
     Vec by[kCount];
     for (size_t r = 0; r < kCount; ++r) by[r] = all(sums[r]);
-    for (size_t i = 0; i < width; i += kLanes) {
-        const size_t n = width - i < kLanes ? width - i : kLanes;
-        Vec acc = first ? zero() : n == kLanes ? load(out + i) : load_first(out + i, n);
+    size_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        Vec acc = first ? zero() : load(out + i);
+        for (size_t r = 0; r < kCount; ++r) acc = fma(Kind::of(b + r * width + i), by[r], acc);
+        store(out + i, acc);
+    }
+    if (i < width) {
+        const size_t n = width - i;
+        Vec acc = first ? zero() : load_first(out + i, n);
         for (size_t r = 0; r < kCount; ++r) acc = fma(take<Kind>(b + r * width + i, n), by[r], acc);
-        n == kLanes ? store(out + i, acc) : store_first(out + i, acc, n);
+        store_first(out + i, acc, n);
     }
 }
 
@@ -70,7 +81,7 @@ void change(const LoraPair& pair, const float* x, const float* y, size_t columns
     size_t r = 0;
     for (; r + kRows <= pair.rank; r += kRows) shrink<Kind, kRows>(a + r * columns, x, columns, sums + r);
     for (; r < pair.rank; ++r) shrink<Kind, 1>(a + r * columns, x, columns, sums + r);
-    for (r = 0; r + kRows <= pair.rank; r += kRows) expand<Kind, kRows>(b + r * width, sums + r, width, r == 0, out);
+    for (r = 0; r + kWide <= pair.rank; r += kWide) expand<Kind, kWide>(b + r * width, sums + r, width, r == 0, out);
     for (; r < pair.rank; ++r) expand<Kind, 1>(b + r * width, sums + r, width, r == 0, out);
     const Vec scale = all(pair.scale);
     for (size_t i = 0; i < width; i += kLanes) {

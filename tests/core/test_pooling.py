@@ -112,3 +112,18 @@ def test_a_result_without_its_vectors_breaks_a_law(loop) -> None:
     result: Result = run.executor.collect(ticket)
     with pytest.raises(LawViolation, match="pooled"):
         run.scheduler.commit(ticket.plan, replace(result, vectors=()), run.now)
+
+
+def test_texts_say_nothing_of_how_long_answers_are(loop) -> None:
+    """What a tenant's next answer is taken to cost: texts without outputs do not make it less."""
+
+    def charge(name: str) -> int:
+        run.apply(run.request(name, 6, max_tokens=100))
+        (waiting,) = [each for each in run.scheduler.lifecycle.waiting if each.request.request_id == name]
+        run.apply(Abort(name))
+        return waiting.charge
+
+    run = loop()
+    before = charge("a")
+    run.finish(*[run.request(f"t{number}", 6, max_tokens=0, pooling=Pooling()) for number in range(4)])
+    assert charge("b") == before

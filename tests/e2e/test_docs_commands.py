@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -196,7 +197,7 @@ def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypa
     for name, (command, more) in {"ridgeline": (shlex.join(COMMAND), ""), "pip": pip}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@" {more}\n')
         (programs / name).chmod(0o755)
-    places = {"XDG_CACHE_HOME": "cache", "XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
+    places = {"XDG_CACHE_HOME": "cache", "XDG_STATE_HOME": "state", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
     for name, folder in {**places, "LLAMA_CACHE": "llama"}.items():
         monkeypatch.setenv(name, str(tmp_path / folder))
     for name, text in {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(SOURCE), "COLUMNS": "100", "HOME": str(tmp_path)}.items():
@@ -204,10 +205,12 @@ def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.chdir(work)
     reader = Reader(work, demo_server.url, monkeypatch)
-    yield reader
-    if reader.server is not None:
-        reader.server.kill()
-        reader.server.wait()
+    with tempfile.TemporaryDirectory() as runtime:  # sockets have short paths
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield reader
+        if reader.server is not None:
+            reader.server.kill()
+            reader.server.wait()
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:

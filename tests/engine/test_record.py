@@ -14,7 +14,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Command, Output, SetKnob
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
-from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
+from ridgeline.core.params import Admitted, Limits, Pooling, RowParams, SamplingParams
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.admit import ModelLimits, admit
@@ -167,3 +167,23 @@ def test_drafts_are_decided_again(tmp_path: Path) -> None:
     recorder.close()
     compared, difference = replay(path)
     assert difference is None and compared > 20 and drafted > 100
+
+
+def test_texts_that_become_vectors_are_decided_again(tmp_path: Path) -> None:
+    """Beside an answer; the plans say whose text ends, the vectors themselves are not kept."""
+    path = tmp_path / "texts.recording"
+    executor = fake_executor(rows=4)
+    limits = Limits(rows=4, token_budget=8, depth=2)
+    recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4))
+    engine = Engine(Scheduler(limits, executor.info.kv, POLICIES["fcfs"]), recorder, VirtualClock(), 2)
+    texts = [Admitted(f"t{number}", (5, 6, 7) * (1 + number), 0, 1, pooling=Pooling()) for number in range(4)]
+    commands: list[Command] = [Admit(each) for each in (Admitted("g", (5, 6), 6, 1), *texts)]
+    while commands or not engine.idle:
+        recorder.begin(commands)
+        recorder.end(engine.turn(commands))
+        commands = []
+    recorder.close()
+    compared, difference = replay(path)
+    assert difference is None and compared >= 6
+    lines = [line for turn in read_recording(path)[1] for line in turn.decisions]
+    assert sum(" pool [" in line for line in lines) in range(1, 5)

@@ -13,11 +13,14 @@ from checkpoints import Checkpoint, logits_of
 from safetensors.torch import load_file, save_file
 from tiny import Driver, dense, log_softmax
 
+from ridgeline.compute.load.check import check_weights
 from ridgeline.compute.load.views import gather_rows
 from ridgeline.compute.load.weights import each_weight, load_weights, map_weights
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import Rows
 from ridgeline.compute.quant.weight import CodedWeight, StackedWeight
+from ridgeline.compute.runtime.worker import build
+from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -83,6 +86,24 @@ def test_logits_are_transformers(packed: tuple[Checkpoint, Path]) -> None:
     ids = made.prompts()[0]
     ours, theirs = Driver(facts, dense(facts)).step((0, ids)), logits_of(made.model, ids)
     assert np.abs(log_softmax(ours) - log_softmax(theirs)).max() < 1e-4
+
+
+def test_an_engine_starts(packed: tuple[Checkpoint, Path]) -> None:
+    limits = {"max_model_len": 64, "max_num_seqs": 1, "kv_cache_memory_bytes": 4 << 20}
+    executor = build(EngineConfig(str(packed[1]), **limits), lambda stage, fraction: None)
+    try:
+        assert [finding for finding in executor.info.findings if finding.check == "weights"] == []
+    finally:
+        executor.close()
+
+
+def test_codes_that_are_lost_are_found(packed: tuple[Checkpoint, Path], tmp_path: Path) -> None:
+    shutil.copytree(packed[1], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.down_proj_blocks"].zero_()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (finding,) = check_weights(read_model_facts(tmp_path), threads=1)
+    assert finding.severity == "error" and "'blk.1.ffn_down_exps.weight' holds nothing but zeros" in finding.cause
 
 
 @pytest.mark.parametrize(("change", "words"), [("lost", "gate_up_proj_scales.* is missing"), ("cut", "gate_up_proj_scales.* was expected")])

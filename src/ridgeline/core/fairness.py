@@ -76,7 +76,8 @@ class FairShares:
         true = 0
         if sequence.cached_tokens >= 0:
             true = cost(usage.prompt_tokens - usage.cached_tokens, usage.prompt_tokens, usage.completion_tokens, self._row_share)
-            account.outputs += (usage.completion_tokens * UNIT - account.outputs) // MEAN_OVER
+            if sequence.pooling is None:
+                account.outputs += (usage.completion_tokens * UNIT - account.outputs) // MEAN_OVER
         account.charged += true // request.weight - sequence.charge
         account.open -= 1
 

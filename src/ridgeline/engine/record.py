@@ -102,9 +102,10 @@ def decision_line(plan: Plan) -> str:
     blocks = [(row, group, first, len(block_ids)) for row, group, first, block_ids in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
     scores = f" scores {list(plan.score)}" if plan.score else ""
+    pool = f" pool {list(plan.pool)}" if plan.pool else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
     fills = f" fills {[(fill.slot, fill.digest.hex()) for fill in plan.fills]}" if plan.fills else ""
-    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{copies}{fills}"
+    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{pool}{copies}{fills}"
 
 
 class Recorder:

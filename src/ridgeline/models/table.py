@@ -17,6 +17,8 @@ _MODULES: Final[dict[str, ModuleType]] = {
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {name: module.ARCHITECTURE for name, module in _MODULES.items()}
 """By module name."""
+
+
 def module_name(architecture: str) -> str:
     """Name of the module of an architecture that a GGUF file names: "gpt-oss" is `gpt_oss.py`."""
     return architecture.replace("-", "_")

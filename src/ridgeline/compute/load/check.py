@@ -19,6 +19,7 @@ from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import dequantise
 from ridgeline.errors import Finding, ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
+from ridgeline.facts.headers.quantisation import MXFP4
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 CHECK: Final = "weights"
@@ -44,6 +45,8 @@ SCALES: Final = {
     "Q6_K": (208,),
 }
 """Format of blocks → bytes at which an fp16 scale or minimum begins."""
+CODE_BYTES: Final = 16
+"""Of a group of MXFP4 whose scales are stored in another tensor."""
 _SIZE, _INFINITY, _OCTAVE = np.uint16(0x7FFF), np.uint16(0x7C00), 1 << 10
 """Of the bits of fp16: all but the sign; the least that is not finite; a factor of two."""
 
@@ -91,11 +94,21 @@ def _check_tensor(files: Mapping[Path, int], tensor: TensorFacts) -> _Problem | 
         tensor, each = replace(tensor.experts[0], name=tensor.name), tensor.experts
     else:
         each = (tensor,)
-    stored = [one if one.quantised is None else one.quantised.scales for one in each]
+    # Experts may share the tensor that holds their scales or codes.
+    stored = list(dict.fromkeys([_looked_at(one) for one in each]))
     count = max(1, PARTS // len(stored))
     parts = [part for one in stored for part in _parts(files[one.file], one, count, PART_BYTES * PARTS // (len(stored) * count))]
+    if tensor.quantised is not None and tensor.quantised.layout == MXFP4:
+        return _check_holes(tensor, parts)
     kind = stored[0].kind
     return _check_blocks(tensor, parts) if kind in SCALES else _check_floats(tensor, kind, parts)
+
+
+def _looked_at(tensor: TensorFacts) -> TensorFacts:
+    """What is read of a tensor: of a quantised one the scales; of MXFP4, each of whose scales is a finite power of two, the codes."""
+    if tensor.quantised is None:
+        return tensor
+    return tensor.quantised.codes if tensor.quantised.layout == MXFP4 else tensor.quantised.scales
 
 
 def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -> _Problem | None:
@@ -112,7 +125,7 @@ def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -
 def _parts(file: int, tensor: TensorFacts, most: int = PARTS, part_bytes: int = PART_BYTES) -> Iterator[Bytes]:
     """At most `most` parts of the tensor: uint8 [n, bytes of a block]. Between the elements of a transposed one lie those of others of this
     model."""
-    size = FORMATS[tensor.kind].block_bytes
+    size = CODE_BYTES if tensor.kind == "U8" else FORMATS[tensor.kind].block_bytes
     span = (tensor.shape[-1] - 1) * tensor.stride + (tensor.shape[0] - 1) * (tensor.row_stride or size) + size
     count = (span if tensor.stride else tensor.bytes) // size
     blocks = max(1, part_bytes // size)
@@ -132,6 +145,10 @@ def _check_blocks(tensor: TensorFacts, parts: list[Bytes]) -> _Problem | None:
         if usual and ratio > MAX_SCALE_RATIO:
             cause = f"has a scale far beyond the others ({ratio:.0f} times the mean; up to 30 times is usual)"
             return _Problem(tensor.name, "warning", cause)
+    return _check_holes(tensor, parts)
+
+
+def _check_holes(tensor: TensorFacts, parts: list[Bytes]) -> _Problem | None:
     zeros = sum(not part.any() for part in parts)
     if zeros and (zeros == len(parts) or _is_in_layer(tensor)):
         return _Problem(tensor.name, "error", f"holds nothing but zeros ({zeros} of the {len(parts)} parts that were read)")

@@ -49,8 +49,6 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
     return sizes, Experts(routed, active, layers, **_routing(fields))
 
 
-
-
 def _routing(fields: Fields) -> dict[str, Any]:
     """What config.json says of routing, and what the architecture does."""
     declared, own = fields.architecture.routing, fields.architecture.defaults

@@ -56,7 +56,8 @@ class RecordedExecutor:
         """Returns the recorded result. Raises ConfigError where there is none: the decisions have diverged before."""
         if not self.results or self.results[0].step != ticket.plan.step:
             raise ConfigError(f"the recording has no result for step {ticket.plan.step} here: its decisions are not this scheduler's")
-        return replace(self.results.popleft(), scores=_scores(ticket.plan))
+        # Recordings have no vectors either: no decision depends on them.
+        return replace(self.results.popleft(), scores=_scores(ticket.plan), vectors=(b"",) * len(ticket.plan.pool))
 
     def beat(self) -> int:
         return 0
