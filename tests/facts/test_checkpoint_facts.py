@@ -16,7 +16,9 @@ from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
-from ridgeline.facts.model import ModelFacts, Rope
+from ridgeline.facts.headers.tensors import split_tensor
+from ridgeline.facts.model import ModelFacts, Rope, TensorFacts
+from ridgeline.models.table import RUNNABLE
 
 
 @pytest.fixture(scope="module")
@@ -331,3 +333,18 @@ def test_code_in_a_config_is_never_followed(home: Path, tmp_path: Path) -> None:
     assert facts.rope == read_model_facts(home / "llama").rope
     with pytest.raises(ModelNotFoundError, match="there is no file"):
         read_model_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stored", "shape", "parts"),
+    [
+        ("granitemoe", (0, 64, 32), (4, 32, 32), ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
+        ("ernie4_5_moe", (0, 64, 32), (64, 32), ("attn_q.weight",)),
+        ("bert", (0, 32), (32,), ("token_types.weight",)),
+    ],
+)
+def test_empty_tensors_are_refused(architecture: str, stored: tuple[int, ...], shape: tuple[int, ...], parts: tuple[str, ...]) -> None:
+    names = tuple(f"blk.0.{part}" for part in parts)
+    tensor = TensorFacts("layers.0.x.weight", "F32", stored, Path("model.safetensors"), 8, 0)
+    with pytest.raises(ModelFormatError, match=r"has shape \(0, "):
+        split_tensor(tensor, names, dict.fromkeys(names, shape), RUNNABLE[architecture].checkpoint)

@@ -1,5 +1,6 @@
 """GGUF headers of each architecture: what the keys and the small tensors say is honoured, what contradicts itself is refused by name."""
 
+import re
 import struct
 from math import isclose, sqrt
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.fields import MAX_EXPERTS
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import attention_scale, longrope_scale
 from ridgeline.facts.model import ModelFacts
@@ -209,3 +211,23 @@ def test_routing_that_a_file_states(tmp_path: Path) -> None:
     for key, raw in (("expert_gating_func", 9), ("expert_group_used_count", 3), ("expert_used_count", 5)):
         with pytest.raises(ModelFormatError, match=key):
             facts(tmp_path, "qwen3moe", said | {key: value("u32", raw)})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said", "words"),
+    [
+        ("qwen3moe", {"expert_group_count": 3}, "4 experts do not form 3 groups"),
+        ("qwen3moe", {"expert_group_count": 4}, "takes 2 experts, but 1 of 4 groups are kept, with 1 experts"),
+        ("dots1", {"expert_gating_func": 3}, "gating 3, .* with a bias"),
+        ("glm4moe", {"expert_gating_func": 3}, "gating 3, .* with a bias"),
+        ("qwen3moe", {"expert_count": 1_025}, r"expert_count is 1025, outside 0 … 1024"),
+    ],
+)
+def test_numbers_of_routing_that_do_not_go_together(tmp_path: Path, architecture: str, said: dict[str, int], words: str) -> None:
+    with pytest.raises(ModelFormatError, match=words):
+        facts(tmp_path, architecture, {key: value("u32", raw) for key, raw in said.items()})
+
+
+def test_as_many_experts_as_the_kernels_choose_from() -> None:
+    (most,) = re.findall(r"kMostExperts = (\d+)", (Path(__file__).parents[2] / "csrc/runtime/experts.h").read_text())
+    assert int(most) == MAX_EXPERTS

@@ -180,6 +180,7 @@ def test_code_in_a_config_is_never_followed(tmp_path: Path) -> None:
 
 
 GOOD = json.dumps({**SMALL, "model_type": "llama"})
+GROUPED = json.dumps({**SMALL, **MIXTURE, "model_type": "dots1", "n_routed_experts": 8})
 MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
 
 
@@ -205,6 +206,8 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
         (MIXED[:-1] + ', "num_experts_per_tok": 5}', "outside 1 … 4"),
         (MIXED[:-1] + ', "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
+        (GROUPED[:-1] + ', "n_group": 3}', "config.json: 8 experts do not form 3 groups"),
+        (GROUPED[:-1] + ', "n_group": 8}', "takes 2 experts, but 1 of 8 groups are kept"),
     ],
 )
 def test_bad_files_are_refused_with_their_cause(text: str, cause: str) -> None:

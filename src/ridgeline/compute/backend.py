@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.slots import LoadedAdapter
 from ridgeline.compute.decoding.edits import History, Mask, history_of
 from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar, mask_words
@@ -76,6 +77,7 @@ class Work:
     unknown_rows  int32 [U]  permanent row of each, which samples it
     keep          int32 [S]  number of largest logits that each sampled position needs, with those equal to the last; 0: all
     drafts        of each row that samples the ids of its last tokens, which its samples are compared with
+    adapters      those that the plan's fills name, held here until the step has run
     """
 
     plan: Plan
@@ -85,6 +87,7 @@ class Work:
     unknown_rows: NDArray[np.int32]
     keep: NDArray[np.int32]
     drafts: Sequence[Sequence[int]]
+    adapters: Sequence[LoadedAdapter] = ()
 
 
 class StepOutput(NamedTuple):

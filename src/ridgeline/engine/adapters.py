@@ -22,7 +22,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """vLLM's way to name an adapter beside a prompt: it is registered when it is first seen. `lora_int_id` is at least 1, and no more."""
+    """vLLM's way to name an adapter beside a prompt: it is registered when it is first seen, and read again where its id, at least 1, is
+    another than before: what has been saved to the same path since is taken then."""
 
     lora_name: str
     lora_int_id: int
@@ -31,11 +32,12 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True)
 class KnownAdapter:
-    """An adapter, its largest rank, and its bytes in memory at most."""
+    """An adapter, its largest rank, and its bytes in memory at most. `number`: the id that vLLM's request gave it; 0: none."""
 
     adapter: Adapter
     rank: int
     bytes: int
+    number: int = 0
 
 
 class AdapterLibrary:
@@ -63,7 +65,7 @@ class AdapterLibrary:
         """The adapter of a name."""
         return self._known.get(name)
 
-    def add(self, name: str, path: str | Path, *, is_pinned: bool = False) -> KnownAdapter:
+    def add(self, name: str, path: str | Path, *, is_pinned: bool = False, number: int = 0) -> KnownAdapter:
         """Registers an adapter, in the place of one that has the name.
 
         Raises ConfigError for a name that cannot be one, ModelFormatError and ModelNotFoundError for the adapter.
@@ -75,7 +77,7 @@ class AdapterLibrary:
         place = Path(path).expanduser()
         found = read_adapter(place, self._facts, self._max_rank)
         adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()), is_pinned)
-        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes)
+        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, number)
         return known
 
     def add_all(self, named: Sequence[str]) -> None:
@@ -104,9 +106,10 @@ class AdapterLibrary:
         if asked.lora_int_id < 1:
             raise RequestError(f"lora_int_id is {asked.lora_int_id}; it must be at least 1", param="lora_request")
         found = self.find(asked.lora_name)
-        if found is None or found.adapter.path != str(Path(asked.lora_path).expanduser().resolve()):
+        place = str(Path(asked.lora_path).expanduser().resolve())
+        if found is None or (found.number, found.adapter.path) != (asked.lora_int_id, place):
             try:
-                found = self.add(asked.lora_name, asked.lora_path)
+                found = self.add(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
             except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
                 raise RequestError(f"the adapter {asked.lora_name!r:.80} cannot be used: {error}", param="lora_request") from None
         return found.adapter

@@ -13,6 +13,7 @@ from lora_files import peft_model, write_lora_gguf
 from native import NativeDriver
 from tiny import Driver, dense, log_softmax
 
+from ridgeline.compute.adapters.merge import merge
 from ridgeline.compute.adapters.store import load_adapter
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -95,6 +96,23 @@ def test_equals_peft(checkpoint: Any, stored: Any, tmp_path: Path, name: str) ->
             driver.slot_of[0] = 1
             same(driver.step((0, ids)), theirs)
             same(driver.step((1, ids)), plain)
+
+
+def test_rows_in_the_order_of_pairwise_rope(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
+    """A checkpoint that declares its Q and K so: PEFT's B has that order too, beside the model and merged into it."""
+    made = checkpoint("ernie")
+    model = peft_model(made, tmp_path / "own", target_modules=["q_proj", "k_proj"])
+    ids = made.prompts()[0]
+    theirs = logits_of(model, ids)
+    assert np.abs(theirs - made.logits(ids)).max() > 0.1
+    facts = settled(stored("ernie", "safetensors"), "ernie")
+    driver = LoraDriver(facts, dense(facts))
+    fill(driver, 1, tmp_path / "own")
+    driver.slot_of[0] = 1
+    same(driver.step((0, ids)), theirs)
+    merge(made.directory, tmp_path / "own", tmp_path / "out")
+    facts = settled(tmp_path / "out", "ernie")
+    same(Driver(facts, dense(facts)).step((0, ids)), theirs)
 
 
 def test_quantised_base(checkpoint: Any, stored: Any, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
+from threading import current_thread, main_thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from ridgeline.compute.runner import finite_tokens
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.params import RowParams, Sampling
-from ridgeline.core.plan import LAST, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
+from ridgeline.core.plan import LAST, KVGroup, KVShape, NewRow, Plan, Result, SlotFill, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 VOCAB = 97
@@ -298,3 +301,19 @@ def test_the_last_id_is_that_of_the_walk() -> None:
     assert result.sampled == (tuple(coming[:2]),)
     (result,) = drive(executor, [plan(1, [(0, 5, [LAST], 1)])], 1)
     assert result.sampled == ((coming[2],),)
+
+
+def test_adapters_of_a_step_are_found_when_it_is_taken() -> None:
+    """On the engine's thread: before the step runs, its adapter may be forgotten."""
+    executor, runner = make_executor()
+    filled: list[tuple[int, object]] = []
+
+    def get(digest: bytes) -> object:
+        assert current_thread() is main_thread()
+        return digest
+
+    executor.backend._adapters = SimpleNamespace(get=get)  # type: ignore[attr-defined]
+    runner.adapters = SimpleNamespace(fill=lambda slot, adapter: filled.append((slot, adapter)))  # type: ignore[attr-defined]
+    step = plan(0, [(0, 0, [1, 2], True)], [new_row(0, [1, 2], 1, 1)])
+    drive(executor, [replace(step, fills=(SlotFill(1, b"one"),))], 1)
+    assert filled == [(1, b"one")]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.adapters.store import load_adapter
+from ridgeline.compute.load.views import halves_order
 from ridgeline.compute.lowering.adapters import pairs_of
 from ridgeline.compute.ops.lora import Pair, widened
 from ridgeline.core.params import Adapter
@@ -37,7 +38,7 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
     try:
         for each in found.parts:
             tensor = facts.tensors[each.name]
-            _change(tensor, part / tensor.file.relative_to(base), loaded[pairs_of(each.name)])
+            _change(tensor, part / tensor.file.relative_to(base), loaded[pairs_of(each.name)], facts.head_dim)
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -45,8 +46,8 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
     return len(found.parts)
 
 
-def _change(tensor: TensorFacts, file: Path, pair: Pair) -> None:
-    """Changes the elements of one matrix in the file."""
+def _change(tensor: TensorFacts, file: Path, pair: Pair, head_dim: int) -> None:
+    """Changes the elements of one matrix in the file, whose rows may be in the order of pairwise RoPE."""
     with file.open("r+b") as opened:
         size = np.dtype(_TYPES[tensor.kind]).itemsize
         rows, columns = tensor.shape
@@ -55,7 +56,8 @@ def _change(tensor: TensorFacts, file: Path, pair: Pair) -> None:
         strides = (size, tensor.stride) if is_turned else (columns * size, size)
         weight: NDArray[Any] = np.ndarray((rows, columns), _TYPES[tensor.kind], mapped.data, tensor.offset, strides)
         values = widened(tensor.kind, weight).astype(np.float64)
-        values += pair.scale * (widened(pair.kind, pair.b).T.astype(np.float64) @ widened(pair.kind, pair.a).astype(np.float64))
+        order = halves_order(rows, head_dim) if tensor.transform == "interleaved" else np.arange(rows)
+        values[order] += pair.scale * (widened(pair.kind, pair.b).T.astype(np.float64) @ widened(pair.kind, pair.a).astype(np.float64))
         weight[...] = narrowed(tensor.kind, values.astype(np.float32))
         mapped.flush()
 

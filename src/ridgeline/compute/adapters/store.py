@@ -20,7 +20,7 @@ from ridgeline.compute.load.views import halves_order
 from ridgeline.compute.lowering.adapters import pairs_of
 from ridgeline.compute.ops.lora import Pair, widened
 from ridgeline.core.params import Adapter
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import ModelFormatError, RidgelineError
 from ridgeline.facts.headers.adapter import LowRank, digest_of, read_adapter
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
@@ -32,10 +32,11 @@ class AdapterStore:
     """Adapters of a model, at most `most`; implements `engine.executor.Adapters`.
 
     max_rank  that is taken
+    matrices  names of the pairs that the runner's slots have
     """
 
-    def __init__(self, facts: ModelFacts, *, most: int, max_rank: int) -> None:
-        self._facts, self._most, self._max_rank = facts, most, max_rank
+    def __init__(self, facts: ModelFacts, *, most: int, max_rank: int, matrices: Collection[str]) -> None:
+        self._facts, self._most, self._max_rank, self._matrices = facts, most, max_rank, frozenset(matrices)
         self._held: OrderedDict[bytes, LoadedAdapter] = OrderedDict()
         self._asked: OrderedDict[bytes, Adapter] = OrderedDict()
         """Adapters that wait for a place."""
@@ -57,6 +58,8 @@ class AdapterStore:
     def take(self) -> list[tuple[bytes, str | None]]:
         """See `engine.executor.Adapters.take`."""
         found, self._ready = self._ready, []
+        if not self._loading:
+            return found
         with suppress(BlockingIOError):  # the thread writes a byte behind each
             while os.read(self._signal, 1):
                 digest, loaded = self._done.get()
@@ -117,8 +120,11 @@ class AdapterStore:
             loaded: LoadedAdapter | str
             try:
                 loaded = load_adapter(adapter, self._facts, self._max_rank)
-            except (RidgelineError, OSError, MemoryError, ValueError) as error:
-                loaded = f"the adapter {adapter.name!r} cannot be loaded: {error}"
+                if strange := loaded.keys() - self._matrices:
+                    raise ModelFormatError(f"the runner adds no change to {min(strange).removesuffix('.pairs')}; merge it into the model")
+            except Exception as error:  # whatever it is, the requests that wait for the adapter are told, and others load theirs
+                cause = str(error) if isinstance(error, (RidgelineError, OSError, ValueError)) else f"{type(error).__name__}: {error}"
+                loaded = f"the adapter {adapter.name!r} cannot be loaded: {cause}"
             self._done.put((adapter.digest, loaded))
             os.write(self._wake, b".")
 

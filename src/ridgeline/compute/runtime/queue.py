@@ -6,6 +6,7 @@ and the executor makes its inputs, meanwhile. That is safe since a row is given 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -142,6 +143,9 @@ class QueueBackend:
     def enqueue(self, work: Work) -> None:
         """Takes a step, which is computed as soon as those before it are."""
         self._state.apply(work.plan)
+        if work.plan.fills:  # found now: once no open request names an adapter, it may be forgotten before the step runs
+            assert self._adapters is not None, "a slot is filled where there is none"
+            work = replace(work, adapters=[self._adapters.get(fill.digest) for fill in work.plan.fills])
         self._thread.put(work)
 
     def must_read_first(self, ticket: None) -> bool:
@@ -182,9 +186,9 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
-        for fill in plan.fills:
-            assert self._runner.adapters is not None and self._adapters is not None, "a slot is filled where there is none"
-            self._runner.adapters.fill(fill.slot, self._adapters.get(fill.digest))
+        for fill, adapter in zip(plan.fills, work.adapters, strict=True):
+            assert self._runner.adapters is not None, "a slot is filled where there is none"
+            self._runner.adapters.fill(fill.slot, adapter)
         rows, masks_of = work.rows, None
         moves = rows.has_grammars and not rows.has_drafts and not rows.has_budgets and self._runner.moves_grammars
         following = self._state.follow(work) if moves else None

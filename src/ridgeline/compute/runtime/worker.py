@@ -8,6 +8,7 @@ Owns the order of start-up, and which weights a CPU runner takes in which form. 
 from functools import partial
 from pathlib import Path
 
+from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
@@ -133,7 +134,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         trace=trace,
         slots=config.adapter_slots,
     )
-    adapters = _adapter_store(source)
+    adapters = _adapter_store(source, runner.adapters)
     sampler = Sampler(facts.tokens, runner.team)
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     wide = widened(facts, weights)
@@ -164,7 +165,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     weights = load_weights(facts, source.memory_bytes, threads, progress)
     runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads, slots=config.adapter_slots)
-    adapters = _adapter_store(source)
+    adapters = _adapter_store(source, runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
@@ -175,10 +176,12 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
 
 
-def _adapter_store(source: ModelSource) -> AdapterStore | None:
-    """Host memory of adapters; None without --enable-lora."""
+def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterStore | None:
+    """Host memory of the adapters that slots are filled with; None without --enable-lora."""
+    if slots is None:
+        return None
     config = source.config
-    return AdapterStore(source.facts, most=config.max_cpu_loras, max_rank=config.max_lora_rank) if config.adapter_slots else None
+    return AdapterStore(source.facts, most=config.max_cpu_loras, max_rank=config.max_lora_rank, matrices=slots.pairs)
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:

@@ -6,6 +6,7 @@ size is checked against the model before anything is allocated, and what cannot 
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -53,7 +54,7 @@ class LowRank:
 
     a          [rank, K]
     b          [≥ N, rank]: rows `first` … first + N − 1 belong to this matrix
-    transform  "interleaved": rows of B are in the order of pairwise RoPE, as those of the matrix in a GGUF file
+    transform  "interleaved": rows of B are in the order of pairwise RoPE, as those of the matrix in the adapter's format
     """
 
     name: str
@@ -96,6 +97,9 @@ def read_adapter(path: Path, facts: ModelFacts, max_rank: int = MAX_RANK) -> Ada
     found = _read_peft(path, facts) if path.is_dir() else _read_gguf(path, facts)
     if not found.parts:
         raise ModelFormatError(f"{path.name} holds no pair of LoRA matrices; is it an adapter?")
+    (name, times), = Counter(part.name for part in found.parts).most_common(1)
+    if times > 1:
+        raise ModelFormatError(f"{path.name} changes {name} {times} times, under several names; which change is meant is unknown")
     if found.rank > max_rank:
         advice = f"start with --max-lora-rank {found.rank}" if found.rank <= MAX_RANK else f"at most {MAX_RANK} are possible: {_MERGE}"
         raise ModelFormatError(f"{path.name} has rank {found.rank}, at most {max_rank} are taken; {advice}")
@@ -128,10 +132,11 @@ def _read_peft(path: Path, facts: ModelFacts) -> AdapterFacts:
         found = _PARTS.fullmatch(name.removeprefix(_PREFIX))
         if found is None:
             raise _strange(name)
-        pairs.setdefault(found["module"], {})[found["part"].lower()] = tensor
+        _add(pairs, found["module"], found["part"].lower(), tensor)
+    transforms = {name: each for name, each in names.transforms.items() if each == "interleaved"}  # B of a Conv1D is [N, rank] too
     parts: list[LowRank] = []
     for module, pair in pairs.items():
-        made = _parts(module, pair, canonical_names(f"{module}.weight", names), facts, {})
+        made = _parts(module, pair, canonical_names(f"{module}.weight", names), facts, transforms)
         parts += [replace(each, scale=scales.of(module, each.rank)) for each in made]
     return AdapterFacts(tuple(parts), (path / CONFIG_FILE, weights))
 
@@ -182,7 +187,7 @@ def _read_gguf(path: Path, facts: ModelFacts) -> AdapterFacts:
         found = _GGUF_PARTS.fullmatch(name)
         if found is None:
             raise _strange(name)
-        pairs.setdefault(found["module"], {})[found["part"]] = tensor
+        _add(pairs, found["module"], found["part"], tensor)
     parts: list[LowRank] = []
     for module, pair in pairs.items():
         made = _parts(module, pair, canonical_names(module, names), facts, names.transforms)
@@ -199,6 +204,14 @@ def _check_gguf(header: Header, path: Path, facts: ModelFacts) -> None:
         raise ModelFormatError(f"{path.name} is an adapter of {quoted(architecture)}, the model is {quoted(facts.architecture)}")
     if "adapter.alora.invocation_tokens" in header.metadata:
         raise ModelFormatError(f"{path.name}: the adapter asks for activated LoRA, which is not supported")
+
+
+def _add(pairs: dict[str, dict[str, TensorFacts]], module: str, part: str, tensor: TensorFacts) -> None:
+    """Notes one of a module's two matrices. Raises ModelFormatError where there is one already."""
+    pair = pairs.setdefault(module, {})
+    if part in pair:
+        raise ModelFormatError(f"{quoted(tensor.name)} and {quoted(pair[part].name)} are the same matrix; one of them must go")
+    pair[part] = tensor
 
 
 def _parts(
@@ -230,7 +243,7 @@ def _parts(
 def _can_change(name: str, facts: ModelFacts) -> bool:
     """True of a matrix of a layer that is multiplied for every token; embedding, head, routers and routed experts are not."""
     tensor = facts.tensors.get(name)
-    is_routed = name.endswith(("_exps.weight", ".ffn_gate_inp.weight"))
+    is_routed = name.endswith(("_exps.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"))
     return tensor is not None and len(tensor.shape) == 2 and name.startswith("blk.") and not is_routed
 
 

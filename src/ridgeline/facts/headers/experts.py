@@ -46,7 +46,7 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
     shared_ffn = fields.integer("moe_shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
     sizes |= {"experts": routed, "expert_ffn": expert_ffn, "shared_gates": int(gated_ffn > 0)}
     sizes["shared_ffn"] = gated_ffn or shared * (shared_ffn or expert_ffn)
-    return sizes, Experts(routed, active, layers, **_routing(fields))
+    return sizes, _checked(Experts(routed, active, layers, **_routing(fields)), "config.json")
 
 
 def _routing(fields: Fields) -> dict[str, Any]:
@@ -77,7 +77,20 @@ def gguf_experts(header: Header, arch: str, architecture: Architecture | None) -
     found |= {"scores": _GATING[gating]} if gating else {}
     found["groups"] = header.integer(f"{arch}.expert_group_count", 0, routed, default=1) or 1
     found["groups_kept"] = header.integer(f"{arch}.expert_group_used_count", 0, found["groups"], default=1) or 1
-    return Experts(routed, active, layers, **found)
+    return _checked(Experts(routed, active, layers, **found), f"{arch}.expert_*")
+
+
+def _checked(experts: Experts, where: str) -> Experts:
+    """`experts`, whose numbers go together. Raises ModelFormatError, with `where` they stand, if they do not."""
+    size, rest = divmod(experts.routed, experts.groups)
+    if rest:
+        raise ModelFormatError(f"{where}: {experts.routed} experts do not form {experts.groups} groups of equal size")
+    if experts.active > size * experts.groups_kept:
+        left = f"{experts.groups_kept} of {experts.groups} groups are kept, with {size * experts.groups_kept} experts in all"
+        raise ModelFormatError(f"{where}: a token takes {experts.active} experts, but {left}")
+    if experts.bias_selects and experts.scores == "softmax_chosen":
+        raise ModelFormatError(f"{where}: gating 3, scores of the chosen experts alone, is not supported with a bias that chooses them")
+    return experts
 
 
 def gguf_expert_sizes(header: Header, arch: str, experts: Experts, ffn: int) -> Sizes:

@@ -207,7 +207,8 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
     if tensor.experts or (len(tensor.shape) == 3 and (len(parts) > 1 or parts[0].split(".")[-2] in names.transforms)):
         return _split_experts(tensor, parts, shapes, names)
     expected = [shapes[part] for part in parts]
-    if names.transforms.get(parts[0].split(".")[-2]) == "first_row" and len(tensor.shape) == 2 and tensor.quantised is None:
+    first_row = names.transforms.get(parts[0].split(".")[-2]) == "first_row"
+    if first_row and len(tensor.shape) == 2 and tensor.shape[0] and tensor.quantised is None:
         tensor = replace(tensor, shape=tensor.shape[1:], bytes=tensor.bytes // tensor.shape[0])
     transforms = [_transform(part, names) for part in parts]
     rows = sum(shape[0] for shape in expected)
@@ -259,9 +260,10 @@ def _transform(part: str, names: TensorNames) -> str:
 
 def _split_experts(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:
     """The parts of a tensor with a matrix per expert, of which each is split as any matrix is."""
-    count, size = tensor.shape[0], tensor.bytes // tensor.shape[0]
+    count = tensor.shape[0]
     if any(len(shapes[part]) != len(tensor.shape) or shapes[part][0] != count for part in parts):
         raise ModelFormatError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}, the header says {shapes[parts[0]]}")
+    size = tensor.bytes // count
     experts = tensor.experts or tuple(
         replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + number * size, bytes=size) for number in range(count)
     )

@@ -1,0 +1,97 @@
+"""What is read of an adapter, on which thread, and what is refused rather than ignored."""
+
+import os
+import select
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lora_files import write_tensors
+from tiny import write_tiny
+
+from ridgeline.compute.adapters import store
+from ridgeline.compute.adapters.store import AdapterStore
+from ridgeline.core.params import Adapter
+from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
+from ridgeline.facts.headers.read import read_model_facts
+
+QUERY = "model.layers.0.self_attn.q_proj"
+
+
+def pair(module: str = QUERY, a: str = "lora_A.weight", value: float = 1.0) -> dict[str, np.ndarray]:
+    return {f"{module}.{a}": np.full((2, 64), value, np.float32), f"{module}.lora_B.weight": np.ones((64, 2), np.float32)}
+
+
+def test_the_gate_of_shared_experts(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
+    facts = read_model_facts(stored("qwen2moe", "safetensors"))
+    module = "model.layers.0.mlp.shared_expert_gate"
+    tensors = {f"{module}.lora_A.weight": np.ones((2, facts.hidden), np.float32), f"{module}.lora_B.weight": np.ones((1, 2), np.float32)}
+    with pytest.raises(ModelFormatError, match=r"shared_expert_gate.*no matrix that an adapter can change"):
+        read_adapter(write_tensors(tmp_path / "own", tensors), facts)
+
+
+@pytest.mark.parametrize("other", [pair("layers.0.self_attn.q_proj"), pair(a="lora_A.default.weight")])
+def test_two_names_of_one_matrix(tmp_path: Path, other: dict[str, np.ndarray]) -> None:
+    facts = read_model_facts(write_tiny(tmp_path / "base.gguf"))
+    with pytest.raises(ModelFormatError, match=r"2 times|are the same matrix"):
+        read_adapter(write_tensors(tmp_path / "own", pair() | other), facts)
+
+
+class Loading:
+    """A store over the tiny model, whose runner changes `matrices`."""
+
+    def __init__(self, folder: Path, matrices: tuple[str, ...] = ("blk.0.attn_q.pairs",), **bounds: int) -> None:
+        self.facts = read_model_facts(write_tiny(folder / "base.gguf"))
+        self.store = AdapterStore(self.facts, **{"most": 4, "max_rank": 64} | bounds, matrices=matrices)
+        self.folder = folder
+
+    def adapter(self, name: str, value: float = 1.0) -> Adapter:
+        path = write_tensors(self.folder / name, pair(value=value))
+        return Adapter(name, digest_of(file_contents(read_adapter(path, self.facts))), str(path))
+
+    def load(self, adapter: Adapter, in_use: tuple[bytes, ...] = ()) -> str | None:
+        """Its error, once it is there or cannot be."""
+        self.store.load(adapter)
+        self.store.begin(in_use)
+        found = self.store.take()
+        while not found:
+            assert select.select([self.store.fileno()], [], [], 20)[0], "nothing is reported"
+            found = self.store.take()
+        ((digest, error),) = found
+        assert digest == adapter.digest
+        return error
+
+
+def test_a_matrix_that_the_runner_does_not_change(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, matrices=("blk.0.attn_k.pairs",))
+    assert "'one' cannot be loaded: the runner adds no change to blk.0.attn_q" in (loading.load(loading.adapter("one")) or "")
+    loading.store.close()
+
+
+def test_any_error_is_reported_and_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, real = Loading(tmp_path), store.load_adapter
+
+    def broken(adapter: Adapter, *rest: Any) -> Any:
+        return real(adapter, *rest) if adapter.name == "two" else {}["strange"]
+
+    monkeypatch.setattr(store, "load_adapter", broken)
+    assert loading.load(loading.adapter("one")) == "the adapter 'one' cannot be loaded: KeyError: 'strange'"
+    assert loading.load(loading.adapter("two", 2.0)) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda *_: pytest.fail("the pipe is read while nothing loads"))
+        assert loading.store.take() == []
+    loading.store.close()
+
+
+def test_another_id_reads_the_path_again(tmp_path: Path) -> None:
+    """vLLM's callers save a tune to the same path and count the id up."""
+    library = AdapterLibrary(write_tiny(tmp_path / "base.gguf"), 64)
+    path = write_tensors(tmp_path / "own", pair())
+    first = library.named(LoRARequest("own", 1, str(path)))
+    write_tensors(path, pair(value=2.0))
+    assert library.named(LoRARequest("own", 1, str(path))) == first
+    second = library.named(LoRARequest("own", 2, str(path)))
+    assert second.digest != first.digest and library.named("own") == second
