@@ -85,8 +85,12 @@ def test_a_prefix_goes_where_it_was_and_the_rest_where_least_is_to_do(replicas: 
 
 def test_an_answer_is_the_replicas(replicas: list[ServerProcess], router: ServerProcess) -> None:
     body = {"prompt": "hello", "max_tokens": 8, "seed": 7, "temperature": 1.0}
-    direct, routed = (ask(url, body) for url in (replicas[0].url, router.url))
+    direct, routed = (ask(url, body, headers={"X-Request-Id": "of-the-client"}) for url in (replicas[0].url, router.url))
     assert direct[1]["choices"] == routed[1]["choices"] and set(direct[2]) == set(routed[2])
+    assert routed[2]["x-request-id"] == "of-the-client"
+    name, end = ask(router.url, body)[2]["x-request-id"], time.monotonic() + 10
+    while not any(name in each.output() for each in replicas):
+        assert time.monotonic() < end, "the replica knows the request by the router's name"
     with openai.OpenAI(base_url=router.url + "/v1", api_key="-") as client:
         assert [each.id for each in client.models.list()] == ["fake"]
         text = "".join(each.choices[0].text for each in client.completions.create(model="fake", stream=True, **body))
@@ -152,7 +156,7 @@ def test_keys_are_asked_for_and_passed_on(tmp_path: Path, environment: dict[str,
     try:
         router = route(*to([server]), "--api-key-file", str(keys))
         assert ask(router.url, {"prompt": "a", "max_tokens": 1})[0] == 401
-        assert router.get("/router")[0] == 401 and router.get("/readyz")[0] == 200
+        assert router.get("/router")[0] == 401 and router.get("/metrics")[0] == 401 and router.get("/readyz")[0] == 200
         assert ask(router.url, {"prompt": "a", "max_tokens": 1}, headers={"Authorization": "Bearer secret-key-of-a"})[0] == 200
         assert ask(router.url, {"prompt": "a"}, headers={"Host": "evil.example"})[0] == 403
     finally:
@@ -169,7 +173,7 @@ def test_a_canary_that_is_slower_is_stopped(
     try:
         router = route(*to(replicas[:1]), "--canary", f"{slow.url}=0.5")
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda n: ask(router.url, {"prompt": str(n), "max_tokens": 2})[0], range(96)))
+            answers = list(pool.map(lambda n: ask(router.url, {"prompt": str(n), "max_tokens": 2})[0], range(160)))
         assert set(answers) == {200}
         end = time.monotonic() + 10
         while not json.loads(router.get("/router")[1])["replicas"][1]["stopped"]:

@@ -6,9 +6,9 @@ retries. An answer that breaks off later ends with an error of the dialect. A cl
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,13 +16,16 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import RESPONSE_ID, read_prompt
 from ridgeline.router.replicas import Replica, Replicas, Turn
-from ridgeline.router.upstream import Connection, UpstreamError
+from ridgeline.router.upstream import Connection, Headers, UpstreamError
+from ridgeline.server.access import ACCESS_KEY
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routes import dialect_of, find_row
 from ridgeline.server.transport import (
     ANTHROPIC_EVENTS,
     BODY_LIMIT_KEY,
+    GGML_EVENTS,
+    OLLAMA_LINES,
     OPENAI_EVENTS,
     RESPONSES_EVENTS,
     json_response,
@@ -33,17 +36,32 @@ from ridgeline.server.transport import (
 MOST_BODY_BYTES: Final = 16 << 20
 """Bytes of a body of a path that this version of the table of routes has no bound for."""
 RETRY_AFTER_SECONDS: Final = 1
-BODYLESS: Final = ("GET", "HEAD", "DELETE", "OPTIONS")
+BODYLESS: Final = ("GET", "HEAD", "OPTIONS")
 ELSEWHERE: Final = (429, 503)
 """Statuses of a replica that takes nothing now, where another may."""
-GRAMMARS: Final = {each.dialect: each for each in (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS)}
+OWN_LIMITS: Final = (b"rate_limit_exceeded", b"insufficient_quota")
+"""Codes of a 429 that is about the key and not about the replica."""
+GRAMMARS: Final = (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS, OLLAMA_LINES, GGML_EVENTS)
+PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
+REWRITTEN: Final = (b"x-request-id", b"request-id", b"date")
+"""Headers of a replica's answer that the router's own takes the place of."""
+MOST_ERROR_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of a replica."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 class Elsewhere(Exception):
-    """The replica does not answer this request, and nothing has been sent of an answer."""
+    """The replica does not take this request now, and nothing has been sent of an answer. `answer` is the replica's, if it gave one."""
 
-    def __init__(self, answer: ApiError) -> None:
-        super().__init__(answer.message)
+    def __init__(self, answer: Answer | None = None) -> None:
+        super().__init__()
         self.answer = answer
 
 
@@ -65,6 +83,8 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         own = self._own.get(scope["path"])
         if own is not None and scope["method"] in ("GET", "HEAD"):
+            if scope["path"] not in PROBES and not current_caller().is_admin and current_caller().owner:
+                raise ApiError("admin_only", "this route is for keys that have scope=admin")
             await own()(scope, receive, send)
         else:
             await self._pass_on(scope, receive, send)
@@ -99,7 +119,7 @@ class Proxy:
         body = b"" if scope["method"] in BODYLESS else await read_body(Request(scope, receive))
         prompt = read_prompt(scope["path"], body, current_caller().tenant.encode())
         tried: set[int] = set()
-        last: ApiError | None = None
+        refused: Answer | None = None
         while (replica := self._replicas.choose(prompt, tried)) is not None:
             tried.add(replica.number)
             try:
@@ -107,82 +127,106 @@ class Proxy:
                     await unless_disconnected(receive, self._forward(scope, send, replica, body, turn))
                 return
             except Elsewhere as error:
-                last = error.answer
+                refused = error.answer or refused
                 if not self._replicas.may_retry():
                     break
                 self._metrics.retries.inc()
-        raise last or _nobody(self._replicas)
+        if refused is None:
+            raise _nobody(self._replicas)
+        await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
+        await send({"type": "http.response.body", "body": refused.body, "more_body": False})
 
     async def _forward(self, scope: Scope, send: Send, replica: Replica, body: bytes, turn: Turn) -> None:
         """Sends the request to the replica and its answer to the client. Raises Elsewhere while nothing has been sent."""
-        connection, status = await self._exchange(scope, replica, body)
+        connection, status = await self._exchange(scope, replica, body, turn)
         try:
             self._metrics.answers.labels(replica.upstream.url, f"{status // 100}xx").inc()
-            if status in ELSEWHERE and len(self._replicas.ready()) > 1:
-                raise Elsewhere(await _error_of(connection, status))
+            headers = [each for each in connection.headers if each[0] not in REWRITTEN]
+            if status in ELSEWHERE:
+                answer = Answer(status, headers, await _whole(connection))
+                if _is_full(answer):
+                    turn.judge(is_good=status == 429)
+                    raise Elsewhere(answer)
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+                return
             if status < 500:
                 replica.note_answer()
             else:
                 replica.note_failure()
-            await send({"type": "http.response.start", "status": status, "headers": connection.headers})
-            await self._stream(scope, send, replica, connection, turn, status < 500)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._stream(scope, send, replica, connection, turn)
+            turn.judge(is_good=status < 500)
+        except UpstreamError:
+            turn.judge(is_good=False)
+            replica.note_failure()
+            self._metrics.broken.inc()
+            await _end_broken(scope, send, connection.headers)
         finally:
             replica.upstream.release(connection)
 
-    async def _exchange(self, scope: Scope, replica: Replica, body: bytes) -> tuple[Connection, int]:
+    async def _exchange(self, scope: Scope, replica: Replica, body: bytes, turn: Turn) -> tuple[Connection, int]:
         """The connection with the beginning of the answer, and its status. A kept connection that the replica has just closed says nothing
         about the replica: a fresh one is tried."""
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        request = replica.upstream.request(scope["method"], target, scope["headers"], body)
-        for fresh in (False, True):
+        own = [(b"x-request-id", scope[ACCESS_KEY].request_id)]
+        request = replica.upstream.request(scope["method"], target, scope["headers"], body, own)
+        is_fresh = False
+        while True:
             connection: Connection | None = None
             try:
-                connection = await replica.upstream.connect(fresh)
+                connection = await replica.upstream.connect(is_fresh)
                 return connection, await connection.send(request, scope["method"] == "HEAD")
             except UpstreamError:
                 if connection is not None:
-                    connection.close()
+                    replica.upstream.release(connection)
+                    if connection.was_used and not is_fresh:
+                        is_fresh = True
+                        continue
+                turn.judge(is_good=False)
+                replica.note_silence()
+                raise Elsewhere from None
             except BaseException:  # the client has gone
                 if connection is not None:
                     connection.close()
+                    replica.upstream.release(connection)
                 raise
-        replica.note_silence()
-        raise Elsewhere(ApiError("engine_unavailable", "the replica of this request cannot be reached", headers=_soon()))
 
-    async def _stream(self, scope: Scope, send: Send, replica: Replica, connection: Connection, turn: Turn, is_good: bool) -> None:
-        is_events = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in connection.headers)
+    async def _stream(self, scope: Scope, send: Send, replica: Replica, connection: Connection, turn: Turn) -> None:
+        """Passes a body on. Raises UpstreamError where it breaks off."""
         is_first = True
-        try:
-            while data := await connection.read():
-                if is_first:
-                    is_first = False
-                    self._metrics.first_byte.labels(replica.upstream.url).observe(turn.first_byte(is_good))
-                    if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
-                        self._replicas.bind(found[1], replica)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except UpstreamError:
-            replica.note_failure()
-            self._metrics.broken.inc()
-            failure = ApiError("engine_failed", "the replica of this request ended before its answer did")
-            if is_events:
-                grammar = GRAMMARS[dialect_of(scope)]
-                end = grammar.error_start + failure.body(grammar.dialect) + b"\n\n" + grammar.end
-                await send({"type": "http.response.body", "body": end, "more_body": False})
-            raise failure from None
+        while data := await connection.read():
+            if is_first:
+                is_first = False
+                self._metrics.first_byte.labels(replica.upstream.url).observe(turn.first_byte())
+                if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
+                    self._replicas.bind(found[1], replica)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _error_of(connection: Connection, status: int) -> ApiError:
-    """The error that a replica answers, in the router's own words where it cannot be read."""
+async def _end_broken(scope: Scope, send: Send, headers: Headers) -> None:
+    """Ends a stream with an error of its dialect; raises it, so that a body of another kind breaks off."""
+    failure = ApiError("engine_failed", "the replica of this request ended before its answer did")
+    grammar = next((each for each in GRAMMARS if each.dialect == dialect_of(scope)), OPENAI_EVENTS)
+    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    if kind.startswith(grammar.media_type.encode()):
+        end = grammar.error_start + failure.body(grammar.dialect) + grammar.stop + grammar.end
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+    raise failure
+
+
+async def _whole(connection: Connection) -> bytes:
+    """The body of an error."""
     body = b""
-    try:
-        while len(body) < 1 << 16 and (part := await connection.read()):
-            body += part
-        message = str(msgspec.json.decode(body)["error"]["message"])
-    except (UpstreamError, msgspec.DecodeError, KeyError, TypeError):
-        message = "the replica takes no requests now"
-    retry = next((value.decode("latin-1") for name, value in connection.headers if name == b"retry-after"), str(RETRY_AFTER_SECONDS))
-    return ApiError("overloaded" if status == 429 else "engine_unavailable", message, headers={"Retry-After": retry})
+    while len(body) < MOST_ERROR_BYTES and (part := await connection.read()):
+        body += part
+    return body
+
+
+def _is_full(answer: Answer) -> bool:
+    """True if another replica may take what this one does not: its quota is one key's, wherever it asks."""
+    return answer.status == 503 or not any(code in answer.body for code in OWN_LIMITS)
 
 
 def _nobody(replicas: Replicas) -> ApiError:

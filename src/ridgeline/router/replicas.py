@@ -12,6 +12,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
+from math import inf, sqrt
 from statistics import median
 from typing import Final
 
@@ -38,12 +40,15 @@ MOST_RESPONSES: Final = 1 << 16
 """Stored responses whose replica is remembered."""
 OUTPUT_TOKENS: Final = 256
 """Tokens that an answer is expected to hold besides its prompt's."""
-WATCHED: Final = 64
-"""Answers by which a canary is compared with the others."""
-FEWEST_WATCHED: Final = 20
+WATCHED: Final = 50
+"""Answers by which a canary is compared with the others, once, before the next so many are."""
 WORSE_GOODPUT: Final = 0.1
+DEVIATIONS: Final = 5.0
+"""Standard errors by which a canary's goodput must be lower: at four a sound one among thousands of requests was stopped."""
 SLOWER: Final = 2.0
 """A canary's answer is good if its first byte took at most so many times the median of the others."""
+MISSED_CHECKS: Final = 3
+"""Checks in a row without an answer behind which a replica's open requests are given up, and its cache is taken for lost."""
 
 
 class Replica:
@@ -56,9 +61,10 @@ class Replica:
         self.is_ready = False
         self.why_not = "not asked yet"
         self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
-        """Of the last answers: whether it was one, and the seconds to its first byte."""
+        """Of the last requests: whether there was an answer, and the seconds to its first byte."""
         self.is_stopped = False
         """A canary that was worse than the others."""
+        self._missed = 0
         self._failures = 0
         self._pause = FIRST_PAUSE_SECONDS
         self._shut_until = 0.0
@@ -102,28 +108,34 @@ class Replica:
         self._pause = FIRST_PAUSE_SECONDS
 
     async def check(self) -> bool:
-        """Asks `/readyz`; True if it is ready now and was not before."""
-        before = self.is_ready
+        """Asks `/readyz`; True if it answers again behind so long a silence that its cache may be another."""
+        before, missed = self.is_ready, self._missed
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
-                connection = await self.upstream.connect()
-                try:
-                    status = await connection.send(self.upstream.request("GET", b"/readyz", [], b""))
-                    body = b""
-                    while part := await connection.read():
-                        body = (body + part)[:200]
-                finally:
-                    self.upstream.release(connection)
+                status, said = await self._ask_ready()
         except (UpstreamError, TimeoutError):
             self.is_ready, self.why_not = False, "does not answer"
+            self._missed += 1
+            if self._missed == MISSED_CHECKS:
+                self.upstream.close()
         else:
-            self.is_ready, self.why_not = status == 200, "" if status == 200 else body.decode("utf-8", "replace")
-            if self.is_ready:
+            self.is_ready, self.why_not, self._missed = status == 200, "" if status == 200 else said, 0
+            if self.is_ready and not before:
                 self.note_answer()
         if self.is_ready != before:
             text = "replica is ready" if self.is_ready else "replica is not ready"
             log.info(text, extra=with_fields(replica=self.upstream.url, reason=self.why_not or None))
-        return self.is_ready and not before
+        return self.is_ready and missed >= MISSED_CHECKS
+
+    async def _ask_ready(self) -> tuple[int, str]:
+        connection = await self.upstream.connect()
+        try:
+            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"")), b""
+            while part := await connection.read():
+                body = (body + part)[:200]
+        finally:
+            self.upstream.release(connection)
+        return status, body.decode("utf-8", "replace")
 
 
 class Turn:
@@ -134,17 +146,21 @@ class Turn:
         self._replica = replica
         self._began = time.monotonic()
         self._waiting, self._held = tokens, tokens + OUTPUT_TOKENS
+        self._seconds = inf
         self._load.requests += 1
         self._load.waiting_tokens += self._waiting
         self._load.held_tokens += self._held
 
-    def first_byte(self, is_good: bool) -> float:
+    def first_byte(self) -> float:
         """The answer begins: the prompt waits no longer. Returns the seconds that it took."""
         self._load.waiting_tokens -= self._waiting
         self._waiting = 0
-        seconds = time.monotonic() - self._began
-        self._replica.answers.append((is_good, seconds))
-        return seconds
+        self._seconds = time.monotonic() - self._began
+        return self._seconds
+
+    def judge(self, is_good: bool) -> None:
+        """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
+        self._replica.answers.append((is_good, self._seconds))
 
     def end(self) -> None:
         """The request is over."""
@@ -188,7 +204,8 @@ class Replicas:
         if not ready:
             return None
         chance = self._random.random()
-        canary = next((each for each in ready if each.share and chance < each.share), None)
+        shares = accumulate(each.share for each in ready)
+        canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
         ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._requests += 1
         tokens = PART_BYTES // BYTES_PER_TOKEN
@@ -217,28 +234,35 @@ class Replicas:
 
     async def watch(self) -> None:
         """Asks every replica how it is, each second, and compares canaries with the others. Never returns."""
+        async with asyncio.TaskGroup() as group:
+            for each in self.all:
+                group.create_task(self._watch_one(each))
+
+    async def _watch_one(self, replica: Replica) -> None:
         while True:
-            fresh = await asyncio.gather(*(each.check() for each in self.all))
-            for replica, is_new in zip(self.all, fresh, strict=True):
-                if is_new:
-                    self._prefixes.forget(replica.number)
-            self._judge_canaries()
+            if await replica.check():
+                self._prefixes.forget(replica.number)
+            if replica.share and not replica.is_stopped and len(replica.answers) == WATCHED:
+                self._judge(replica)
             await asyncio.sleep(CHECK_SECONDS)
 
-    def _judge_canaries(self) -> None:
+    def _judge(self, canary: Replica) -> None:
+        """Stops a canary whose last answers were worse than the others', beyond chance."""
         usual = [answer for each in self.all if not each.share for answer in each.answers]
-        if len(usual) < FEWEST_WATCHED:
+        if len(usual) < WATCHED:
             return
         limit = SLOWER * median(seconds for _, seconds in usual)
-        wanted = _goodput(usual, limit) - WORSE_GOODPUT
-        for each in self.all:
-            if each.share and not each.is_stopped and len(each.answers) >= FEWEST_WATCHED and _goodput(each.answers, limit) < wanted:
-                each.is_stopped = True
-                fields = with_fields(replica=each.upstream.url, goodput=round(_goodput(each.answers, limit), 2), wanted=round(wanted, 2))
-                log.warning("canary is stopped: its goodput is below the others'", extra=fields)
+        wanted, found = _goodput(usual, limit), _goodput(canary.answers, limit)
+        whole = (wanted * len(usual) + found * WATCHED) / (len(usual) + WATCHED)
+        error = sqrt(whole * (1 - whole) * (1 / len(usual) + 1 / WATCHED))
+        canary.answers.clear()
+        if wanted - found > max(WORSE_GOODPUT, DEVIATIONS * error):
+            canary.is_stopped = True
+            fields = with_fields(replica=canary.upstream.url, goodput=round(found, 2), others=round(wanted, 2))
+            log.warning("canary is stopped: its goodput is below the others'", extra=fields)
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes all connections."""
         for each in self.all:
             with suppress(OSError):
                 each.upstream.close()

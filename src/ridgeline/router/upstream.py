@@ -7,6 +7,7 @@ where a request ends. While nobody reads an answer, its connection is not read.
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -46,6 +47,8 @@ class Connection(asyncio.Protocol):
         self._has_head = self._is_whole = self._is_lost = self._is_paused = False
         self._is_bodyless = self._is_framed = self._is_kept = False
         self.headers: Headers = []
+        self.was_used = False
+        """An exchange went before: the replica may have closed it since."""
 
     # ── events of the transport and the parser ──────────────────────────────────────────────────────────────────────
 
@@ -169,39 +172,48 @@ class Upstream:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._idle: deque[Connection] = deque()
+        self._busy: set[Connection] = set()
 
     async def connect(self, fresh: bool = False) -> Connection:
-        """An idle connection, or, where there is none or `fresh` is asked for, a new one. Raises UpstreamError."""
+        """An idle connection, or, where there is none or `fresh` is asked for, a new one; `release` ends its use. Raises UpstreamError."""
         while self._idle and not fresh:
             if (found := self._idle.pop()).is_usable:
+                found.was_used = True
+                self._busy.add(found)
                 return found
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # a name that is none, too
             raise UpstreamError from error
+        self._busy.add(connection)
         return connection
 
     def release(self, connection: Connection) -> None:
         """Keeps a connection whose exchange is over, or closes it."""
+        self._busy.discard(connection)
         if connection.can_be_kept and len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes all connections: answers under way break off."""
         while self._idle:
             self._idle.pop().close()
+        for each in self._busy:
+            each.close()
 
-    def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> bytes:
-        """The bytes of a request with those of the headers that go beyond one neighbour."""
+    def request(self, method: str, target: bytes, headers: Headers, body: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+        """The bytes of a request with those of the headers that go beyond one neighbour, and `more` in the place of their like."""
         lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: " + self.authority]
         named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
+        written = {name for name, _ in more}
         own_origin = next((b"//" + value for name, value in headers if name == b"host"), b"")
+        lines += [name + b": " + value for name, value in more]
         for name, value in headers:
-            if name in HOP_BY_HOP or name in named or (name == b"origin" and own_origin and value.endswith(own_origin)):
+            if name in HOP_BY_HOP or name in named or name in written or (name == b"origin" and own_origin and value.endswith(own_origin)):
                 continue
             lines.append(name + b": " + value)
         if body or method in ("POST", "PUT", "PATCH"):

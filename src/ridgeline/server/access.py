@@ -58,7 +58,8 @@ class Usage(Protocol):
 class Access:
     """What is known of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: bytes) -> None:
+        self.request_id = request_id
         self.began = time.monotonic()
         self.status: int | None = None
         self.error: str | None = None
@@ -102,7 +103,7 @@ class AccessLog:
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if REQUEST_ID.fullmatch(given) else b"%032x" % _ids.getrandbits(128)
-        scope[ACCESS_KEY] = access = Access()
+        scope[ACCESS_KEY] = access = Access(request_id)
         scope[BODY_SEND_KEY] = send
 
         async def send_with_id(message: Message) -> None:
