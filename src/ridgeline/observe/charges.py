@@ -246,7 +246,7 @@ def _charge_tail(charges: Charges, front: FrontEnd, steps: StepLog, stop: float,
 
 def slowest_choice(record: RequestRecord) -> int:
     """The number of the choice that ended last, or is open."""
-    ends = {number: each.times.ended if each.times is not None else float("inf") for number, each in record.choices.items()}
+    ends = {number: each.times.ended if each.times is not None else float("inf") for number, each in list(record.choices.items())}
     return max(ends, key=ends.__getitem__, default=0)
 
 
