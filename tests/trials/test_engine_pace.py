@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.compute.runtime.measure import step_seconds
+from ridgeline.compute.runtime.measure import step_seconds, time_steps
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.commands import Admit
@@ -111,7 +111,7 @@ def test_n9_one_noisy_moment_at_the_start_says_little() -> None:
             right = SLOW.of(len(samples), 0) if max(counts) == 1 else SLOW.of(1, counts[0] - 1)
             return right * (2.0 if calls[0] < 4 else 1.5 if (calls[0] + shift) % 2 else 1.0)
 
-        found = step_seconds(seconds, 16, 64)
+        found = step_seconds(time_steps(seconds, 16, 64))
         assert found is not None
         assert (found.fixed, found.row, found.token) == pytest.approx((SLOW.fixed, SLOW.row, SLOW.token))
 

@@ -184,8 +184,9 @@ def test_x6_a_client_that_has_gone_altogether_is_noticed(server: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "nearest"), [
-    ("/v1/modles", "GET /v1/models"), ("/chat/completions", "POST /v1/chat/completions"), ("/v1/v1/models", "GET /v1/models"),
-    ("/v1/completion", "POST /v1/completions"), ("/nothing/of/the/kind", None),
+    ("/v1/modles", "GET /v1/models"), ("/chat/completion", "POST /chat/completions"), ("/v1/v1/models", "GET /v1/models"),
+    ("/v1/completion", "POST /v1/completions"), ("/proxy/of/a/company/deployments/one/chat/completions", "POST /chat/completions"),
+    ("/health/", "GET /health"), ("/nothing/of/the/kind", None),
 ])  # fmt: skip
 def test_n23_a_404_says_what_exists(server: Any, path: str, nearest: str | None) -> None:
     status, body = server.get(path)

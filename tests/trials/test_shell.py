@@ -172,7 +172,7 @@ def test_n15_sim_and_whatif_say_what_they_simulate(run: Run, trace: Path) -> Non
                  "256 sequences", "2,048 tokens per step", "policy fcfs", "seed 1"):  # fmt: skip
         assert told in out, told
     _, out, _ = run(f"whatif {trace} --seeds 1 --no-levers", 100)
-    for told in ("Gemma 3 270m", "1 × h100-sxm", "day.jsonl: 12 requests in 1.1 s", "mean prompt 400 and output 30 tokens"):
+    for told in ("Gemma 3 270m", "1 × this machine (", "day.jsonl: 12 requests in 1.1 s", "mean prompt 400 and output 30 tokens"):
         assert told in out, told
 
 
@@ -180,8 +180,8 @@ def test_n16_whatif_says_what_helps_most_is_of(run: Run, trace: Path) -> None:
     _, out, _ = run(f"whatif {trace} --seeds 1 --today step_time=constant:0.02 --today max_num_seqs=2 --model llama-3-8b", 100)
     assert "What helps most, per device: twice the sequences at once, " in " ".join(out.split())
     assert " ".join(out.split()).count("mean E2E latency today over the lever's") == 2  # the column's title and the note
-    _, out, _ = run(f"whatif {trace} --seeds 1", 100)
-    assert "No lever gains 2%" in out and "Bottleneck today: none" in out
+    _, out, _ = run(f"whatif {trace} --seeds 1 --today device=h100-sxm", 100)
+    assert "1 × h100-sxm" in out and "No lever gains 2%" in out and "Bottleneck today: none" in out
 
 
 @pytest.mark.parametrize("line", ["--help", "bench --help", "plan --help", "serve --help", "whatif -h"])

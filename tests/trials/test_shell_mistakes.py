@@ -25,7 +25,9 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("bench kernel --tokens 1 --shape 64x64 --format Q8_0", "kernel", "bench kernels --tokens 1 --shape 64x64 --format Q8_0"),
     ("what-if {trace} --no-levers --seeds 1", "'what-if'", "whatif {trace} --no-levers --seeds 1"),
     ("complete {fake} hi", "`ridgeline generate`", "generate {fake} hi"),
-    ("explain explain demo", "`ridgeline config`", "config explain demo"),
+    ("rote --replica http://localhost:1 --port 0", "'rote'", "route --replica http://localhost:1 --port 0"),
+    ("investgate TokensSlow", "'investgate'", "investigate TokensSlow"),
+    ("batc in.jsonl out.jsonl --model {fake}", "'batc'", None),  # there is no file in.jsonl
     ("demo", "'demo'", "serve demo"),
     ("sing", "'sing'", None),
     ("lst", "'lst'", "list"),
@@ -56,6 +58,10 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("ps --jason", "--jason", "ps --json"),
     ("plan -rf ''", "-r", None),
     ("plan llama-3-8b -x", "-x", None),
+    ("explain --windw 5m", "--windw", "explain --window 5m"),
+    ("route --replca http://localhost:1 --port 0", "--replca", "route --replica http://localhost:1 --port 0"),
+    ("batch {requests} out.jsonl --model {fake} --max-num-sqs 4", "--max-num-sqs",
+     "batch {requests} out.jsonl --model {fake} --max-num-seqs 4"),
     ("laws --step 50 --workers 1", "--step", "laws --steps 50 --workers 1"),
     # values
     ("serve {fake} --port 70000", "--port", "serve {fake}"),
@@ -94,7 +100,16 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("bench kernels --shape 3", "'3'", "bench kernels --shape 8192x2048"),
     ("bench gpu --only foo --dry-run", "foo", "bench gpu --only decode --dry-run"),
     ("bench serve --streams x", "'x'", None),  # no server runs
+    ("explain --window 5", "'5'", "explain --window 5m"),
+    ("investigate --window 5 TokensSlow", "'5'", "investigate --window 5m TokensSlow"),
+    ("investigate NoSuchAlert", "NoSuchAlert", None),
+    ("investigate --incident /no/such", "/no/such", None),
+    ("top --interval 0", "--interval", None),  # no server runs
+    ("route --port 0 --replica http://localhost:1 --routing cache", "'cache'",
+     "route --port 0 --replica http://localhost:1 --routing cache-aware"),
     # models and files
+    ("batch /no/such/in.jsonl out.jsonl --model {fake}", "/no/such/in.jsonl", None),
+    ("merge demo /no/such/adapter merged", "no checkpoint of safetensors", None),
     ("plan no-such-model --device h100", "no-such-model", "plan demo --device h100"),
     ("show no-such-model", "no-such-model", "show demo"),
     ("pull no-such-model", "no-such-model", "pull demo"),
@@ -115,6 +130,8 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("config", "Missing argument", "config explain demo"),
     ("plan llama-3-8b 8000 --device h100", "8000", "plan llama-3-8b --device h100"),
     ("whatif", "ridgeline replay", None),
+    ("merge demo adapter", "Missing argument", None),
+    ("explain one two", "two", "explain one"),
     ("rm", "Missing argument", None),
     ("show", "Missing argument", "show demo"),
     ("run", "no model was named", "run demo"),  # only tried: stdin is no terminal
@@ -126,7 +143,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("sim llama-3-8b --request 0 --set foo=1 --seeds 0", "--request", "sim llama-3-8b --requests 1"),
 ]  # fmt: skip
 """Command line, part of its error, the suggestion."""
-SERVING = ("serve", "run demo", "bench kernels", "laws --steps", "config explain", "--version")
+SERVING = ("serve", "route", "explain", "investigate", "run demo", "bench kernels", "laws --steps", "config explain", "--version")
 """What begins a suggestion that is not run here: it would serve or measure. It is checked as when it is printed;
 e2e/test_misconfigurations.py starts the servers."""
 
@@ -142,8 +159,10 @@ def empty_stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def places(tmp_path: Path) -> dict[str, str]:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"time": 0, "prompt": 40, "output": 3}\n{"time": 1, "prompt": 40, "output": 3}\n')
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi", "max_tokens": 1}}\n')
     (tmp_path / "empty").mkdir()
-    return {"fake": FAKE, "trace": str(trace), "directory": str(tmp_path / "empty")}
+    return {"fake": FAKE, "trace": str(trace), "requests": str(requests), "directory": str(tmp_path / "empty")}
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -292,12 +292,15 @@ def _check_investigate(given: Given) -> None:
     from ridgeline.cli.investigate import check
 
     check(given["alert"], given["incident"], given["window"])
+    if given["incident"] is None:
+        raise Unchecked  # whether a server runs
 
 
 def _check_explain(given: Given) -> None:
     from ridgeline.cli.explain import make_query
 
     make_query(given["request"], given["slowest"], given["window"])
+    raise Unchecked  # whether a server runs, and knows the request
 
 
 def _check_merge(given: Given) -> None:

@@ -25,7 +25,7 @@ OTHER_NAMES: Final = {
     "chat": "run", "talk": "run", "start": "serve", "server": "serve", "up": "serve", "api_server": "serve", "launch": "serve",
     "ls": "list", "models": "list", "tags": "list", "download": "pull", "fetch": "pull", "get": "pull", "remove": "rm", "delete": "rm",
     "info": "show", "inspect": "show", "status": "ps", "complete": "generate", "completion": "generate", "benchmark": "bench",
-    "simulate": "sim", "check": "doctor", "explain": "config", "estimate": "plan", "capacity": "plan", "rerun": "replay",
+    "simulate": "sim", "check": "doctor", "estimate": "plan", "capacity": "plan", "rerun": "replay",
 }  # fmt: skip
 """Names that other programs, or earlier versions, give to a verb."""
 DEMO: Final = {"MODEL": "demo"}

@@ -203,6 +203,7 @@ def _strip_slash(scope: Scope) -> None:
 def _nearest(path: str, paths: list[str]) -> str | None:
     """The path that a client may have meant; None where none resembles it."""
     known = [each.partition("{")[0] for each in paths]
-    within = [each for each, plain in zip(paths, known, strict=True) if len(plain) > 1 and (path.endswith(plain) or plain.endswith(path))]
     close = get_close_matches(path[:MAX_PATH].lower(), known, 1, 0.6)
-    return min(within, key=len) if within else paths[known.index(close[0])] if close else None
+    if close:
+        return paths[known.index(close[0])]
+    return max((each for each, plain in zip(paths, known, strict=True) if len(plain) > 1 and path.endswith(plain)), key=len, default=None)
