@@ -39,6 +39,8 @@ CAUSES: Final = {
 OWN: Final = frozenset({"prefill", "decode"})
 """A request's own work, which it would have alone too."""
 MAX_BLOCKERS: Final = 5
+MAX_STEPS_IN_LOOP: Final = 256
+"""Steps since a request's begin beyond which its charges are no work for the event loop; some 1 ms."""
 LEAST_SHARE: Final = 0.1
 """Of the time, from which on a cause that is not the request's own work is named first."""
 
