@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Abort
-from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
+from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit, Rejected, Scheduled
 from ridgeline.core.params import Pooling
 from ridgeline.core.plan import Result
 from ridgeline.errors import LawViolation
@@ -75,6 +75,22 @@ def test_whole_texts_take_one_step_and_share_nothing(loop) -> None:
     check(run, *(f"w{number}" for number in range(7)))
     assert not run.events_of(PrefixHit) and not run.scheduler.cache.index.blocks
     assert [list(plan.count) for plan in run.plans] == [[23, 23]] * 3 + [[23]]
+
+
+def test_a_whole_text_longer_than_a_step_is_rejected(loop) -> None:
+    """It could never start, and would close the queue to those behind it."""
+    run = loop(token_budget=22)
+    run.finish(run.request("a", TEXT, max_tokens=0, pooling=WHOLE), run.request("b", TEXT[1:], max_tokens=0, pooling=WHOLE))
+    (rejected,) = run.events_of(Rejected)
+    assert rejected.request_id == "a" and "23 tokens is computed in one step, which has 22" in rejected.message
+    check(run, "b")
+
+
+@pytest.mark.parametrize(("blocks", "token_budget", "lack"), [(8, 64, "blocks"), (24, 40, "budget")])
+def test_what_a_whole_text_lacks_is_named(loop, blocks: int, token_budget: int, lack: str) -> None:
+    run = loop(blocks=blocks, token_budget=token_budget)
+    run.turn(*[run.request(f"w{number}", TEXT, max_tokens=0, pooling=WHOLE) for number in range(2)])
+    assert [each.lack for each in run.events_of(Scheduled)][:1] == [lack]
 
 
 def test_a_preempted_text_has_the_same_vector(loop) -> None:

@@ -96,6 +96,39 @@ def test_what_was_answered_is_kept_and_what_changed_is_not(tmp_path: Path) -> No
     assert [now[at] for at in (0, 2, 3, 4, 5)] == [whole[at] for at in (0, 2, 3, 4, 5)] and now[1] != whole[1]
 
 
+def test_an_engine_that_is_gone_ends_the_run_and_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from ridgeline.errors import EngineDeadError
+    from ridgeline.server import batch
+
+    monkeypatch.setattr(batch, "BUSY_TRIES", 3)
+    monkeypatch.setattr(batch, "BUSY_SECONDS", 0.0)
+    source, output = write(tmp_path / "in.jsonl", [request(0), request(1)]), tmp_path / "out.jsonl"
+    lines, calls = batch.read_lines(source, "fake"), 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request, then its engine is gone until the sixth."""
+        nonlocal calls
+        calls += 1
+        is_gone = 1 < calls < 6
+        body = b'{"error": {"message": "no engine runs"}}' if is_gone else b"{}"
+        await send({"type": "http.response.start", "status": 503 if is_gone else 200})
+        await send({"type": "http.response.body", "body": body})
+
+    def go_on() -> int:
+        with batch.open_answers(output) as found:
+            kept = found.keep({line.custom_id: line for line in lines})
+            asyncio.run(batch.answer_all(app, source, lines, found, 1, lambda _: None))
+            found.finish(lines)
+        return kept
+
+    with pytest.raises(EngineDeadError, match=r"'r1' found no room .* 503 no engine runs"):
+        go_on()
+    assert calls == 4 and go_on() == 1
+    assert [each["response"]["status_code"] for each in answers(output)] == [200, 200]
+
+
 def kill_and_go_on(tmp_path: Path, count: int, kills: int, model: str) -> None:
     source = write(tmp_path / "in.jsonl", [request(number) for number in range(count)])
     began = time.monotonic()

@@ -72,7 +72,7 @@ class Reader:
     def __init__(self, folder: Path, demo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.demo_url, self.patch = folder, demo_url, monkeypatch
         self.server: subprocess.Popen[bytes] | None = None
-        self.url = demo_url
+        self.url, self.is_drained = demo_url, False
 
     def here(self, line: str) -> str:
         """The line with what stands for something else replaced."""
@@ -114,6 +114,7 @@ class Reader:
         with pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code, words
+        self.is_drained |= words[:2] == ["admin", "drain"]
 
     def serve(self, variables: str, words: list[str]) -> None:
         """Starts the server on a free port; one that records answers one request."""
@@ -165,11 +166,12 @@ class Reader:
             process.wait(timeout=30)
 
     def stop(self) -> None:
-        """Ends the server, as a service manager does."""
+        """Ends the server, as a service manager does, unless a line has: a signal that comes while its process ends would kill it."""
         if self.server is not None:
-            self.server.send_signal(signal.SIGTERM)
+            if not self.is_drained:
+                self.server.send_signal(signal.SIGTERM)
             assert self.server.wait(timeout=30) == 0, (self.folder / "serve.log").read_text()
-        self.server, self.url = None, self.demo_url
+        self.server, self.url, self.is_drained = None, self.demo_url, False
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from ridgeline.core.events import PrefixMiss
 from ridgeline.core.params import Adapter, Admitted
 from ridgeline.observe.doctor import diagnose
 from ridgeline.observe.ledger import ChoiceRecord, Ledger, RequestRecord
-from ridgeline.observe.prefixes import MAX_PROMPTS, PromptLog
+from ridgeline.observe.prefixes import MAX_PROMPTS, MAX_UNALIGNED, WIDTH, PromptLog, _find
 
 CONTROL = 1
 """An id that is a control token; all others are characters."""
@@ -121,7 +121,24 @@ def test_what_is_kept_is_bounded_and_no_text() -> None:
     log = PromptLog()
     for number in range(MAX_PROMPTS + 50):
         log.add(Admitted(f"r{number}", (number, *ids("the secret is zanzibar " * 4)), 1, 1), BLOCK)
-    assert len(log._prompts) == MAX_PROMPTS and len(log._blocks) <= MAX_PROMPTS * 6
+    assert len(log._prompts) == MAX_PROMPTS and len(log._blocks) <= MAX_PROMPTS * 12
     found = log.followed[f"r{MAX_PROMPTS + 49}"].divergence
     assert found is not None and b"z\0\0\0a\0\0\0n" not in b"".join(each.data for each in log._prompts.values())
     assert len(found.mine) <= 40 * 4 and log.ids(found.mine)[0] == MAX_PROMPTS + 49
+
+
+def test_ids_that_match_between_ids_are_not_searched_for_ever() -> None:
+    """Bytes of `7 << 8` repeated have those of `7` repeated one byte further on, everywhere."""
+
+    class Counted(bytes):
+        searches = 0
+
+        def find(self, *asked: object) -> int:  # type: ignore[override]
+            Counted.searches += 1
+            return super().find(*asked)  # type: ignore[arg-type]
+
+    def packed(number: int, count: int) -> Counted:
+        return Counted(number.to_bytes(WIDTH, "little") * count)
+
+    assert _find(packed(7 << 8, 32_768), packed(7, 8)) == -1 and Counted.searches <= MAX_UNALIGNED + 1
+    assert _find(Counted(packed(7 << 8, 4) + packed(7, 9)), packed(7, 8)) == 4

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from ridgeline.cli.main import make_app
 from ridgeline.core.params import Admitted
 from ridgeline.errors import ConfigError
+from ridgeline.observe.charges import slowest_choice
+from ridgeline.observe.ledger import ChoiceRecord, RequestRecord
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import BREACH_REQUESTS, MAX_KEPT, PAUSE_SECONDS, Recorder, write_incident
@@ -43,7 +45,9 @@ def test_an_incident_simulated_again_is_as_slow_as_it_was(tmp_path: Path) -> Non
     again = [Ask(each.time, each.prompt, each.output) for each in arrivals]
     serve(again)
     assert p99(again) == pytest.approx(p99(asks), rel=0.1)
-    spans = json.loads((tmp_path / "perfetto.json").read_text())["traceEvents"]
+    lines = (tmp_path / "perfetto.json").read_text().splitlines()
+    assert max(map(len, lines)) < 1_000, "a thread that encodes many events at once holds up the others"
+    spans = json.loads("".join(lines))["traceEvents"]
     assert {each["ph"] for each in spans} == {"M", "X", "C", "b", "e"} and sum(each["ph"] == "X" for each in spans) == len(steps)
     assert json.loads((tmp_path / "incident.json").read_text())["requests"] == len(asks)
     told = CliRunner().invoke(make_app(), ["investigate", "FirstTokenLate", "--incident", str(tmp_path)])
@@ -51,6 +55,44 @@ def test_an_incident_simulated_again_is_as_slow_as_it_was(tmp_path: Path) -> Non
     for words in (["FirstTokenlate"], ["TokensSlow", "--incident", str(tmp_path / "none")]):
         with pytest.raises(ConfigError, match=r"did you mean FirstTokenLate|is no incident"):
             CliRunner().invoke(make_app(), ["investigate", *words], catch_exceptions=False)
+
+
+def test_what_hinders_a_recording_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*told: object) -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr("ridgeline.observe.recorder.write_incident", fail)
+    caplog.set_level("WARNING", "ridgeline.server")
+    thread = Recorder(serve([Ask(0.0, 5, 2)]), PromptLog(), tmp_path).record("engine", "it ended", 0.0)
+    assert thread is not None
+    thread.join()
+    assert "could not be recorded" in caplog.text
+
+
+class Racing(ChoiceRecord):
+    """A choice of `record`, of which another starts whenever this one is looked at."""
+
+    record: RequestRecord
+
+    @property
+    def times(self) -> None:
+        number = len(self.record.choices)
+        self.record.choices[number] = ChoiceRecord()
+
+    @times.setter
+    def times(self, value: None) -> None:
+        pass
+
+
+def test_choices_may_start_while_a_record_is_read(tmp_path: Path) -> None:
+    ledger = serve([Ask(0.0, 5, 2)])
+    (record,) = ledger.arrived_since(0.0)
+    racing = Racing()
+    racing.record = record
+    record.choices = {0: racing, 1: ChoiceRecord()}
+    assert slowest_choice(record) == 0
+    write_incident(ledger, PromptLog(), tmp_path, {"kind": "test"}, 1.0)
+    assert json.loads((tmp_path / "incident.json").read_text())["requests"] == 1
 
 
 def test_a_breach_is_recorded_once_and_few_are_kept(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import re
 import struct
+import threading
 from math import fsum
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Pooling
+from ridgeline.engine import pooled
+from ridgeline.server import embeddings
+from ridgeline.server import vectors as vectors_module
 from ridgeline.server.vectors import MAX_TEXTS
 
 WIDTH = 8
@@ -138,6 +143,37 @@ def test_vectors_and_answers_share_an_engine(site) -> None:
     assert len({each.text.partition('"created"')[2][20:] for each in found[1::2]}) == 1
     metrics = site.get("/metrics").text
     assert 'vllm:request_success_total{finished_reason="stop"' in metrics
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/embeddings", {"input": ["a"] * 9}), ("/v1/embeddings", {"input": ["a"] * 9, "encoding_format": "base64"}),
+    ("/pooling", {"input": ["a"] * 9}), ("/score", {"text_1": "a", "text_2": ["b"] * 8}),
+    ("/rerank", {"query": "a", "documents": ["b"] * 8}), ("/api/embed", {"model": "fake", "input": ["a"] * 9}),
+    ("/embedding", {"content": ["a"] * 9}),
+])  # fmt: skip
+def test_many_numbers_are_not_the_event_loops(site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> None:
+    """The same bodies, made in another thread where there are many, a vector at a time."""
+
+    def answer() -> Any:
+        """Without what differs from one to the next."""
+        found = site.request("POST", path, json=body)
+        assert found.status_code == 200, found.text
+        return re.sub(r'"(id|created|\w+_duration)":("[^"]*"|\d+)', "", found.text)
+
+    here, threads = answer(), []
+
+    def noted(work: Any) -> Any:
+        def call(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return work(*given)
+
+        return call
+
+    monkeypatch.setattr(vectors_module, "LOOP_BYTES", 8 * 4 * WIDTH)
+    for module, name in ((vectors_module, "numbers"), (pooled, "numbers"), (embeddings, "b64encode")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    assert answer() == here and len(threads) >= 8
+    assert not {site._thread} & set(threads)
 
 
 def test_a_prefix_is_reused(site) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.observe.charges import MAX_STEPS_IN_LOOP
 
 KEYS = "a key-a tenant=one\nb key-b tenant=two\nroot key-root scope=admin\n"
 
@@ -53,6 +54,32 @@ def test_a_client_sees_its_own_and_an_admin_all(new_site: Any, tmp_path: Path) -
     assert site.get(f"/v1/requests/{told[late]['id']}/explain").status_code == 401
 
 
+def test_a_client_cannot_confirm_what_another_tenant_has_sent(new_site: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEYS)
+    file.chmod(0o600)
+    site = new_site(EngineConfig('fake:{"rows": 1}'), ServerConfig(api_key_file=str(file)))
+
+    def ask(key: str, text: str, salt: str = "s") -> str:
+        body = {"prompt": text, "max_tokens": 1, "cache_salt": salt}
+        return site.request("POST", "/v1/completions", json=body, headers=bearer(key)).json()["id"]
+
+    def miss(name: str, key: str) -> dict[str, Any]:
+        return site.get(f"/v1/requests/{name}/explain", headers=bearer(key)).json()["prefix_miss"]
+
+    secret = "the password of the vault is swordfish, and nobody may know of it " * 3
+    ask("key-a", secret)
+    ask("key-b", "another salt of the same tenant " * 5, "old")
+    told = [miss(name, "key-b") for name in (ask("key-b", secret), ask("key-b", "another salt of the same tenant " * 5, "new"))]
+    assert [each["cause"] for each in told] == ["first", "first"] and all(each["at"] == each["tokens"] == 0 for each in told)
+    right, wrong = (miss(ask("key-b", text, f"{text[:3]}"), "key-b") for text in (secret, "some other guess at it " * 9))
+    assert right | {"ms": 0} == wrong | {"ms": 0}, "a right guess reads as a wrong one"
+    name = ask("key-b", secret, "asked for by an admin")
+    assert miss(name, "key-root")["cause"] == "salt" and miss(name, "key-root")["tokens"] > 100
+    own = ask("key-b", secret[:100] + "and it goes on in another way " * 3, "s")
+    assert miss(own, "key-b")["at"] > 90, "of its own prompts a client is told"
+
+
 def waiting(told: dict[str, Any]) -> dict[str, Any] | None:
     """The wait for a row."""
     return next((each for each in told["total"]["causes"] if each["cause"] == "rows"), None)
@@ -72,6 +99,8 @@ def test_an_answer_says_it_by_itself_where_it_is_asked(chat_site: Any) -> None:
     whole = chat_site.complete(prompt="a", max_tokens=3, explain=True).json()["usage"]["ridgeline"]
     last = chat_site.events("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, explain=True,
                             stream_options={"include_usage": True})[-1]["usage"]["ridgeline"]  # fmt: skip
+    long = chat_site.complete(prompt="a", max_tokens=MAX_STEPS_IN_LOOP + 9, ignore_eos=True, explain=True)
+    assert "ridgeline" not in long.json()["usage"]
     for told in (whole, last):
         assert {"prefill", "decode"} <= told["total_ms"].keys() and told["first"] in told["total_ms"]
         assert sum(told["ttft_ms"].values()) < sum(told["total_ms"].values())

@@ -1,6 +1,7 @@
 """llama-server's own routes, by the shapes that its tests and its clients' requests expect, and vLLM's routes for operators."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -49,6 +50,27 @@ def test_options_mean_what_they_mean_elsewhere(site: Any) -> None:
     assert (ends["stop_type"], ends["stopping_word"] in "xyzae") in (("word", True), ("eos", True), ("limit", True))
     assert post(site, "/completion", prompt="a", n_predict=100_000, seed=1)["tokens_predicted"] <= 4096, "what does not fit is clipped"
     assert len(post(site, "/completion", 400, prompt="a" * 5_000)["error"]) == 3
+
+
+@pytest.mark.parametrize(("text", "has_line"), [("a\nb", True), ("ab", False)])
+def test_the_end_of_a_stream_knows_the_text_that_was_told(
+    new_site: Any, monkeypatch: pytest.MonkeyPatch, text: str, has_line: bool
+) -> None:  # fmt: skip
+    """That it has a line break, and the prompt, which is decoded beside the event loop where that may take long, once for all choices."""
+    site = new_site(EngineConfig("fake:" + json.dumps({"vocab": 258, "script": [["hello", text]]})))
+    tokenizer, threads = type(site.service.model.tokenizer), []
+    decode = tokenizer.decode
+
+    def noted(*given: Any) -> str:
+        threads.append(threading.current_thread())
+        return decode(*given)
+
+    monkeypatch.setattr(tokenizer, "decode", noted)
+    monkeypatch.setattr(tokenizer, "quick_characters", 0)
+    ends = [each for each in events(site, "/completion", prompt="hello", n_predict=9, n=2) if each["stop"]]
+    assert [each["has_new_line"] for each in ends] == [has_line] * 2 and all(each["prompt"].endswith("hello") for each in ends)
+    assert len(threads) == 1 and threads[0] is not site._thread
+    assert post(site, "/completion", prompt="hello", n_predict=9)["has_new_line"] is has_line
 
 
 def test_several_prompts(site: Any) -> None:

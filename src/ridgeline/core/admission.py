@@ -35,3 +35,10 @@ def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max
             f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens or raise --kv-cache-memory-bytes"
         )
     return None
+
+
+def whole_text_reason(token_budget: int, tokens: int) -> str | None:
+    """Returns None if a text that is computed in one step fits into one; else the reason, as `rejection_reason`."""
+    if tokens <= token_budget:
+        return None
+    return f"a text of {tokens} tokens is computed in one step, which has {token_budget}; shorten it or raise --max-num-batched-tokens"

@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from ridgeline.core.adapters import AdapterSlots
-from ridgeline.core.admission import rejection_reason
+from ridgeline.core.admission import rejection_reason, whole_text_reason
 from ridgeline.core.commands import Delivered
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
@@ -131,6 +131,8 @@ class Lifecycle:
         if request.adapter is not None and not self.limits.adapter_slots:
             return "this engine takes no adapters; start it with --enable-lora", None
         reason = rejection_reason(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
+        if reason is None and request.pooling is not None and request.pooling.whole:
+            reason = whole_text_reason(self.limits.token_budget, len(request.prompt))
         return (reason, None) if reason else None
 
     def _retry_after(self) -> float:

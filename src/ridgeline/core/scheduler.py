@@ -258,10 +258,11 @@ class Scheduler:
                 builder.close_starts("adapter slot")
             return
         lacks_budget = not self._prefill_left(builder) or (sequence.scored < sequence.to_score and not builder.scores_left)
+        lacks_blocks = False
         if sequence.pooling is not None and sequence.pooling.whole:
-            tokens = min(builder.budget_left, self._prefill_left(builder))
-            lacks_budget = sequence.target > tokens or not self.preemptor.has_blocks_for_all(sequence)
-        if lacks_budget or self._is_still_blocked(sequence):
+            lacks_budget = sequence.target > min(builder.budget_left, self._prefill_left(builder))
+            lacks_blocks = not self.preemptor.has_blocks_for_all(sequence)
+        if lacks_budget or lacks_blocks or self._is_still_blocked(sequence):
             builder.close_starts("budget" if lacks_budget else "blocks")
             return
         if not self.preemptor.ensure_row(sequence, builder):

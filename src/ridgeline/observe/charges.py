@@ -40,6 +40,8 @@ CAUSES: Final = {
 OWN: Final = frozenset({"prefill", "decode"})
 """A request's own work, which it would have alone too."""
 MAX_BLOCKERS: Final = 5
+MAX_STEPS_IN_LOOP: Final = 256
+"""Steps since a request's begin beyond which its charges are no work for the event loop; some 1 ms."""
 LEAST_SHARE: Final = 0.1
 """Of the time, from which on a cause that is not the request's own work is named first."""
 
@@ -247,7 +249,7 @@ def _charge_tail(charges: Charges, front: FrontEnd, steps: StepLog, stop: float,
 
 def slowest_choice(record: RequestRecord) -> int:
     """The number of the choice that ended last, or is open."""
-    ends = {number: each.times.ended if each.times is not None else float("inf") for number, each in record.choices.items()}
+    ends = {number: each.times.ended if each.times is not None else float("inf") for number, each in list(record.choices.items())}
     return max(ends, key=ends.__getitem__, default=0)
 
 

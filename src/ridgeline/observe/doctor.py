@@ -10,7 +10,7 @@ from typing import Final
 
 from ridgeline.observe.charges import charge
 from ridgeline.observe.ledger import Ledger, RequestRecord
-from ridgeline.observe.prefixes import Divergence, Followed, PromptLog
+from ridgeline.observe.prefixes import Divergence, PromptLog
 
 MISSES: Final = {
     "short": "the prompt, or what it shares, is below one block of the cache",
@@ -65,12 +65,14 @@ class Offender:
     ids: list[str] = field(default_factory=list)
 
 
-def diagnose(prompts: PromptLog, ledger: Ledger, record: RequestRecord, decode: Decode, is_control: Callable[[int], bool]) -> Miss | None:
-    """The miss of a request; None where it had none, or is not known any more."""
+def diagnose(
+    prompts: PromptLog, ledger: Ledger, record: RequestRecord, decode: Decode, is_control: Callable[[int], bool], *, own: bool = False
+) -> Miss | None:
+    """The miss of a request; None where it had none, or is not known any more. `own`: as prompts of its tenant and salt alone tell."""
     choice, followed = record.choices.get(0), prompts.followed.get(record.request_id)
     if choice is None or followed is None:
         return None
-    found, size = followed.divergence, followed.block_tokens
+    found, size = followed.own if own else followed.divergence, followed.block_tokens
     if record.prompt_tokens <= size:
         return Miss("short", record.prompt_tokens, 0, 0.0)
     if choice.missed_block is None:
@@ -82,7 +84,7 @@ def diagnose(prompts: PromptLog, ledger: Ledger, record: RequestRecord, decode: 
         cause = _not_there(ledger, record, found)
         return Miss(cause, choice.missed_block * size, missing, _cost(ledger, record, missing))
     mine, theirs = (prompts.ids(each) for each in (found.mine, found.theirs))
-    cause = _differs(followed, mine, theirs, decode, is_control)
+    cause = _differs(found, size, mine, theirs, decode, is_control)
     tokens = 0 if cause in NATURAL else max(0, found.again) // size * size
     return Miss(cause, found.at, tokens, _cost(ledger, record, tokens), decode(mine)[:MAX_TEXT], decode(theirs)[:MAX_TEXT])
 
@@ -112,17 +114,17 @@ def _not_there(ledger: Ledger, record: RequestRecord, found: Divergence) -> str:
     if not found.same_adapter:
         return "adapter"
     other = ledger.find(found.other)
-    times = None if other is None or not other.choices else other.choices[min(other.choices)].times
+    times = None if other is None or not other.choices else other.choices[min([*other.choices])].times
     first = None if times is None else times.first_token_at
     if other is not None and (first is None or first > record.admitted):
         return "busy"
     return "evicted"
 
 
-def _differs(followed: Followed, mine: list[int], theirs: list[int], decode: Decode, is_control: Callable[[int], bool]) -> str:
+def _differs(
+    found: Divergence, block_tokens: int, mine: list[int], theirs: list[int], decode: Decode, is_control: Callable[[int], bool]
+) -> str:
     """What the difference of two prompts is."""
-    found = followed.divergence
-    assert found is not None
     if found.is_moved:
         return "order"
     before = found.before
@@ -132,7 +134,7 @@ def _differs(followed: Followed, mine: list[int], theirs: list[int], decode: Dec
     if {*filter(is_control, here)} != {*filter(is_control, there)}:
         return "template"
     if found.again == 0:
-        return "short" if found.at < followed.block_tokens and found.at > 0 else "new"
+        return "short" if found.at < block_tokens and found.at > 0 else "new"
     if "".join(one.split()) == "".join(other.split()):
         return "whitespace"
     around = [decode(each[max(0, before - 6) : before + count + 2]) for each, count in ((mine, found.added), (theirs, found.gone))]

@@ -8,6 +8,7 @@ import random
 import secrets
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,8 @@ from ridgeline.core.params import Adapter, Admitted
 
 MAX_PROMPTS: Final = 512
 MAX_TOKENS: Final = 1 << 20
+MAX_UNALIGNED: Final = 16
+"""Places between two ids at which a search finds bytes before it gives up: ids can be chosen so that there is one at each."""
 MAX_FOLLOWED: Final = 4_096
 """Prompts whose divergence is kept."""
 WIDTH: Final = 4
@@ -64,18 +67,21 @@ class _Prompt:
     domain: bytes
     adapter: Adapter | None
     data: bytes
-    chain: list[int]
+    family: int
+    keys: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
     """A prompt: its family (that of the first prompt with the same first block, from 1), tokens of leading blocks that earlier prompts had,
-    and its divergence, None where nothing earlier is like it."""
+    and its divergence, None where nothing earlier is like it. `own`: the divergence from prompts of its own tenant and salt alone, which is
+    all that its client may know of: the other tells what strangers have sent."""
 
     family: int
     shared: int
     block_tokens: int
     divergence: Divergence | None
+    own: Divergence | None
 
 
 class PromptLog:
@@ -88,29 +94,34 @@ class PromptLog:
         self._back = bytes.maketrans(self._table, bytes(range(256)))
         self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
         self._tokens = 0
-        self._blocks: dict[int, tuple[str, int]] = {}
-        """Chained hash of leading blocks → the newest prompt with them, and its family. Hashes of bytes are salted by Python."""
+        self._blocks: dict[int, str] = {}
+        """Chained hash of leading blocks, and the same within a domain → the newest prompt with them. Python salts hashes of bytes."""
         self._families = 0
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def add(self, request: Admitted, block_tokens: int) -> None:
         """Compares a prompt with the earlier ones, and keeps it."""
         data = array("i", request.prompt).tobytes().translate(self._table)
-        size, found, known, family = block_tokens * WIDTH, None, 0, 0
-        chain: list[int] = []
+        size, chain = block_tokens * WIDTH, [0]
         for end in range(size, len(data) + 1, size):
-            chain.append(hash((chain[-1] if chain else 0, data[end - size : end])))
-            if known == len(chain) - 1 and (entry := self._blocks.get(chain[-1])) is not None:
-                known, (found, family) = len(chain), entry
-        if not family:
+            chain.append(hash((chain[-1], data[end - size : end])))
+        del chain[0]
+        own_chain = [hash((key, request.domain)) for key in chain]
+        known, earlier = self._follow(chain)
+        known_own, earlier_own = self._follow(own_chain)
+        if earlier is None:
             self._families += 1
-            family = self._families
-        earlier = self._prompts.get(found) if found is not None else self._newest(request)
-        divergence = None if earlier is None else self._compare(request, data, known, earlier)
-        self.followed[request.request_id] = Followed(family, known * block_tokens, block_tokens, divergence)
+        family = self._families if earlier is None else earlier.family
+        earlier = earlier or self._newest(lambda each: each.tenant == request.tenant)
+        earlier_own = earlier_own or self._newest(lambda each: each.domain == request.domain)
+        divergence = own = None if earlier is None else self._compare(request, data, known, earlier)
+        if earlier is not earlier_own or known != known_own:
+            own = None if earlier_own is None else self._compare(request, data, known_own, earlier_own)
+        self.followed[request.request_id] = Followed(family, known * block_tokens, block_tokens, divergence, own)
         if len(self.followed) > MAX_FOLLOWED:
             self.followed.popitem(last=False)
-        self._keep(_Prompt(request.request_id, request.tenant, request.domain, request.adapter, data, chain), family)
+        keys = chain + own_chain
+        self._keep(_Prompt(request.request_id, request.tenant, request.domain, request.adapter, data, family, keys))
 
     def ids(self, fingerprints: bytes) -> list[int]:
         """The ids behind fingerprints."""
@@ -118,9 +129,14 @@ class PromptLog:
         found.frombytes(fingerprints.translate(self._back))
         return found.tolist()
 
-    def _newest(self, request: Admitted) -> _Prompt | None:
-        """The newest prompt of the same tenant: a prompt that differs in its first block follows none by blocks."""
-        return next((each for each in reversed(self._prompts.values()) if each.tenant == request.tenant), None)
+    def _follow(self, chain: list[int]) -> tuple[int, _Prompt | None]:
+        """How many leading blocks an earlier prompt had, and the newest one with all of them."""
+        known = next((number for number, key in enumerate(chain) if key not in self._blocks), len(chain))
+        return known, self._prompts.get(self._blocks[chain[known - 1]]) if known else None
+
+    def _newest(self, is_like: Callable[[_Prompt], bool]) -> _Prompt | None:
+        """The newest prompt of a kind: a prompt that differs in its first block follows none by blocks."""
+        return next((each for each in reversed(self._prompts.values()) if is_like(each)), None)
 
     def _compare(self, request: Admitted, data: bytes, known: int, earlier: _Prompt) -> Divergence:
         at = _common(data, earlier.data)
@@ -135,19 +151,19 @@ class PromptLog:
             earlier.request_id, data[begin:end], earlier.data[begin:end], before, added, gone, again, is_moved,
         )  # fmt: skip
 
-    def _keep(self, prompt: _Prompt, family: int) -> None:
+    def _keep(self, prompt: _Prompt) -> None:
         tokens = len(prompt.data) // WIDTH
         if tokens > MAX_TOKENS:
             return
         self._prompts[prompt.request_id] = prompt
         self._tokens += tokens
-        for key in prompt.chain:
-            self._blocks[key] = prompt.request_id, family
+        for key in prompt.keys:
+            self._blocks[key] = prompt.request_id
         while self._tokens > MAX_TOKENS or len(self._prompts) > MAX_PROMPTS:
             name, oldest = self._prompts.popitem(last=False)
             self._tokens -= len(oldest.data) // WIDTH
-            for key in oldest.chain:
-                if self._blocks.get(key, ("", 0))[0] == name:
+            for key in oldest.keys:
+                if self._blocks.get(key) == name:
                     del self._blocks[key]
 
 
@@ -164,11 +180,13 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 def _find(data: bytes, part: bytes) -> int:
-    """The first place of some ids in others, −1 where there is none."""
-    at = data.find(part)
-    while at > 0 and at % WIDTH:
+    """The first place of some ids in others, −1 where there is none, or too many begin within an id before it."""
+    at = -1
+    for _ in range(MAX_UNALIGNED + 1):
         at = data.find(part, at + 1)
-    return at // WIDTH if at >= 0 else -1
+        if at < 0 or at % WIDTH == 0:
+            return at // WIDTH if at >= 0 else -1
+    return -1
 
 
 def _resume(mine: bytes, theirs: bytes) -> tuple[int, int, int]:

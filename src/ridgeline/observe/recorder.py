@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -82,8 +83,8 @@ class Recorder:
             folder.mkdir(mode=0o700)
             write_incident(self._ledger, self._prompts, folder, {"kind": kind, "reason": reason, "pid": os.getpid()}, now)
             _log.warning("incident recorded", extra=with_fields(kind=kind, reason=reason, folder=str(folder)))
-        except OSError as error:
-            _log.warning("an incident could not be recorded", extra=with_fields(kind=kind, reason=str(error)))
+        except Exception as error:  # whatever it is, the thread tells of it: nobody waits for its end
+            _log.warning("an incident could not be recorded", extra=with_fields(kind=kind, reason=f"{type(error).__name__}: {error}"))
 
 
 def write_incident(ledger: Ledger, prompts: PromptLog, folder: Path, what: dict[str, Any], now: float) -> None:
@@ -100,7 +101,8 @@ def write_incident(ledger: Ledger, prompts: PromptLog, folder: Path, what: dict[
         json.dumps({"tokens": tokens, "cached": step.positions + tokens, "seconds": step.run or step.ended - step.planned})
         for _, step in steps if (tokens := step.prefill + step.decode)
     ))  # fmt: skip
-    _dump(folder / "perfetto.json", [json.dumps({"traceEvents": [*_spans(steps, begin), *_request_spans(records, begin)]})])
+    # Event by event: the C encoder holds the interpreter's lock for as long as one call takes.
+    _dump(folder / "perfetto.json", _listed(json.dumps(each) for each in chain(_spans(steps, begin), _request_spans(records, begin))))
     ended = [each for each in records if not each.open_choices]
     for name, to_first in (("ttft", True), ("total", False)):
         what[name] = _as_told(distribution(ledger, ended, to_first=to_first))
@@ -121,12 +123,20 @@ def _dump(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
+def _listed(events: Iterator[str]) -> Iterator[str]:
+    """The lines of a JSON file of Chrome's trace format. There is one event at least."""
+    yield f'{{"traceEvents": [{next(events)}'
+    for event in events:
+        yield f",{event}"
+    yield "]}"
+
+
 def _arrivals(records: list[RequestRecord], prompts: PromptLog, begin: float) -> Iterator[dict[str, float]]:
     """Requests as a trace has them. One that has not ended is as long as half of the others, or as it may be."""
-    ended = [each.output_tokens for record in records for each in record.choices.values() if each.times is not None]
+    ended = [each.output_tokens for record in records for each in list(record.choices.values()) if each.times is not None]
     usual = max(1, int(median(ended))) if ended else None
     for record in records:
-        done = [each.output_tokens for each in record.choices.values() if each.times is not None]
+        done = [each.output_tokens for each in list(record.choices.values()) if each.times is not None]
         output = max(done, default=min(record.max_tokens, usual or record.max_tokens))
         line: dict[str, float] = {"time": round(record.arrived - begin, 6), "prompt": record.prompt_tokens, "output": max(1, output)}
         followed = prompts.followed.get(record.request_id)
@@ -150,7 +160,7 @@ def _request_spans(records: list[RequestRecord], begin: float) -> Iterator[dict[
     """Queue, prefill and decode of each choice that has ended."""
     yield {"ph": "M", "name": "process_name", "pid": 2, "tid": 1, "args": {"name": "requests"}}
     for record in records:
-        for number, choice in record.choices.items():
+        for number, choice in list(record.choices.items()):
             times = choice.times
             if times is None:
                 continue

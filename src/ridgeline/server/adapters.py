@@ -38,10 +38,10 @@ def routes(service: Service) -> list[BaseRoute]:
         if not service.deployment.engine_config.adapter_slots:
             raise ApiError("unsupported_parameter", "this server takes no adapters; start it with --enable-lora", param="lora_name")
         library, place = service.deployment.adapters, _place(payload.lora_path or payload.lora_name, service.config.lora_root)
-        if library.find(payload.lora_name) is not None and not payload.load_inplace:
-            message = "an adapter of that name is loaded; unload it, or send load_inplace: true"
-            raise ApiError("invalid_value", message, param="lora_name")
         async with loading:
+            if library.find(payload.lora_name) is not None and not payload.load_inplace:
+                message = "an adapter of that name is loaded; unload it, or send load_inplace: true"
+                raise ApiError("invalid_value", message, param="lora_name")
             add = partial(library.add, payload.lora_name, place, is_pinned=payload.pinned is True)
             try:
                 await asyncio.to_thread(add)

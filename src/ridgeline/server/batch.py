@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, EngineDeadError
 from ridgeline.server.body import is_deeper_than
 from ridgeline.server.routes import MAX_BODY_BYTES
 
@@ -178,7 +178,8 @@ def open_answers(output: Path) -> Iterator[Answers]:
 async def answer_all(
     app: ASGIApp, source: Path, lines: list[Line], answers: Answers, at_once: int, on_answer: Callable[[int], None]
 ) -> None:  # fmt: skip
-    """Answers the requests that have no answer yet, `at_once` at a time; `on_answer` is told each status."""
+    """Answers the requests that have no answer yet, `at_once` at a time; `on_answer` is told each status. Raises EngineDeadError where one
+    finds no room for minutes."""
     waiting = iter([line for line in lines if not answers.has(line)])
 
     async def work(file: BinaryIO) -> None:
@@ -189,10 +190,13 @@ async def answer_all(
             answers.add(line, _answer(line, status, body))
             on_answer(status)
 
-    with source.open("rb") as file:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(at_once):
-                tasks.create_task(work(file))
+    try:
+        with source.open("rb") as file:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(at_once):
+                    tasks.create_task(work(file))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 def _answer(line: Line, status: int, body: bytes) -> dict[str, Any]:
@@ -203,14 +207,19 @@ def _answer(line: Line, status: int, body: bytes) -> dict[str, Any]:
 
 
 async def _ask(app: ASGIApp, request: _Request) -> tuple[int, bytes]:
-    """(status, body) of the answer. One that finds no room is asked for again."""
+    """(status, body) of the answer. One that finds no room is asked for again. Raises EngineDeadError where it never finds any: that is no
+    answer, and a run after it asks again."""
     data = msgspec.json.encode(request.body)
     for _ in range(BUSY_TRIES):
         status, body = await _call(app, request.url, data)
         if status not in BUSY:
-            break
+            return status, body
         await asyncio.sleep(BUSY_SECONDS)
-    return status, body
+    message = msgspec.json.decode(body)["error"]["message"]
+    raise EngineDeadError(
+        f"request {request.custom_id!r:.100} found no room in {BUSY_TRIES * BUSY_SECONDS:g} s: {status} {message:.200}; "
+        "what was answered is kept, the same command goes on"
+    )
 
 
 async def _call(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:

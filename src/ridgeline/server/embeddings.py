@@ -3,11 +3,11 @@
 Bodies are OpenAI's and vLLM's; Cohere's and Jina's clients of rerankers read vLLM's answer.
 """
 
-import asyncio
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
-from ridgeline.engine.pooled import likeness, numbers
+from ridgeline.engine.pooled import likeness
 from ridgeline.server import fields, replies, wire
 from ridgeline.server.access import note_usage
 from ridgeline.server.answer import UsageCounter
@@ -23,10 +23,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
 from ridgeline.server.transport import client_of, read_body, unless_disconnected
-from ridgeline.server.vectors import Asked, Text, Vectors, embed
-
-LONG_ANSWER_NUMBERS: Final = 1 << 15
-"""Numbers beyond which a body is encoded in a thread."""
+from ridgeline.server.vectors import Asked, Text, Vectors, beside_loop, embed, numbers_json
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -38,10 +35,8 @@ def routes(service: Service) -> list[BaseRoute]:
         asked = msgspec.structs.asdict(payload)
         found = await _embed(request, service, _texts(payload.input), notes, _asked(payload, "input", asked))
         base64 = payload.encoding_format == "base64"
-        is_long = not base64 and sum(map(len, found.vectors)) > 4 * LONG_ANSWER_NUMBERS
-        make = _pooled if pooled else _embeddings
-        body = await asyncio.to_thread(make, service, found, base64) if is_long else make(service, found, base64)
-        return Response(body, headers=notes.tell(), media_type="application/json")
+        make = partial(_pooled if pooled else _embeddings, service, found, base64)
+        return Response(await beside_loop(found.vectors, make), headers=notes.tell(), media_type="application/json")
 
     async def embeddings(request: Request) -> Response:
         return await answer_with_vectors(request, pooled=False)
@@ -55,7 +50,8 @@ def routes(service: Service) -> list[BaseRoute]:
         first, second = _pair(payload)
         found = await _embed(request, service, [*first, *second], notes, _asked(payload, "text_1"))
         ahead, behind = found.vectors[: len(first)], found.vectors[len(first) :]
-        scores = [likeness(a, b) for a, b in zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True)]
+        pairs = list(zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True))
+        scores = await beside_loop(found.vectors, lambda: [likeness(a, b) for a, b in pairs])
         data = [replies.Score(index, "score", each) for index, each in enumerate(scores)]
         return _json(replies.ScoreList(f"score-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found)), notes)
 
@@ -64,7 +60,8 @@ def routes(service: Service) -> list[BaseRoute]:
         service.deployments.check_name(payload.model)
         documents = _documents(payload)
         found = await _embed(request, service, [payload.query or "", *documents], notes, _asked(payload, "documents"))
-        scores = [likeness(found.vectors[0], each) for each in found.vectors[1:]]
+        query, *others = found.vectors
+        scores = await beside_loop(found.vectors, lambda: [likeness(query, each) for each in others])
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         shown = payload.return_documents is not False
         results = [
@@ -160,8 +157,8 @@ def _pooled(service: Service, found: Vectors, base64: bool) -> bytes:
     return msgspec.json.encode(replies.PooledList(f"pool-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found)))
 
 
-def _shown(vector: bytes, base64: bool) -> list[float] | str:
-    return b64encode(vector).decode() if base64 else numbers(vector).tolist()
+def _shown(vector: bytes, base64: bool) -> Any:
+    return b64encode(vector).decode() if base64 else numbers_json(vector)
 
 
 def _usage(found: Vectors) -> replies.EmbeddingUsage:

@@ -1,7 +1,8 @@
 """Explanations of requests: `GET /v1/requests/{id}/explain` for clients, `/explain` of the admin socket.
 
-Owns who may see what: a client its own key's requests, and of others in their way only that they were there. The arithmetic runs in a
-thread, one explanation at a time, never in the loop.
+Owns who may see what: a client its own key's requests, of others in their way only that they were there, and of a missed prefix only what
+prompts of its own tenant and salt tell: what others have sent could be guessed block by block. The arithmetic
+runs in a thread, one explanation at a time, never in the loop.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def explain(request: Request) -> Response:
         caller, name = current_caller(), request.path_params["id"]
-        record = service.ledger.find(name[:MAX_ID])
+        record = service.ledger.find(name[:MAX_ID], None if caller.is_admin else caller.owner)
         if record is None or (record.owner != caller.owner and not caller.is_admin):
             raise _unknown(name)
         info, is_admin, owner = service.model.engine.info, caller.is_admin, caller.owner
@@ -104,7 +105,8 @@ def explain_one(
 ) -> shapes.Explanation:
     """The explanation of a request. `may_name`: the reader may know the id of this request in its way."""
     ledger, tokenizer = service.ledger, service.model.tokenizer
-    miss = diagnose(service.prefixes, ledger, record, partial(tokenizer.decode, skip_special=False), tokenizer.is_control)
+    decode = partial(tokenizer.decode, skip_special=False)
+    miss = diagnose(service.prefixes, ledger, record, decode, tokenizer.is_control, own=not is_admin)
     number = slowest_choice(record)
     choice, (total_seconds, ttft_seconds) = record.choices.get(number), wall(record, number)
     total = _part(ledger, charge(ledger, record, number), total_seconds, may_name, is_admin)

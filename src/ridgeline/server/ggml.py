@@ -20,7 +20,6 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
-from ridgeline.engine.pooled import numbers
 from ridgeline.server import body, fields, ggml_shapes
 from ridgeline.server.answer import Idle, collect, deliver
 from ridgeline.server.chat import render_chat
@@ -32,7 +31,7 @@ from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
 from ridgeline.server.transport import GGML_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body, unless_disconnected
-from ridgeline.server.vectors import Asked, embed
+from ridgeline.server.vectors import Asked, beside_loop, embed, numbers_json
 from ridgeline.text.token_text import token_text
 
 NO_SEED: Final = 2**32 - 1
@@ -109,7 +108,8 @@ def _other_routes(service: Service) -> list[BaseRoute]:
             raise ApiError("missing_field", "content is missing; send a string, or strings", param="content")
         texts = [given] if isinstance(given, str) else given
         found = await unless_disconnected(request.receive, embed(service, texts, notes, Asked(param="content")))
-        answer = json_response([ggml_shapes.GgmlEmbedding(at, [list(numbers(each))]) for at, each in enumerate(found.vectors)])
+        shown = await beside_loop(found.vectors, lambda: [numbers_json(each) for each in found.vectors])
+        answer = json_response([ggml_shapes.GgmlEmbedding(at, [each]) for at, each in enumerate(shown)])
         answer.headers.update(notes.tell())
         return answer
 
@@ -188,30 +188,43 @@ class CompletionForm:
     payload: GgmlCompletionRequest
     begun: StartedCompletion
     notes: Notes
+    _prompt_texts: dict[int, str] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
-    _texts: dict[int, str] = field(default_factory=dict)
+    _with_line: set[int] = field(default_factory=set)
+    """Choices whose text has a line break so far."""
 
     def chunk(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Chunk:
         """The event of new text."""
         self._counts[index] = self._counts.get(index, 0) + len(ids)
-        self._texts[index] = self._texts.get(index, "") + text
+        if "\n" in text:
+            self._with_line.add(index)
         evaluated = len(self.begun.prompts[index // self.begun.params.n])
         return Chunk(index, text, list(ids), False, NO_SLOT, self._counts[index], evaluated, self._probs(ids, logprobs))
 
-    def end(self, end: ChoiceEnd, text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> GgmlCompletion | dict[str, Any]:
+    async def end(
+        self, end: ChoiceEnd, text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> GgmlCompletion | dict[str, Any]:  # fmt: skip
         """A whole answer, or the end of a stream, whose text has been told."""
-        prompt = self.begun.prompts[end.index // self.begun.params.n]
+        number = end.index // self.begun.params.n
+        prompt = self.begun.prompts[number]
         word = end.stop_reason if isinstance(end.stop_reason, str) else ""
         kind = "word" if word else "limit" if end.reason is Finish.LENGTH else "eos"
         cached = end.usage.cached_tokens
         found = GgmlCompletion(
             end.index, text, list(ids) if self.payload.return_tokens else [], NO_SLOT, True,
             self.payload.model or self.model.name, end.usage.completion_tokens, len(prompt),
-            _settings(self.model, self.begun.params), self.model.tokenizer.decode(prompt, False),
-            "\n" in (text or self._texts.get(end.index, "")), False, kind, word, cached, self._timings(end, len(prompt) - cached),
+            _settings(self.model, self.begun.params), await self._prompt_text(number),
+            "\n" in text or end.index in self._with_line, False, kind, word, cached, self._timings(end, len(prompt) - cached),
             self._probs(ids, logprobs),
         )  # fmt: skip
         return _only(found, self.payload.response_fields) if self.payload.response_fields else found
+
+    async def _prompt_text(self, number: int) -> str:
+        """The text of a prompt, decoded once."""
+        if number not in self._prompt_texts:
+            tokenizer, prompt = self.model.tokenizer, self.begun.prompts[number]
+            self._prompt_texts[number] = await run_encoding(tokenizer, len(prompt), lambda: tokenizer.decode(prompt, False))
+        return self._prompt_texts[number]
 
     def _timings(self, end: ChoiceEnd, prompt_tokens: int) -> Timings:
         now = time.monotonic()
@@ -255,7 +268,7 @@ def _only(found: GgmlCompletion, names: Sequence[str]) -> dict[str, Any]:
 
 
 async def _whole(begun: StartedCompletion, form: CompletionForm) -> bytes:
-    found = [form.end(each.end, each.text, each.ids, each.logprobs) for each in await collect(begun.source, begun.params.n)]
+    found = [await form.end(each.end, each.text, each.ids, each.logprobs) for each in await collect(begun.source, begun.params.n)]
     return msgspec.json.encode(found if len(found) > 1 else found[0])
 
 
@@ -266,7 +279,7 @@ async def _events(begun: StartedCompletion, form: CompletionForm, keep_alive_sec
                 case ChoiceDelta() if part.delta.ids or part.delta.text:
                     yield msgspec.json.encode(form.chunk(part.index, part.delta.text, part.delta.ids, part.delta.logprobs))
                 case ChoiceEnd():
-                    yield msgspec.json.encode(form.end(part, "", (), ()))
+                    yield msgspec.json.encode(await form.end(part, "", (), ()))
                 case Idle():
                     yield KEEP_ALIVE
                 case ChoiceStart() | ChoiceDelta():

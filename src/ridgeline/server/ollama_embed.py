@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.engine.pooled import numbers
 from ridgeline.server import fields
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ollama import nanoseconds
@@ -14,7 +13,7 @@ from ridgeline.server.ollama_chat import plain_name
 from ridgeline.server.ollama_shapes import Vector, Vectors
 from ridgeline.server.service import Service
 from ridgeline.server.transport import client_of, json_response, read_body, unless_disconnected
-from ridgeline.server.vectors import Asked, embed
+from ridgeline.server.vectors import Asked, beside_loop, embed, numbers_json
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -29,9 +28,11 @@ def routes(service: Service) -> list[BaseRoute]:
         texts = [payload.input] if isinstance(payload.input, str) else payload.input
         asked = Asked(payload.dimensions, None if payload.truncate is False else -1)
         found = await unless_disconnected(request.receive, embed(service, texts, notes, asked)) if texts else None
+        vectors = found.vectors if found else []
+        shown = await beside_loop(vectors, lambda: [numbers_json(each) for each in vectors])
         answer = json_response(Vectors(
-            payload.model or "", [list(numbers(each)) for each in (found.vectors if found else ())],
-            nanoseconds(time.monotonic() - notes.arrived), nanoseconds((notes.tokenised or notes.arrived) - notes.arrived),
+            payload.model or "", shown, nanoseconds(time.monotonic() - notes.arrived),
+            nanoseconds((notes.tokenised or notes.arrived) - notes.arrived),
             found.prompt_tokens if found else 0,
         ))  # fmt: skip
         answer.headers.update(notes.tell())
@@ -44,6 +45,6 @@ def routes(service: Service) -> list[BaseRoute]:
         if not payload.prompt:
             return json_response(Vector([]))
         found = await unless_disconnected(request.receive, embed(service, [payload.prompt], notes, Asked(truncate=-1, param="prompt")))
-        return json_response(Vector(list(numbers(found.vectors[0]))))
+        return json_response(Vector(numbers_json(found.vectors[0])))
 
     return [Route("/api/embed", of_texts, methods=["POST"]), Route("/api/embeddings", of_one, methods=["POST"])]

@@ -121,6 +121,9 @@ def test_what_is_refused(served: Any, tmp_path: Path) -> None:
         assert "DoRA" in await load(client, "x", 400, lora_path="dora")
         assert "rank 100" in await load(client, "x", 400, lora_path="large")
         assert "load_inplace" in await load(client, "one", 400, lora_path="two")
+        body = {"lora_name": "new", "lora_path": "two"}
+        both = await asyncio.gather(*[client.post("/v1/load_lora_adapter", json=body) for _ in range(2)])
+        assert sorted(each.status_code for each in both) == [200, 400], "of two at once the second does not replace the first"
         assert (await client.post("/v1/load_lora_adapter", json={"lora_name": 5})).status_code == 400
         assert (await client.post("/v1/embeddings", json={"model": "one", "input": "a"})).status_code == 404
         wrong = await client.post("/v1/load_lora_adapter", json={"lora_name": "two"}, headers={"Authorization": "Bearer other"})
