@@ -30,8 +30,9 @@ def routes(service: Service) -> list[BaseRoute]:
 
     def tell(library: AdapterLibrary) -> None:
         client = service.deployment.client
-        for pin in library.changed_pins() if client is not None else ():
-            client.send(pin)
+        if client is not None:
+            for pin in library.changed_pins():
+                client.send(pin)
 
     async def load(request: Request) -> Response:
         payload = parse(wire.LoadLoraRequest, await read_body(request))
