@@ -25,6 +25,7 @@ CAUSES: Final = {
     "prefix": "another request was computing the same prefix",
     "drain": "steps in flight still used its row",
     "adapter": "its adapter was being loaded",
+    "adapter slot": "others' adapters had all slots (--max-loras)",
     "prefill": "its own prompt was computed",
     "others_prefill": "others' prompts were computed in its steps",
     "others_decode": "others' tokens were decoded in the steps of its prompt",

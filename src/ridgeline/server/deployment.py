@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.env import cache_directory, model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
-from ridgeline.core.commands import Knob, Output, SetKnob
+from ridgeline.core.commands import Knob, Output, PinAdapter, SetKnob
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.adapters import AdapterLibrary
@@ -152,6 +152,8 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
+            for digest in sorted(self.adapters.pins):
+                client.send(PinAdapter(digest, is_pinned=True))
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
