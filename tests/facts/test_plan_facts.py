@@ -10,6 +10,7 @@ import pytest
 
 from ridgeline.config.env import ModelStores
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.gguf_values import Value
 from ridgeline.facts.files.json_file import MAX_BYTES
@@ -301,13 +302,13 @@ def test_mutated_configs_give_shapes_or_typed_errors() -> None:
         assert found.total_parameters >= found.active_parameters > 0
 
 
-def header(arch: str, tensors: dict[str, tuple[int, ...]], **values: Value) -> Header:
-    """The header of a file with these keys under `arch` and these tensors as Q8_0."""
+def header(arch: str, tensors: dict[str, tuple[int, ...]], kind: str = "Q8_0", **values: Value) -> Header:
+    """The header of a file with these keys under `arch` and these tensors of one format."""
     metadata: dict[str, Value] = {
         "general.architecture": arch,
         **{f"{arch}.{key.replace('__', '.')}": value for key, value in values.items()},
     }
-    table = {name: TensorFacts(name, "Q8_0", shape, NOWHERE, 0, prod(shape) // 32 * 34) for name, shape in tensors.items()}
+    table = {name: TensorFacts(name, kind, shape, NOWHERE, 0, FORMATS[kind].row_bytes(prod(shape))) for name, shape in tensors.items()}
     return Header(metadata, table, (NOWHERE,))
 
 
@@ -320,6 +321,17 @@ def test_header_of_any_architecture() -> None:
     assert (found.attention_kind, found.widths.cached, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
     assert found.parameters == {"embedding": 6400, "head": 6400, "attention": 4096, "ffn": 6144, "experts": 0, "norms": 64}
     assert found.stored["ffn"] == 6144 // 32 * 34
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 8.5), ("Q4_K", 4.625), ("IQ2_XXS", 4.5625), ("TQ1_0", 2.5625)])
+def test_a_cpu_holds_what_its_kernels_read(kind: str, bits: float) -> None:
+    """Blocks of some formats are larger there than in the file: of a file, and of a model whose format is asked for."""
+    found = described_gguf(header("llama", {"token_embd.weight": (256, 256), "blk.0.ffn_up.weight": (512, 256)}, kind, **BASIC))
+    wanted = found.total_parameters * bits / 8
+    assert sum(class_bytes(found, None, native=True).values()) == wanted
+    assert sum(class_bytes(found, kind.lower(), native=True).values()) == wanted
+    stored = FORMATS[kind].row_bytes(found.total_parameters)
+    assert sum(class_bytes(found, None).values()) == sum(class_bytes(found, kind.lower()).values()) == stored
 
 
 @pytest.mark.parametrize(

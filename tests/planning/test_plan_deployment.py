@@ -152,7 +152,7 @@ def test_planned_pages_are_the_engines(demo_file: Path, tokens: int) -> None:
     blocks = sequence_blocks(groups, 16, max(2, tokens), asked.chunk)
     assert asked.memory.kv_sequence == blocks * block_bytes(facts, groups[0], 16, "f32")
     screen = facts.parameters["embedding"] * 5.5 / 8 + 4 * facts.vocab  # a second form of the head, of Q8_0
-    assert asked.memory.weights == sum(facts.stored.values()) + screen
+    assert asked.memory.weights == sum(facts.packed.values()) + screen > sum(facts.stored.values()) + screen
 
 
 def test_kv_heads_are_copied_and_latents_too() -> None:

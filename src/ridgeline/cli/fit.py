@@ -14,7 +14,7 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.planning.memory import kv_costs
 
 WEIGHTS_FACTOR: Final = 1.25
-"""Of the bytes of a file: what packing adds, and the buffers of a step."""
+"""Of the bytes of packed weights: what fills up rows, and the buffers of a step."""
 GIB: Final = 1 << 30
 
 
@@ -29,7 +29,7 @@ def check_fit(config: EngineConfig) -> None:
             "on a GPU the KV cache has all memory that is left, so no second model fits beside it; start with --kv-cache-memory-bytes"
         )
     facts = read_model_facts(resolve_model(config.model, model_stores()))
-    weights = int(WEIGHTS_FACTOR * sum(facts.stored.values()))
+    weights = int(WEIGHTS_FACTOR * sum(facts.packed.values()))
     costs = kv_costs(facts, resolved.block_size, resolved.tokens, resolved.kv_dtype)
     cache = resolve(resolved, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs).config.kv_cache_memory_bytes or 0
     if resolved.runner != "cuda" and weights + cache > machine.available_bytes:

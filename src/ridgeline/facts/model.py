@@ -176,6 +176,7 @@ class ModelFacts:
     quantisation  name under which users know the mixture of a file's formats, Q4_K_M for instance; "" where it has none but `dtype`
     parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     stored      bytes by class, {} where there are no weights
+    packed      the same, as native kernels read them; {} where that is not known
     attention, experts, state    where the network has more than plain attention and a dense feed-forward
 
     For runners:
@@ -210,6 +211,7 @@ class ModelFacts:
     quantisation: str = ""
     parameters: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
+    packed: Mapping[str, int] = field(default_factory=dict)
     attention: AttentionWidths | None = None
     experts: Experts | None = None
     state: StateLayers | None = None

@@ -134,8 +134,8 @@ class Memory:
 
 
 def weight_classes(deployment: Deployment) -> dict[str, float]:
-    """Bytes of weights by class, of one copy of the model."""
-    return class_bytes(deployment.model, deployment.dtype)
+    """Bytes of weights by class, of one copy of the model; on a CPU as its kernels read them."""
+    return class_bytes(deployment.model, deployment.dtype, native=not deployment.device.is_gpu)
 
 
 def screen_bytes(deployment: Deployment) -> float:

@@ -11,6 +11,7 @@ class WeightFormat:
     """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products.
 
     other_bits  of layers outside routed experts, where these differ
+    native_bits  of blocks in the order in which a CPU's kernels read them; None: as stored
     code_bits  width of the codes that a CPU multiplies as integers, 4, 5, 6 or 8; 0: floats
     """
 
@@ -19,9 +20,12 @@ class WeightFormat:
     compute: str
     code_bits: int = 0
     other_bits: float | None = None
+    native_bits: float | None = None
 
-    def bits(self, kind: str) -> float:
-        """Bits per parameter of a class of tensors."""
+    def bits(self, kind: str, native: bool = False) -> float:
+        """Bits per parameter of a class of tensors; `native`: as a CPU's kernels read them."""
+        if native and self.native_bits is not None:
+            return self.native_bits
         if kind in ("embedding", "head"):
             return self.embedding_bits
         return self.layer_bits if kind == "experts" or self.other_bits is None else self.other_bits
@@ -56,7 +60,13 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "w8a16": WeightFormat(8, 16, "f16", 8),
     "w8a8": WeightFormat(8, 16, "int8", 8),
     **{
-        name.lower(): WeightFormat(stored.bits_per_weight, stored.bits_per_weight, "f16", _code_bits(name))
+        name.lower(): WeightFormat(
+            stored.bits_per_weight,
+            stored.bits_per_weight,
+            "f16",
+            _code_bits(name),
+            native_bits=stored.native_bytes * 8 / stored.block_elements if stored.native_bytes else None,
+        )
         for name, stored in FORMATS.items()
         if "_" in name
     },
@@ -76,9 +86,10 @@ def token_kv_bits(model: ModelFacts, kv_dtype: str) -> int:
     return model.widths.cached * KV_BITS[kv_dtype] + scales
 
 
-def class_bytes(model: ModelFacts, dtype: str | None) -> dict[str, float]:
-    """Bytes of weights by class in a weight format; None: as stored."""
+def class_bytes(model: ModelFacts, dtype: str | None, *, native: bool = False) -> dict[str, float]:
+    """Bytes of weights by class in a weight format, None: as stored; `native`: as a CPU's kernels read them."""
     if dtype is None and model.stored:
-        return {name: float(model.stored.get(name, 0)) for name in CLASSES}
+        held = (native and model.packed) or model.stored
+        return {name: float(held.get(name, 0)) for name in CLASSES}
     form = WEIGHT_FORMATS[dtype or model.dtype]
-    return {name: count * form.bits(name) / 8 for name, count in model.parameters.items()}
+    return {name: count * form.bits(name, native) / 8 for name, count in model.parameters.items()}

@@ -83,7 +83,8 @@ def _model_data(model: ModelFacts) -> dict[str, Any]:
         "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "layer_kinds", "window", "dtype", "format_name",
     )  # fmt: skip
     parts = {name: part and asdict(part) for name, part in (("widths", model.widths), ("experts", model.experts), ("state", model.state))}
-    return {**{name: getattr(model, name) for name in names}, **parts, "parameters": dict(model.parameters), "stored": dict(model.stored)}
+    by_class = {name: dict(getattr(model, name)) for name in ("parameters", "stored", "packed")}
+    return {**{name: getattr(model, name) for name in names}, **parts, **by_class}
 
 
 def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[str, Any]) -> str:

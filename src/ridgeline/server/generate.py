@@ -17,7 +17,7 @@ from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
 from ridgeline.errors import RequestError
-from ridgeline.observe.charges import charge, slowest_choice
+from ridgeline.observe.charges import MAX_STEPS_IN_LOOP, charge, slowest_choice
 from ridgeline.observe.ledger import FrontEnd, Ledger
 from ridgeline.server import replies, wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
@@ -30,8 +30,6 @@ from ridgeline.server.service import Service
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
-MAX_EXPLAINED_STEPS: Final = 2_048
-"""Steps of a request beyond which its answer does not say where its time went; some 10 ms."""
 MAX_PROMPT_LOGPROBS: Final = 400_000
 """Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
@@ -116,7 +114,7 @@ def _front(notes: Notes) -> FrontEnd:
 def _time_spent(ledger: Ledger, request_id: str) -> replies.TimeSpent | None:
     """Where the time of a request went that has had its last token; None for one of so many steps that this would hold up others."""
     record = ledger.find(request_id)
-    if record is None or ledger.steps.end - record.first_step > MAX_EXPLAINED_STEPS:
+    if record is None or ledger.steps.end - record.first_step > MAX_STEPS_IN_LOOP:
         return None
     number = slowest_choice(record)
     ttft, total = (charge(ledger, record, number, to_first=to_first, named=False) for to_first in (True, False))

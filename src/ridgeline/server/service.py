@@ -125,7 +125,9 @@ class Service:
             for event in events:
                 other = renumbered(event)
                 if other is not None:
-                    self.metrics.apply(other)
+                    self.metrics.apply(other)  # which tells the ledger of ends
+                if type(other) is Closed:
+                    self.live.apply(other)
             return
         self._detect_restart()
         self.ledger.apply(events)

@@ -1,12 +1,18 @@
 """Memory of packed matrices: whose it is, and that systems can give it in huge pages."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ridgeline.compute.cpu.packing import ALIGNMENT, PIECE_BYTES, Pieces, allocate
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import ALIGNMENT, FORMATS, PIECE_BYTES, Pieces, allocate, pack, pack_weights
+from ridgeline.config.env import ModelStores
+from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.headers.read import describe_model, read_model_facts
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -29,3 +35,21 @@ def test_matrices_of_a_piece_are_aligned_and_apart() -> None:
     for number, each in enumerate(taken):
         each[:] = number + 1
     assert [np.unique(each).tolist() for each in taken] == [[number + 1] for number in range(len(taken))]
+
+
+@pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
+def test_planning_knows_what_each_format_takes() -> None:
+    known = [kind for kind in FORMATS if kind in STORED]
+    with ThreadPoolExecutor(1) as pool:
+        for kind in known:
+            codes = np.zeros((32, STORED[kind].row_bytes(512)), np.uint8)
+            assert pack(kind, codes, (32, 512), pool).nbytes == STORED[kind].packed_bytes(codes.nbytes), kind
+    assert len(known) > 20
+
+
+@pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
+def test_the_plan_of_a_cpu_has_the_weights_that_loading_measures(demo_file: Path) -> None:
+    """A mixture of formats, the second form of the head among them."""
+    packed = pack_weights(read_model_facts(demo_file), 2, lambda stage, fraction: None)
+    planned = deployment_of(describe_model(str(demo_file), ModelStores(Path())), PlanOptions("epyc-9654"))
+    assert planned.memory.weights == sum(weight.nbytes for weight in packed.values())

@@ -5,17 +5,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoredFormat:
-    """Format that stores `block_elements` consecutive weights in `block_bytes` bytes."""
+    """Format that stores `block_elements` consecutive weights in `block_bytes` bytes.
+
+    native_bytes  of a block in the order in which native kernels read it; 0: as many as are stored
+    """
 
     name: str
     ggml_id: int
     block_elements: int
     block_bytes: int
+    native_bytes: int = 0
 
     @property
     def bits_per_weight(self) -> float:
         """Bits per weight, scales included."""
         return self.block_bytes * 8 / self.block_elements
+
+    def packed_bytes(self, stored_bytes: int) -> int:
+        """Bytes that so many stored ones, whole blocks of them, take as native kernels read them."""
+        return stored_bytes // self.block_bytes * (self.native_bytes or self.block_bytes)
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of `columns` consecutive weights, whole blocks of them."""
@@ -33,22 +41,22 @@ FORMATS = {
         StoredFormat("Q5_1", 7, 32, 24),
         StoredFormat("Q8_0", 8, 32, 34),
         StoredFormat("Q2_K", 10, 256, 84),
-        StoredFormat("Q3_K", 11, 256, 110),
-        StoredFormat("Q4_K", 12, 256, 144),
-        StoredFormat("Q5_K", 13, 256, 176),
+        StoredFormat("Q3_K", 11, 256, 110, 114),
+        StoredFormat("Q4_K", 12, 256, 144, 148),
+        StoredFormat("Q5_K", 13, 256, 176, 180),
         StoredFormat("Q6_K", 14, 256, 210),
-        StoredFormat("IQ2_XXS", 16, 256, 66),
-        StoredFormat("IQ2_XS", 17, 256, 74),
-        StoredFormat("IQ3_XXS", 18, 256, 98),
-        StoredFormat("IQ1_S", 19, 256, 50),
+        StoredFormat("IQ2_XXS", 16, 256, 66, 146),
+        StoredFormat("IQ2_XS", 17, 256, 74, 146),
+        StoredFormat("IQ3_XXS", 18, 256, 98, 146),
+        StoredFormat("IQ1_S", 19, 256, 50, 146),
         StoredFormat("IQ4_NL", 20, 32, 18),
-        StoredFormat("IQ3_S", 21, 256, 110),
-        StoredFormat("IQ2_S", 22, 256, 82),
-        StoredFormat("IQ4_XS", 23, 256, 136),
-        StoredFormat("IQ1_M", 29, 256, 56),
+        StoredFormat("IQ3_S", 21, 256, 110, 146),
+        StoredFormat("IQ2_S", 22, 256, 82, 146),
+        StoredFormat("IQ4_XS", 23, 256, 136, 138),
+        StoredFormat("IQ1_M", 29, 256, 56, 146),
         StoredFormat("BF16", 30, 1, 2),
-        StoredFormat("TQ1_0", 34, 256, 54),
-        StoredFormat("TQ2_0", 35, 256, 66),
+        StoredFormat("TQ1_0", 34, 256, 54, 82),
+        StoredFormat("TQ2_0", 35, 256, 66, 82),
         StoredFormat("MXFP4", 39, 32, 17),
         StoredFormat("NVFP4", 40, 64, 36),
     )

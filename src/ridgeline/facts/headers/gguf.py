@@ -16,7 +16,15 @@ from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, M
 from ridgeline.facts.headers.gguf_rope import read_ropes
 from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
-from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
+from ridgeline.facts.headers.tensors import (
+    add_tensors,
+    canonical_tensors,
+    dense_sizes,
+    expected_shapes,
+    fingerprint,
+    packed_by_class,
+    sum_by_class,
+)
 from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
 from ridgeline.models.declare import Architecture, TensorNames
 from ridgeline.models.table import RUNNABLE, module_name
@@ -126,6 +134,7 @@ def describe_gguf(header: Header) -> ModelFacts:
         quantisation=_quantisation(header),
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        packed=packed_by_class(tensors),
         attention=attention,
         experts=gguf_experts(header, arch, RUNNABLE.get(module_name(arch))),
         state=_state(header, arch, len(recurrent)),

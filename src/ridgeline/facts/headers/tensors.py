@@ -100,12 +100,22 @@ def sum_by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return sums
 
 
+def packed_by_class(tensors: Mapping[str, TensorFacts]) -> dict[str, int]:
+    """Bytes by class as native kernels read them, without what fills up the last rows of a matrix."""
+    return sum_by_class((name, _packed_bytes(tensor)) for name, tensor in tensors.items())
+
+
+def _packed_bytes(tensor: TensorFacts) -> int:
+    return FORMATS[tensor.kind].packed_bytes(tensor.bytes) if tensor.kind in FORMATS and tensor.quantised is None else tensor.bytes
+
+
 def add_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity: bytes) -> ModelFacts:
     """`facts` with tensors by canonical name, their parameters and bytes by class, and the fingerprint: what runners load."""
     return replace(
         facts,
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        packed=packed_by_class(tensors),
         tensors=tensors,
         fingerprint=identity,
     )

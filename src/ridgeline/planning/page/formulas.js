@@ -17,10 +17,11 @@ const ranks = ({ tensor, pipeline, expert }) => tensor * pipeline * expert;
 // facts.model, planning.formats, facts.hardware.devices
 const kv_layers = (model) => model.layers - kind_layers(model, "none");
 const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent + 2 * state.convolution) : 0);
-function class_bytes(model, dtype) {
-  if (dtype === null && Object.keys(model.stored).length) return model.stored;
+function class_bytes(model, dtype, native) {
+  if (dtype === null && Object.keys(model.stored).length) return native && Object.keys(model.packed).length ? model.packed : model.stored;
   const form = WEIGHT_FORMATS[dtype ?? model.dtype];
   const bits = (name) => {
+    if (native && form.native_bits !== null) return form.native_bits;
     if (name === "embedding" || name === "head") return form.embedding_bits;
     return name === "experts" || form.other_bits === null ? form.layer_bits : form.other_bits;
   };
@@ -62,12 +63,12 @@ function longest_sequence(groups, block_tokens, blocks, chunk, limit) {
 // planning.deployment
 const head_class = (model) => (model.parameters.head ? "head" : "embedding");
 function screen_bytes(d) {
-  const count = d.model.parameters[head_class(d.model)], stored = class_bytes(d.model, d.dtype)[head_class(d.model)];
+  const count = d.model.parameters[head_class(d.model)], stored = class_bytes(d.model, d.dtype, !d.device.is_gpu)[head_class(d.model)];
   return d.device.is_gpu || 8 * stored !== SCREENED_BITS * count ? 0 : (count * SCREEN_BITS) / 8 + 4 * d.model.vocab;
 }
 
 function rank_weights(d) {
-  const classes = class_bytes(d.model, d.dtype), { tensor, pipeline, expert } = d.layout;
+  const classes = class_bytes(d.model, d.dtype, !d.device.is_gpu), { tensor, pipeline, expert } = d.layout;
   const rest = Object.values(classes).reduce((sum, bytes) => sum + bytes, 0) - classes.experts + screen_bytes(d);
   return (rest + classes.experts / expert) / tensor / pipeline;
 }
@@ -165,7 +166,7 @@ function attended_pairs(start, count, window) {
 
 // `sequences` alike rows, each of which computes `count` tokens from position `start` on and samples one.
 function step_work(d, { start, count, sequences }) {
-  const { model } = d, { experts } = model, classes = class_bytes(model, d.dtype), tokens = count * sequences;
+  const { model } = d, { experts } = model, classes = class_bytes(model, d.dtype, !d.device.is_gpu), tokens = count * sequences;
   const width = count < MLA_EXPANSION_TOKENS ? model.widths.decode : model.widths.prefill, end = start + count;
   let attention = 0, cached = 0;
   for (const [kind, window] of [["full", 0], ["window", model.window]]) {
