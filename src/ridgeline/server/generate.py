@@ -49,7 +49,8 @@ async def start_generation(
     """
     if notes.tokenised is not None:
         service.metrics.tokenizer.observe(notes.tokenised - notes.arrived)
-    bad_words = await encode_bad_words(service.model.tokenizer, params.bad_words)
+    model = service.model
+    bad_words = await encode_bad_words(model.tokenizer, params.bad_words)
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     if service.brown_out is not None:
@@ -67,7 +68,7 @@ async def start_generation(
     )  # fmt: skip
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
-    tokenizer = service.model.tokenizer
+    tokenizer = model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
         engine = _enter(service, requests, requests, targets)
@@ -75,7 +76,7 @@ async def start_generation(
             service.tracer.admitted(requests)
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
-            service.prefixes.add(request, service.model.engine.info.kv.block_tokens)
+            service.prefixes.add(request, model.engine.info.kv.block_tokens)
         generation = Generation(engine, tokenizer, requests, params, on_end, until)
         if payload.explain:
             generation.usage.time_spent = partial(_time_spent, service.ledger, generation.id)
