@@ -28,6 +28,11 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
     assert length.origin == "machine" and "16000" in length.reason
 
 
+def test_adapters_have_memory_of_their_own() -> None:
+    settled = resolve(EngineConfig("m", max_num_seqs=2, enable_lora=True), context=16_000, memory_bytes=1_000_000, costs=COSTS)
+    assert settled.blocks == 240
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.core.adapters import AdapterSlots
-from ridgeline.core.commands import AdapterReady, Admit
-from ridgeline.core.events import Closed, Finish, PrefixHit, Ready, Rejected, Started, Wait, Waiting
+from ridgeline.core.commands import AdapterReady, Admit, PinAdapter
+from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit, Ready, Rejected, Scheduled, Started, Wait, Waiting
 from ridgeline.core.params import Adapter, Admitted, Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.policy import POLICIES
@@ -21,16 +21,16 @@ PROMPT = tuple(range(40, 73))
 ONE, TWO, THREE = (Adapter(name, name.encode() * 8, "") for name in ("one", "two", "three"))
 
 
-def engine_of(slots: int, rows: int = 4) -> Engine:
+def engine_of(slots: int, rows: int = 4, policy: str = "fcfs") -> Engine:
     kv = KVShape((KVGroup("full", (0,), 0),), 4, 400, b"test")
     limits = Limits(rows=rows, token_budget=64, depth=2, max_model_len=256, adapter_slots=slots)
     info = ExecutorInfo(kv, 512, 256, rows, "sim", 0, 0)
     clock = VirtualClock()
-    return Engine(Scheduler(limits, kv, POLICIES["fcfs"]), SimExecutor(info, FakeModel(), clock), clock, 2)
+    return Engine(Scheduler(limits, kv, POLICIES[policy]), SimExecutor(info, FakeModel(), clock), clock, 2)
 
 
-def request(name: str, adapter: Adapter | None, max_tokens: int = 4) -> Admitted:
-    return Admitted(name, PROMPT, max_tokens, seed=1, adapter=adapter)
+def request(name: str, adapter: Adapter | None, max_tokens: int = 4, priority: int = 0) -> Admitted:
+    return Admitted(name, PROMPT, max_tokens, seed=1, adapter=adapter, priority=priority)
 
 
 def run(engine: Engine, *commands: object) -> list[object]:
@@ -94,8 +94,52 @@ def test_others_start_while_one_waits_for_a_slot_and_not_for_ever() -> None:
 @pytest.mark.parametrize("pins", [False, True])
 def test_the_least_recently_used_makes_room_unless_it_is_pinned(pins: bool) -> None:
     slots = AdapterSlots(2)
-    for adapter in (replace(ONE, is_pinned=pins), TWO):
+    slots.pin(ONE.digest, pins)
+    for adapter in (ONE, TWO):
         slots.take(adapter)
         slots.release(adapter)
     assert slots.take(THREE) == (1 if pins else 0)
     assert [fill.digest for fill in slots.fills] == [ONE.digest, TWO.digest, THREE.digest]
+
+
+def test_pins_end_and_begin_while_an_adapter_lies_in_its_slot() -> None:
+    engine = engine_of(2)
+    slots = engine.scheduler.lifecycle.adapters
+    number = iter(range(100))
+
+    def use(*adapters: Adapter) -> set[bytes]:
+        for adapter in adapters:
+            run(engine, Admit(request(f"r{next(number)}", adapter)), AdapterReady(adapter.digest))
+        return set(slots.slots)
+
+    run(engine, PinAdapter(ONE.digest, True), PinAdapter(TWO.digest, True))
+    assert use(ONE, TWO, THREE) == {ONE.digest, THREE.digest}, "one fewer than there are slots are pinned"
+    run(engine, PinAdapter(ONE.digest, False))
+    assert use(TWO) == {THREE.digest, TWO.digest}, "a slot is free for all again"
+    assert use(THREE, ONE) == {TWO.digest, ONE.digest}, "the next pin holds"
+    run(engine, PinAdapter(TWO.digest, False), PinAdapter(ONE.digest, True))
+    assert use(THREE, TWO) == {ONE.digest, TWO.digest}, "pinned where it lay"
+
+
+def test_a_higher_class_takes_a_slot() -> None:
+    """From rows of a lower class, the last first, and from none where the slots are another's of its own class."""
+    engine = engine_of(2, policy="priority", rows=8)
+    ready = [AdapterReady(each.digest) for each in (ONE, TWO, THREE)]
+    low = [Admit(request(name, adapter, 60, priority=1)) for name, adapter in (("a", ONE), ("b", TWO), ("c", ONE), ("d", None))]
+    events = [event for commands in ([*low, *ready], [], [], []) for event in engine.turn(commands).events]
+    events += engine.turn([Admit(request("high", THREE)), AdapterReady(THREE.digest)]).events
+    events += run(engine)
+    assert of(Preempted, events) == ["d", "c", "b"]
+    assert of(Closed, events)[0] == "high" and len(of(Closed, events)) == 5 and engine.idle
+
+    engine = engine_of(1, policy="priority", rows=2)
+    events = run(engine, *[Admit(request(f"r{number}", ONE, 40)) for number in range(3)], Admit(request("two", TWO)), *ready)
+    assert not of(Preempted, events) and len(of(Closed, events)) == 4
+
+
+def test_what_waits_behind_a_slot_is_told_so() -> None:
+    engine = engine_of(1, rows=2)
+    ready = [AdapterReady(each.digest) for each in (ONE, TWO)]
+    commands = [Admit(request("first", ONE, 90)), Admit(request("second", TWO)), *[Admit(request(f"r{i}", ONE, 20)) for i in range(5)]]
+    events = run(engine, *commands, *ready)
+    assert "adapter slot" in {event.lack for event in events if isinstance(event, Scheduled)}

@@ -62,7 +62,8 @@ STANDS_FOR = {
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
-KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline route", "prometheus ")
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline top",
+        "ridgeline route", "prometheus ")  # fmt: skip
 """Lines during which the server of the line before runs on."""
 
 

@@ -37,7 +37,7 @@ OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprob
 SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))
 MESSAGES: list[Message] = [
     commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.GrammarReady(b"d", "too large"),
-    commands.SetKnob("step_ms", 30), commands.AdapterReady(b"d", "too large"),
+    commands.SetKnob("step_ms", 30), commands.AdapterReady(b"d", "too large"), commands.PinAdapter(b"d", True),
     messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT, SCORES), [*UNSENT, *EVENTS]), messages.Health(9, 1.5), messages.Fatal("out of memory", False),

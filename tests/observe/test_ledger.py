@@ -6,8 +6,11 @@ from random import Random
 import pytest
 from ledgers import FAULTS, background, plant, serve
 
+from ridgeline.core import events
 from ridgeline.observe.charges import CAUSES, charge, wall
 from ridgeline.observe.investigate import ALERTS, LEVERS, PHASES, investigate
+from ridgeline.observe.ledger import FrontEnd, Ledger
+from ridgeline.observe.requests import ChoiceTimes
 from ridgeline.observe.shares import distribution
 
 
@@ -65,6 +68,30 @@ def test_planted_faults_of_eighty_trials_each() -> None:
     right = {cause: sum(first_cause(cause, seed) == cause for seed in range(80)) for cause in FAULTS}
     print(right)
     assert sum(right.values()) >= 0.95 * 80 * len(FAULTS) and min(right.values()) >= 0.9 * 80
+
+
+def test_an_id_that_clients_use_again_names_the_last_request_of_each() -> None:
+    ledger = Ledger(lambda: 0.0, max_requests=3)
+
+    def ask(name: str, owner: bytes) -> None:
+        ledger.submitted(name, FrontEnd(0.0, 0.0, 0.0), owner)
+        ledger.apply([events.Admitted(name, 0.0, 1, 1, 0.0)])
+        ledger.answered([name], "retried", 0.0, (), None)
+        ledger.choice_ended(events.Closed(name, 0, events.Finish.STOP, events.Usage(1, 1), 0.0), ChoiceTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+
+    def found(owner: bytes | None) -> str | None:
+        record = ledger.find("retried", owner)
+        return None if record is None else record.request_id
+
+    ask("a1", b"a")
+    ask("b1", b"b")
+    ask("a2", b"a")
+    assert (found(b"a"), found(b"b"), found(None), found(b"c")) == ("a2", "b1", "a2", None)
+    ask("b2", b"b")  # a1 is forgotten
+    assert (found(b"a"), found(b"b"), found(None)) == ("a2", "b2", "b2")
+    for number in range(3):
+        ledger.apply([events.Admitted(f"n{number}", 0.0, 1, 1, 0.0)])
+    assert found(None) is None and not ledger._aliases
 
 
 def test_every_cause_has_a_phase_and_a_lever_and_alerts_are_those_of_deploy() -> None:

@@ -69,6 +69,21 @@ def test_steps_are_summed_by_second() -> None:
     assert live.window(13.0, 10).steps == 2, "a step that nobody planned"
 
 
+def test_rows_that_verify_drafts_decode() -> None:
+    live = live_of()
+    live.step_cost = StepSeconds(0.0, 0.001, 0.001)
+    for name in ("one", "two", "three"):
+        admit(live, name, ("one", "two", "three").index(name), name, 9.0)
+    planned = events.Scheduled(0, 10.0, (0, 1, 2), array("i", [6, 1, 20]), 0, 900, 0)
+    for event in (planned, events.Computed(0, 10.5, (0, 1, 2), array("i", [3, 1, 0]), drafted=5, accepted=2)):
+        live.apply(event)
+    (second,) = live.history(11.0, 1)
+    assert (second.rows, second.decode, second.tokens, second.sampled) == (3, 2, 22, 4), "20 are of a prompt; 5 were drafted"
+    live.engine_lost()
+    spent = {name: each.seconds for name, each in live.spending.by_tenant.items()}
+    assert spent["one"] == pytest.approx(spent["two"]) and spent["three"] > 10 * spent["one"]
+
+
 def test_percentiles_are_of_the_last_minute() -> None:
     live = live_of()
     assert live.latencies() == {"ttft": None, "itl": None}

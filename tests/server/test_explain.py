@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.observe.charges import MAX_STEPS_IN_LOOP
 
 KEYS = "a key-a tenant=one\nb key-b tenant=two\nroot key-root scope=admin\n"
 
@@ -98,6 +99,8 @@ def test_an_answer_says_it_by_itself_where_it_is_asked(chat_site: Any) -> None:
     whole = chat_site.complete(prompt="a", max_tokens=3, explain=True).json()["usage"]["ridgeline"]
     last = chat_site.events("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, explain=True,
                             stream_options={"include_usage": True})[-1]["usage"]["ridgeline"]  # fmt: skip
+    long = chat_site.complete(prompt="a", max_tokens=MAX_STEPS_IN_LOOP + 9, ignore_eos=True, explain=True)
+    assert "ridgeline" not in long.json()["usage"]
     for told in (whole, last):
         assert {"prefill", "decode"} <= told["total_ms"].keys() and told["first"] in told["total_ms"]
         assert sum(told["ttft_ms"].values()) < sum(told["total_ms"].values())

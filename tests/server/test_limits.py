@@ -127,7 +127,7 @@ def generation(path: str) -> dict[str, list[Case]]:
         "model": [("empty", '""', False), ("wrong type", "1", False), ("unknown", '"other"', False), *NULL, *NOWHERE],
     }
     flags = ("use_beam_search", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_token_ids",
-             "return_tokens_as_token_ids")  # fmt: skip
+             "return_tokens_as_token_ids", "explain")  # fmt: skip
     return fields | forms() | {name: booleans() for name in flags} | {"stream": [case for case in booleans() if case[1] != "true"]}
 
 

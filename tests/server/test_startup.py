@@ -13,8 +13,9 @@ import pytest
 from ridgeline.config.groups import EngineConfig
 from ridgeline.engine.client import State
 from ridgeline.errors import Finding
+from ridgeline.observe.starts import keep_start, last_start
 from ridgeline.server import deployment
-from ridgeline.server.startup import FILE, Startup, keep_start, last_start
+from ridgeline.server.startup import Startup
 
 
 def test_the_time_left_follows_the_measured_pace() -> None:
@@ -51,17 +52,15 @@ def test_later_stages_are_reckoned_as_they_took_last(tmp_path: Path) -> None:
             yield startup.snapshot().eta_seconds
             clock[0] += seconds / 2
         startup.end()
-        keep_start(tmp_path, "m", startup.seconds)
+        keep_start(tmp_path, "m", "1", startup.phases)
 
     assert list(start({})) == [None, 0.5, None, 4.0, None, 1.5], "nothing is known but the pace of the stage"
     known = last_start(tmp_path, "m")
     assert known == {"starting": 1, "packing weights": 8, "warming up": 3} and last_start(tmp_path, "other") == {}
     assert list(start(known)) == [12.0, 11.5, 11.0, 7.0, 3.0, 1.5]
-    for number in range(100):
-        keep_start(tmp_path, f"m{number}", known)
-    assert last_start(tmp_path, "m") == {} and last_start(tmp_path, "m99") == known
-    (tmp_path / FILE).write_text('{"m": {"a": "x", "b": -1, "c": 2, "d": true}, "n": 3}')
-    assert last_start(tmp_path, "m") == {"c": 2.0} and last_start(tmp_path, "n") == {}
+    keep_start(tmp_path, "m", "1", {"process": 5.0, "starting": 2.0})
+    keep_start(tmp_path, "other", "1", {"starting": -1.0})
+    assert last_start(tmp_path, "m") == {"starting": 2.0} and last_start(tmp_path, "other") == {}, "the newest; none that cannot be"
 
 
 def test_startupz_while_loading_and_behind_it(new_site: Any) -> None:

@@ -45,6 +45,7 @@ def test_old_requests_end_and_new_ones_go_to_the_new_model(new_site: Any) -> Non
     assert (report.old, report.new, report.open_requests, report.aborted) == (OLD, NEW, 1, 0)
     assert service.engine.pid != pid and old.client.pid is None and not service.deployments.others
     assert service.metrics.running == service.metrics.waiting == 0 and service.metrics.generation_tokens == 303
+    assert not service.live.spending._requests and all(not each.open_choices for each in service.ledger.arrived_since(0.0))
     assert service.deployment.knobs == {"step_ms": 17} and not service.deployment.users
     card = site.get("/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == ("fake", 777) and site.get("/readyz").status_code == 200

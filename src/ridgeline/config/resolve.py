@@ -10,6 +10,10 @@ from ridgeline.errors import ConfigError
 MEMORY_SHARE = 0.30
 """Default limit of the KV cache, as a share of the memory that the process may use."""
 
+ADAPTER_SHARE = 0.20
+"""Of that memory for adapters, in host memory and in slots, where any are taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One effective setting: its value, where it comes from (flag, model, machine) and why."""
@@ -56,6 +60,7 @@ def resolve(
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_settings(config)
+    memory_bytes -= adapter_bytes(config, memory_bytes)
     length = _max_model_len(config, context)
     asked = int(length.value)
     cache = _cache_bytes(config, asked, memory_bytes, costs, share)
@@ -85,6 +90,11 @@ def resolve(
         return Resolved(settled, blocks, (length, cache))
     reason = f"--swap-space: {host_blocks} blocks in host memory, behind the {blocks} of the KV cache"
     return Resolved(settled, blocks, (length, cache, Decision("swap_space", f"{config.swap_space:g} GiB", "flag", reason)), host_blocks)
+
+
+def adapter_bytes(config: EngineConfig, memory_bytes: int) -> int:
+    """Bytes that adapters may have of the memory; 0 where none are taken."""
+    return int(memory_bytes * ADAPTER_SHARE) if config.adapter_slots else 0
 
 
 def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:

@@ -5,6 +5,7 @@ step in flight reads is replaced. Slots without a user keep what they hold; the 
 """
 
 from collections import Counter
+from itertools import islice
 
 from ridgeline.core.params import Adapter
 from ridgeline.core.plan import SlotFill
@@ -26,11 +27,13 @@ class AdapterSlots:
         self.open: Counter[bytes] = Counter()
         self.fills: list[SlotFill] = []
         self._free = list(range(count - 1, -1, -1))
-        self._pinned: set[bytes] = set()
+        self._pins: dict[bytes, None] = {}
+        self._kept: frozenset[bytes] = frozenset()
+        """The first pins, one fewer than there are slots: others must find one."""
 
     def has_room(self, adapter: Adapter) -> bool:
         """True if the adapter is in a slot, or one can be filled with it now."""
-        return adapter.digest in self.slots or bool(self._free) or self._unused() is not None
+        return adapter.digest in self.slots or bool(self._free) or self.has_unused(self.rows)
 
     def take(self, adapter: Adapter) -> int:
         """The adapter's slot, which a row uses from now on. There is room."""
@@ -40,16 +43,21 @@ class AdapterSlots:
             if self._free:
                 slot = self._free.pop()
             else:
-                unused = self._unused()
+                unused = self._unused(self.rows)
                 assert unused is not None, "no slot can be filled"
                 slot = self.slots.pop(unused)
-                self._pinned.discard(unused)
             self.fills.append(SlotFill(slot, digest))
-            if adapter.is_pinned and len(self._pinned) < self.count - 1:
-                self._pinned.add(digest)
         self.slots[digest] = slot
         self.rows[digest] += 1
         return slot
+
+    def pin(self, digest: bytes, is_pinned: bool) -> None:
+        """Lets an adapter keep its slot once it has one, or no longer."""
+        if is_pinned:
+            self._pins[digest] = None
+        else:
+            self._pins.pop(digest, None)
+        self._kept = frozenset(islice(self._pins, max(0, self.count - 1)))
 
     def release(self, adapter: Adapter) -> None:
         """A row does not use the adapter any more."""
@@ -63,5 +71,9 @@ class AdapterSlots:
         if not self.open[adapter.digest]:
             del self.open[adapter.digest]
 
-    def _unused(self) -> bytes | None:
-        return next((digest for digest in self.slots if digest not in self.rows and digest not in self._pinned), None)
+    def has_unused(self, users: Counter[bytes]) -> bool:
+        """True if a slot can be filled with another adapter where those of `users` alone are in use."""
+        return self._unused(users) is not None
+
+    def _unused(self, users: Counter[bytes]) -> bytes | None:
+        return next((digest for digest in self.slots if not users[digest] and digest not in self._kept), None)

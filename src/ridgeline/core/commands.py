@@ -80,7 +80,15 @@ class SetKnob:
     value: int
 
 
-Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob
+@dataclass(frozen=True, slots=True)
+class PinAdapter:
+    """Lets an adapter keep its slot from now on, once it has one; or no longer."""
+
+    digest: bytes
+    is_pinned: bool
+
+
+Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob | PinAdapter
 
 
 class Output(NamedTuple):

@@ -23,7 +23,7 @@ class Wait(StrEnum):
     SLOT = "adapter slot"
 
 
-Lack = Literal["", "rows", "blocks", "budget", "order"]
+Lack = Literal["", "rows", "blocks", "budget", "order", "adapter slot"]
 """What keeps the first waiting sequence from a row in a step: all are taken, too few blocks are free, prompts before it have the step's
 budget, the policy starts none beside those that run; or nothing, or none waits."""
 

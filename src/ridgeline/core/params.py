@@ -76,16 +76,14 @@ class Grammar:
 class Adapter:
     """A LoRA adapter that a request is answered with.
 
-    name       for messages
-    digest     SHA-256 of its files, which is part of every prefix key
-    path       where the operator has put it: a directory of PEFT's, or a GGUF file
-    is_pinned  it keeps its slot once it has one
+    name    for messages
+    digest  SHA-256 of its files, which is part of every prefix key
+    path    where the operator has put it: a directory of PEFT's, or a GGUF file
     """
 
     name: str
     digest: bytes
     path: str
-    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ pinned: it starts again only if blocks up to its last token are available, and t
 the first and the pinned sequences can always advance. Allocates no blocks itself.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+
 from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
@@ -33,6 +36,25 @@ class Preemptor:
             if victim is not None:
                 self._preempt(victim, sequence, "row", builder)
         return bool(lifecycle.rows)
+
+    def free_slot(self, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """Preempts sequences of a lower class, the last first, until no running one uses some slot; none where that frees no slot.
+        Returns True if a slot will be free once steps in flight are committed. False under a policy without classes."""
+        slots, victims = self.lifecycle.adapters, list[Sequence]()
+        if not self.policy.classes:
+            return False
+        users = Counter(each.request.adapter.digest for each in self.lifecycle.running if each.request.adapter is not None)
+        candidates = self._victims(sequence)
+        while not slots.has_unused(users):
+            victim = next(candidates, None)
+            if victim is None:
+                return False
+            victims.append(victim)
+            if victim.request.adapter is not None:
+                users[victim.request.adapter.digest] -= 1
+        for victim in victims:
+            self._preempt(victim, sequence, "adapter slot", builder)
+        return True
 
     def can_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """Returns True if a waiting sequence, whose cached prefix is attached, has the blocks to start.
@@ -118,14 +140,16 @@ class Preemptor:
     def find_victim(self, requester: Sequence) -> Sequence | None:
         """Returns the sequence to preempt for `requester`: the last in order behind it, of a lower class if `requester` waits; never the
         first in order, nor a pinned one. None if there is none."""
+        return next(self._victims(requester), None)
+
+    def _victims(self, requester: Sequence) -> Iterator[Sequence]:
         running = self.lifecycle.running
         waits = requester.state is State.WAITING
         for candidate in reversed(running[1:]):
             if candidate.rank <= requester.rank or (waits and self.policy.same_class(candidate, requester)):
-                return None
+                return
             if candidate not in self.lifecycle.pinned:
-                return candidate
-        return None
+                yield candidate
 
     def _preempt(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
         """Preempts a sequence, which cannot start again in the same step."""

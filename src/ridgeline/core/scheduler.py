@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
 
-from ridgeline.core.commands import Abort, AdapterReady, Admit, Close, Command, GrammarReady, Output, SetKnob
+from ridgeline.core.commands import Abort, AdapterReady, Admit, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -84,6 +84,8 @@ class Scheduler:
                     self.lifecycle.on_ready(Wait.GRAMMAR, digest, error, now)
                 case AdapterReady(digest, error):
                     self.lifecycle.on_ready(Wait.ADAPTER, digest, error, now)
+                case PinAdapter(digest, is_pinned):
+                    self.lifecycle.adapters.pin(digest, is_pinned)
                 case SetKnob("step_ms", value) if self.pace is not None:
                     self.pace.target = value / 1e3
                     self.limits = self.pace.limited(self.limits)
@@ -251,7 +253,9 @@ class Scheduler:
         if not waits <= _LOOKED_AT or (Wait.PREFIX in waits and self._blocker(sequence, sequence.blocked_at) is not None):
             return
         if sequence.request.adapter is not None and not self.lifecycle.has_slot(sequence, sequence.request.adapter):
-            builder.starts_closed = self.lifecycle.starts - sequence.passed_from >= self.limits.rows
+            is_near = self.preemptor.free_slot(sequence, builder)
+            if is_near or self.lifecycle.starts - sequence.passed_from >= self.limits.rows:
+                builder.close_starts("adapter slot")
             return
         lacks_budget = not self._prefill_left(builder) or (sequence.scored < sequence.to_score and not builder.scores_left)
         lacks_blocks = False

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from ridgeline.core.commands import PinAdapter
 from ridgeline.core.params import Adapter
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
@@ -32,12 +33,14 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True)
 class KnownAdapter:
-    """An adapter, its largest rank, and its bytes in memory at most. `number`: the id that vLLM's request gave it; 0: none."""
+    """An adapter, its largest rank, and its bytes in memory at most. `number`: the id that vLLM's request gave it; 0: none.
+    `is_pinned`: it keeps its slot once it has one."""
 
     adapter: Adapter
     rank: int
     bytes: int
     number: int = 0
+    is_pinned: bool = False
 
 
 class AdapterLibrary:
@@ -50,11 +53,22 @@ class AdapterLibrary:
     def __init__(self, path: Path | None, max_rank: int) -> None:
         self._path, self._max_rank = path, max_rank
         self._known: dict[str, KnownAdapter] = {}
+        self._told: set[bytes] = set()
 
     @property
     def known(self) -> tuple[KnownAdapter, ...]:
         """All of them, in the order of registration."""
         return tuple(self._known.values())
+
+    @property
+    def pins(self) -> set[bytes]:
+        """Digests of those that keep their slots."""
+        return {each.adapter.digest for each in self._known.values() if each.is_pinned}
+
+    def changed_pins(self) -> list[PinAdapter]:
+        """What an engine is to be told: those that keep their slots since the last call, and those that no longer do."""
+        before, self._told = self._told, self.pins
+        return [PinAdapter(digest, digest in self._told) for digest in sorted(before ^ self._told)]
 
     @property
     def only(self) -> str | None:
@@ -76,8 +90,8 @@ class AdapterLibrary:
             raise ConfigError(f"{MAX_ADAPTERS} adapters are known, which is the most; unload one")
         place = Path(path).expanduser()
         found = read_adapter(place, self._facts, self._max_rank)
-        adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()), is_pinned)
-        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, number)
+        adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()))
+        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, number, is_pinned)
         return known
 
     def add_all(self, named: Sequence[str]) -> None:

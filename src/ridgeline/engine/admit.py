@@ -92,6 +92,7 @@ def admit(
     priority: int = 0,
     arrived: float | None = None,
     adapter: Adapter | None = None,
+    ttft_ms: int = 0, itl_ms: int = 0,
 ) -> Admitted:
     """The accepted request.
 
@@ -100,7 +101,7 @@ def admit(
     grammar    `params.structured_outputs` compiled (`text.structured`), or one that the caller adds
     thinking   `params.thinking_token_budget` for this prompt and model (`text.tools.marks`); None where the model knows no reasoning
     domain     of the prefix cache: the tenant's, with a salt
-    arrived, adapter  see `Admitted`
+    arrived, adapter, ttft_ms, itl_ms  see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -133,8 +134,7 @@ def admit(
         tenant=tenant,
         weight=weight,
         priority=priority,
-        arrived=arrived,
-        adapter=adapter,
+        arrived=arrived, adapter=adapter, ttft_ms=ttft_ms, itl_ms=itl_ms,
     )
 
 

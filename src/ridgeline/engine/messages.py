@@ -122,7 +122,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 MESSAGE_TYPES: Final[tuple[type, ...]] = (
     commands.Admit, commands.Close, commands.Abort, Progress, Ready, Frame, Health, Fatal,
-    commands.GrammarReady, commands.SetKnob, Profile, commands.AdapterReady,
+    commands.GrammarReady, commands.SetKnob, Profile, commands.AdapterReady, commands.PinAdapter,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.Preempted, events.Evicted, events.Moved,

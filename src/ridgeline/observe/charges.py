@@ -25,6 +25,7 @@ CAUSES: Final = {
     "prefix": "another request was computing the same prefix",
     "drain": "steps in flight still used its row",
     "adapter": "its adapter was being loaded",
+    "adapter slot": "others' adapters had all slots (--max-loras)",
     "prefill": "its own prompt was computed",
     "others_prefill": "others' prompts were computed in its steps",
     "others_decode": "others' tokens were decoded in the steps of its prompt",
@@ -39,6 +40,8 @@ CAUSES: Final = {
 OWN: Final = frozenset({"prefill", "decode"})
 """A request's own work, which it would have alone too."""
 MAX_BLOCKERS: Final = 5
+MAX_STEPS_IN_LOOP: Final = 256
+"""Steps since a request's begin beyond which its charges are no work for the event loop; some 1 ms."""
 LEAST_SHARE: Final = 0.1
 """Of the time, from which on a cause that is not the request's own work is named first."""
 

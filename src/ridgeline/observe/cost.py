@@ -5,10 +5,12 @@ it differs by. So nothing is counted per token. Allocated and idle seconds are t
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ridgeline.core.events import Admitted, Closed, Event, Preempted, Scheduled, Started
+from ridgeline.core.events import Admitted, Closed, Event, Preempted, Started
+from ridgeline.core.plan import IntColumn
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.facts.hardware.energy import EnergyMeter
 from ridgeline.observe.requests import Tenants
@@ -95,10 +97,10 @@ class Spending:
             case _:
                 pass
 
-    def step(self, planned: Scheduled, busy: float, cost: StepSeconds | None) -> None:
-        """Divides a committed step's `busy` seconds among its rows."""
-        cost, rows, decode = cost or PER_TOKEN, len(planned.sequences), planned.count.count(1)
-        tokens = sum(planned.count) - decode
+    def step(self, sequences: Sequence[int], counts: IntColumn, busy: float, cost: StepSeconds | None) -> None:
+        """Divides a committed step's `busy` seconds among its rows. `counts`: tokens of each, 1 of those that verify drafts."""
+        cost, rows, decode = cost or PER_TOKEN, len(sequences), counts.count(1)
+        tokens = sum(counts) - decode
         total = cost.of(decode, tokens)
         self.allocated += busy
         if not rows or total <= 0:
@@ -108,11 +110,11 @@ class Spending:
         even = unit * (fixed + cost.row)
         self._even += even
         if tokens:
-            for sequence, count in zip(planned.sequences, planned.count, strict=True):
+            for sequence, count in zip(sequences, counts, strict=True):
                 if count != 1 and (row := self._rows.get(sequence)) is not None:
                     row.extra += unit * (fixed + cost.token * count) - even
         if rows < len(self._rows):
-            for sequence in self._rows.keys() - set(planned.sequences):
+            for sequence in self._rows.keys() - set(sequences):
                 self._rows[sequence].extra -= even
         for sequence in self._ended:
             self._settle(sequence)

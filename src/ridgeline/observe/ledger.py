@@ -101,8 +101,8 @@ class Ledger:
         self._now = now
         self._max_requests = max_requests
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._aliases: dict[str, str] = {}
-        """Id in an answer's header → request id."""
+        self._aliases: dict[str, dict[bytes, str]] = {}
+        """Id in an answer's header → owner → the request whose answer had it last: clients choose these ids, and use them again."""
         self.names: OrderedDict[int, str] = OrderedDict()
         """Sequence number → request id, of the engine that runs now."""
         self._seen = 0.0
@@ -136,12 +136,14 @@ class Ledger:
         self, request_ids: Sequence[str], name: str, began: float, paused: Sequence[tuple[float, float]], first: float | None
     ) -> None:
         """The answer of requests has been written, or its client has gone. `name` is the id in its header; the others as in `FrontEnd`."""
-        for request_id in request_ids:
-            record = self._records.get(request_id)
-            front = record.front if record is not None else None
-            if front is not None:
-                front.name, front.began, front.paused, front.first, front.ended = name, began, paused, first, self._now()
-                self._aliases.setdefault(name, request_id)
+        records = [self._records[each] for each in request_ids if each in self._records]
+        fronts = [(record, record.front) for record in records if record.front is not None]
+        for _, front in fronts:
+            front.name, front.began, front.paused, front.first, front.ended = name, began, paused, first, self._now()
+        for record, _ in fronts[:1]:
+            owners = self._aliases.setdefault(name, {})
+            owners.pop(record.owner, None)  # the newest is the last
+            owners[record.owner] = record.request_id
 
     def choice_ended(self, event: events.Closed, times: ChoiceTimes) -> None:
         """A choice has ended at these times (`observe.metrics` tells)."""
@@ -155,9 +157,11 @@ class Ledger:
         choice.end_step = self.steps.end
         record.open_choices -= 1
 
-    def find(self, name: str) -> RequestRecord | None:
-        """The record of a request by its own id, the id of its answer (`chatcmpl-…`) or that in the answer's header."""
-        request_id = self._aliases.get(name, name.rpartition("-")[2].rpartition("_")[2])
+    def find(self, name: str, owner: bytes | None = None) -> RequestRecord | None:
+        """The record of a request by its own id, the id of its answer (`chatcmpl-…`) or that in the answer's header: the owner's last one
+        with it, or anybody's."""
+        own_id, owners = name.rpartition("-")[2].rpartition("_")[2], self._aliases.get(name, {})
+        request_id = next(reversed(owners.values()), own_id) if owner is None else owners.get(owner, own_id)
         return self._records.get(request_id)
 
     def arrived_since(self, moment: float) -> list[RequestRecord]:
@@ -190,9 +194,12 @@ class Ledger:
     def _forget(self) -> None:
         """Forgets the oldest record that has ended, or else the oldest."""
         name = next((name for name, each in self._records.items() if not each.open_choices), next(iter(self._records)))
-        front = self._records.pop(name).front
-        if front is not None:
-            self._aliases.pop(front.name, None)
+        record = self._records.pop(name)
+        owners = {} if record.front is None else self._aliases.get(record.front.name, {})
+        if record.front is not None and owners.get(record.owner) == name:
+            del owners[record.owner]
+            if not owners:
+                del self._aliases[record.front.name]
 
     def _computed(self, event: events.Computed) -> None:
         self.steps.committed(event, self._seen)

@@ -15,6 +15,7 @@ from ridgeline.core.step_time import StepSeconds
 from ridgeline.observe.cost import Spending
 from ridgeline.observe.histogram import Histogram
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.steps import undrafted
 
 KEPT_SECONDS: Final = 600
 SNAPSHOT_SECONDS: Final = 5
@@ -29,8 +30,8 @@ class Second:
     """Sums over the steps that ended in one second.
 
     run      seconds in the executor            busy     seconds in which a step was in flight
-    rows     rows of all steps                  decode   of them, those with one token
-    tokens   computed                           sampled  ids
+    rows     rows of all steps                  decode   of them, those with one token, or that verify drafts
+    tokens   computed, but for drafts           sampled  ids
     waiting  choices that waited, per step      unheld   blocks that nobody held, per step
     """
 
@@ -99,12 +100,13 @@ class Live:
         second.busy += busy
         second.steps += 1
         second.rows += len(planned.sequences)
-        second.decode += planned.count.count(1)
-        second.tokens += sum(planned.count)
+        counts = undrafted(planned.count, event) if event.drafted else planned.count
+        second.decode += counts.count(1)
+        second.tokens += sum(counts)
         second.sampled += sum(event.sampled)
         second.waiting += planned.waiting
         second.unheld += planned.free_blocks + planned.cached_blocks
-        self.spending.step(planned, busy, self.step_cost)
+        self.spending.step(planned.sequences, counts, busy, self.step_cost)
 
     def _second(self, at: int) -> Second:
         if not self._seconds or self._seconds[-1].at != at:

@@ -16,6 +16,8 @@ FILE: Final = "cold_starts.json"
 VERSION: Final = 1
 KEPT_STARTS: Final = 20
 MAX_PHASES: Final = 32
+PROCESS: Final = "process"
+"""The phase before the first stage of the server's own."""
 
 
 def read_starts(cache: Path) -> list[dict[str, Any]]:
@@ -31,6 +33,12 @@ def keep_start(cache: Path, model: str, version: str, phases: Mapping[str, float
     write_kept(cache / FILE, {"version": VERSION, "starts": [*read_starts(cache), own][-KEPT_STARTS:]})
 
 
+def last_start(cache: Path, model: str) -> dict[str, float]:
+    """Seconds of each stage of the server's own when a model was started last; empty where that is not known."""
+    phases: Mapping[str, float] = next((each["phases"] for each in reversed(read_starts(cache)) if each["model"] == model), {})
+    return {stage: float(took) for stage, took in phases.items() if stage != PROCESS}
+
+
 def usual_seconds(cache: Path, model: str) -> float | None:
     """The median of the kept starts of a model; None where there is none."""
     totals = [sum(each["phases"].values()) for each in read_starts(cache) if each["model"] == model]
@@ -41,4 +49,4 @@ def _is_sound(start: Any) -> bool:
     if not isinstance(start, dict) or not isinstance(start.get("phases"), dict) or not isinstance(start.get("model"), str):
         return False
     numbers = [start.get("time"), *start["phases"].values()]
-    return all(isinstance(each, (int, float)) and isfinite(each) for each in numbers)
+    return all(isinstance(each, (int, float)) and isfinite(each) and each >= 0 for each in numbers)

@@ -43,6 +43,13 @@ class Step(NamedTuple):
     free_blocks: int
 
 
+def undrafted(counts: IntColumn, event: Computed) -> IntColumn:
+    """Tokens of the rows of a step, 1 for those that verify drafts: they sampled, which of prompts the last piece alone does, and have no
+    more tokens than were drafted."""
+    most = 1 + event.drafted
+    return array("i", [1 if ids and count <= most else count for count, ids in zip(counts, event.sampled, strict=True)])
+
+
 class StepLog:
     """The ring. A step is called by its index, which goes on over restarts of the engine; indices from `first` to `end` − 1 are kept."""
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.engine.adapters import NAME
+from ridgeline.engine.adapters import NAME, AdapterLibrary
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from ridgeline.server import replies, wire
 from ridgeline.server.body import parse
@@ -27,6 +27,12 @@ GGUF_SUFFIX: Final = ".gguf"
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
     loading = asyncio.Lock()
+
+    def tell(library: AdapterLibrary) -> None:
+        client = service.deployment.client
+        if client is not None:
+            for pin in library.changed_pins():
+                client.send(pin)
 
     async def load(request: Request) -> Response:
         payload = parse(wire.LoadLoraRequest, await read_body(request))
@@ -43,12 +49,14 @@ def routes(service: Service) -> list[BaseRoute]:
             except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
                 message = str(error).replace(str(place.parent), "--lora-root")
                 raise ApiError("invalid_value", f"the adapter cannot be used: {message}", param="lora_path") from None
+            tell(library)
         return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' added successfully.")
 
     async def unload(request: Request) -> Response:
         payload = parse(wire.UnloadLoraRequest, await read_body(request))
         if not service.deployment.adapters.remove(payload.lora_name):
             raise ApiError("model_not_found", "there is no adapter of that name here", param="lora_name")
+        tell(service.deployment.adapters)
         return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")
 
     async def listed(request: Request) -> Response:

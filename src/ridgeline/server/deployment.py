@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ridgeline.config.env import model_stores
+from ridgeline.config.env import cache_directory, model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
-from ridgeline.core.commands import Knob, Output, SetKnob
+from ridgeline.core.commands import Knob, Output, PinAdapter, SetKnob
 from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.adapters import AdapterLibrary
@@ -29,9 +29,10 @@ from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
+from ridgeline.observe.starts import last_start
 from ridgeline.observe.verification import verify_engine
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
-from ridgeline.server.startup import Startup, keep_start, last_start
+from ridgeline.server.startup import Startup
 from ridgeline.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class Deployment:
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
-        name, path, cache = self.engine_config.model, None, model_stores().cache
-        self.startup.before = last_start(cache, name)
+        name, path = self.engine_config.model, None
+        self.startup.before = last_start(cache_directory(), served_name(name, self._config))
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             expected = self.engine_config.expect_sha256
             path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self._progress))
@@ -104,7 +105,6 @@ class Deployment:
         self.startup.end()
         self._recheck = asyncio.create_task(self._check_restarts(client, model, has_answers=path is not None))
         if path is not None:
-            keep_start(cache, name, self.startup.seconds)
             self.verifying = asyncio.create_task(verify_engine(path, model.engine, client.pid))
         return model
 
@@ -152,6 +152,8 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
+            for digest in sorted(self.adapters.pins):
+                client.send(PinAdapter(digest, is_pinned=True))
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()

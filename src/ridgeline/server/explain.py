@@ -47,7 +47,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def explain(request: Request) -> Response:
         caller, name = current_caller(), request.path_params["id"]
-        record = service.ledger.find(name[:MAX_ID])
+        record = service.ledger.find(name[:MAX_ID], None if caller.is_admin else caller.owner)
         if record is None or (record.owner != caller.owner and not caller.is_admin):
             raise _unknown(name)
         info, is_admin, owner = service.model.engine.info, caller.is_admin, caller.owner

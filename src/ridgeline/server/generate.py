@@ -17,7 +17,7 @@ from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
 from ridgeline.errors import RequestError
-from ridgeline.observe.charges import charge, slowest_choice
+from ridgeline.observe.charges import MAX_STEPS_IN_LOOP, charge, slowest_choice
 from ridgeline.observe.ledger import FrontEnd, Ledger
 from ridgeline.server import replies, wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
@@ -30,8 +30,6 @@ from ridgeline.server.service import Service
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
-MAX_EXPLAINED_STEPS: Final = 2_048
-"""Steps of a request beyond which its answer does not say where its time went; some 10 ms."""
 MAX_PROMPT_LOGPROBS: Final = 400_000
 """Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
@@ -51,7 +49,8 @@ async def start_generation(
     """
     if notes.tokenised is not None:
         service.metrics.tokenizer.observe(notes.tokenised - notes.arrived)
-    bad_words = await encode_bad_words(service.model.tokenizer, params.bad_words)
+    model = service.model
+    bad_words = await encode_bad_words(model.tokenizer, params.bad_words)
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     if service.brown_out is not None:
@@ -69,7 +68,7 @@ async def start_generation(
     )  # fmt: skip
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
-    tokenizer = service.model.tokenizer
+    tokenizer = model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
         engine = _enter(service, requests, requests, targets)
@@ -77,7 +76,7 @@ async def start_generation(
             service.tracer.admitted(requests)
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
-            service.prefixes.add(request, service.model.engine.info.kv.block_tokens)
+            service.prefixes.add(request, model.engine.info.kv.block_tokens)
         generation = Generation(engine, tokenizer, requests, params, on_end, until)
         if payload.explain:
             generation.usage.time_spent = partial(_time_spent, service.ledger, generation.id)
@@ -115,7 +114,7 @@ def _front(notes: Notes) -> FrontEnd:
 def _time_spent(ledger: Ledger, request_id: str) -> replies.TimeSpent | None:
     """Where the time of a request went that has had its last token; None for one of so many steps that this would hold up others."""
     record = ledger.find(request_id)
-    if record is None or ledger.steps.end - record.first_step > MAX_EXPLAINED_STEPS:
+    if record is None or ledger.steps.end - record.first_step > MAX_STEPS_IN_LOOP:
         return None
     number = slowest_choice(record)
     ttft, total = (charge(ledger, record, number, to_first=to_first, named=False) for to_first in (True, False))

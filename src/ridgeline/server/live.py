@@ -60,7 +60,7 @@ def describe_live(service: Service, verdict: Verdict) -> Live:
         model=model.name, version=__version__, ready=service.is_ready, running=metrics.running, waiting=metrics.waiting, rows=info.rows,
         kv=KV(info.kv.blocks, max(0, info.kv.blocks - free - metrics.cached_blocks), metrics.cached_blocks, free, info.kv.block_tokens),
         rates=Rates(
-            max(0, window.tokens - window.sampled) / window.at, window.sampled / window.at, window.steps / window.at,
+            (window.tokens - window.decode) / window.at, window.sampled / window.at, window.steps / window.at,
         ),
         ttft=latencies["ttft"] or None, itl=latencies["itl"] or None,
         verdict=LiveVerdict(**{**asdict(verdict), "levers": [Lever(**asdict(each)) for each in verdict.levers]}),
@@ -88,7 +88,7 @@ def _history(seconds: list[Second], blocks: int) -> History:
         return round(total / each.steps, 3) if each.steps else 0.0
 
     return History(
-        prefill_tokens=[max(0, each.tokens - each.sampled) for each in seconds],
+        prefill_tokens=[each.tokens - each.decode for each in seconds],
         decode_tokens=[each.sampled for each in seconds],
         running=[mean(each.rows, each) for each in seconds],
         waiting=[mean(each.waiting, each) for each in seconds],

@@ -125,7 +125,9 @@ class Service:
             for event in events:
                 other = renumbered(event)
                 if other is not None:
-                    self.metrics.apply(other)
+                    self.metrics.apply(other)  # which tells the ledger of ends
+                if type(other) is Closed:
+                    self.live.apply(other)
             return
         self._detect_restart()
         self.ledger.apply(events)
@@ -236,7 +238,7 @@ class Service:
         """
         model, targets = self.model, _with_objective(targets, self.metrics.objective.ttft)
         model.check_generates()
-        limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
+        limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids) if stop_ids else model.limits
         adapter = self.deployments.adapter
         domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
@@ -244,13 +246,12 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
-            request = admit(
+            return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
-                adapter=adapter,
+                adapter=adapter, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),
             )  # fmt: skip
-            return replace(request, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)
 
         return admit_prompt
 

@@ -6,30 +6,13 @@ they took when the same model was started here last. Where it was not, they are 
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
-from ridgeline.facts.files.kept import read_kept, write_kept
 from ridgeline.facts.hardware.machine import process_age_seconds
+from ridgeline.observe.starts import PROCESS
 from ridgeline.server import replies
 
 READY: Final = "ready"
-FILE: Final = "starts.json"
-"""In the cache: model → its stages in order, with the seconds of the last start."""
-MAX_MODELS, MAX_STAGES, MAX_SECONDS = 64, 16, 86_400.0
-
-
-def last_start(cache: Path, model: str) -> dict[str, float]:
-    """Seconds of each stage when the model was started last; empty where it was not, or the file says nothing."""
-    found = read_kept(cache / FILE).get(model)
-    stages = list(found.items())[:MAX_STAGES] if isinstance(found, dict) else []
-    return {stage: float(took) for stage, took in stages if type(took) in (int, float) and 0 <= took <= MAX_SECONDS}
-
-
-def keep_start(cache: Path, model: str, seconds: Mapping[str, float]) -> None:
-    """Keeps the seconds of each stage of a start."""
-    others = [(name, found) for name, found in read_kept(cache / FILE).items() if name != model]
-    write_kept(cache / FILE, dict([*others[1 - MAX_MODELS :], (model, {stage: round(took, 3) for stage, took in seconds.items()})]))
 
 
 class Startup:
@@ -54,7 +37,7 @@ class Startup:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each stage so far, and before the first one: interpreter, imports, settings."""
-        return {"process": self._process_seconds, **self.seconds}
+        return {PROCESS: self._process_seconds, **self.seconds}
 
     def note(self, stage: str, fraction: float) -> None:
         """Takes a report; after the end it counts for nothing: it is of a restart."""

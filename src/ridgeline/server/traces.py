@@ -4,13 +4,12 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.observe.charges import charge, slowest_choice
+from ridgeline.observe.charges import MAX_STEPS_IN_LOOP, charge, slowest_choice
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.tracing import Tracer, tracing
 from ridgeline.server import routes
 from ridgeline.server.access import ACCESS_KEY, DISCONNECTED_STATUS, TRACE_KEY, Access
 
-MAX_STEPS: Final = 2_048
 UNKNOWN_PATH: Final = "/"
 """What spans say of a path that is not in the table: the client's text is not told."""
 
@@ -49,7 +48,7 @@ class TraceLayer:
 def _causes(access: Access, ledger: Ledger) -> dict[str, int | float | tuple[str, ...]]:
     """Seconds of each cause of the first engine's request, but for those of very many steps, whose arithmetic would hold up others."""
     record = None if access.usage is None or not access.usage.request_ids else ledger.find(access.usage.request_ids[0])
-    if record is None or ledger.steps.end - record.first_step > MAX_STEPS:
+    if record is None or ledger.steps.end - record.first_step > MAX_STEPS_IN_LOOP:
         return {}
     charges = charge(ledger, record, slowest_choice(record), named=False)
     return {f"ridgeline.seconds.{cause}": seconds for cause, seconds in charges.seconds.items()}

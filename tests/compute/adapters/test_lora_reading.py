@@ -45,7 +45,7 @@ class Loading:
 
     def __init__(self, folder: Path, matrices: tuple[str, ...] = ("blk.0.attn_q.pairs",), **bounds: int) -> None:
         self.facts = read_model_facts(write_tiny(folder / "base.gguf"))
-        self.store = AdapterStore(self.facts, **{"most": 4, "max_rank": 64} | bounds, matrices=matrices)
+        self.store = AdapterStore(self.facts, **{"most": 4, "most_bytes": 1 << 20, "max_rank": 64} | bounds, matrices=matrices)
         self.folder = folder
 
     def adapter(self, name: str, value: float = 1.0) -> Adapter:
@@ -95,3 +95,20 @@ def test_another_id_reads_the_path_again(tmp_path: Path) -> None:
     assert library.named(LoRARequest("own", 1, str(path))) == first
     second = library.named(LoRARequest("own", 2, str(path)))
     assert second.digest != first.digest and library.named("own") == second
+
+
+def test_adapters_are_bounded_by_their_bytes(tmp_path: Path) -> None:
+    """Two of 1 KiB in 2.5 KiB: the one used longest ago is forgotten, one in use never; and nothing keeps a file's bytes."""
+    loading = Loading(tmp_path, most_bytes=2560)
+    one, two, three = (loading.adapter(name, value) for name, value in (("one", 1.0), ("two", 2.0), ("three", 3.0)))
+    for each in (one, two, three):
+        assert loading.load(each, (one.digest,)) is None
+    pair = loading.store.get(one.digest)["blk.0.attn_q.pairs"]
+    assert pair.a.base is None and pair.b.base is None and pair.a.nbytes + pair.b.nbytes == 1024
+    assert loading.store.get(three.digest)
+    with pytest.raises(KeyError):
+        loading.store.get(two.digest)
+    loading.store.load(two)
+    loading.store.begin((one.digest, three.digest))
+    assert not loading.store.pending, "all are in use"
+    loading.store.close()

@@ -11,6 +11,8 @@ from lora_files import write_tensors
 from tiny import Tiny, write_tiny
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.commands import PinAdapter
+from ridgeline.engine.client import EngineClient
 from ridgeline.server.app import build_app
 from ridgeline.server.service import Service
 
@@ -90,6 +92,23 @@ def test_names_loading_and_unloading(served: Any) -> None:
         await answer(client, "two", 404)
         assert under_way.cancel() or await under_way == two
         assert "there is no adapter" in (await client.post("/v1/unload_lora_adapter", json={"lora_name": "two"})).text
+
+    served(scenario)
+
+
+def test_pins_follow_what_is_loaded(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is told of a pin at loading, and of its end at unloading and where the name is loaded again."""
+    sent: list[PinAdapter] = []
+    send = EngineClient.send
+    monkeypatch.setattr(EngineClient, "send", lambda to, each: sent.append(each) if isinstance(each, PinAdapter) else send(to, each))
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        await load(client, "two", pinned=True)
+        await load(client, "again", lora_path="two", pinned=True)
+        await load(client, "two", load_inplace=True)
+        assert [each.is_pinned for each in sent] == [True]
+        assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": "again"})).status_code == 200
+        assert [each.is_pinned for each in sent] == [True, False] and len({each.digest for each in sent}) == 1
 
     served(scenario)
 

@@ -9,7 +9,7 @@ BUGS = (
     (
         "a slot is free as soon as its row is preempted",
         "a slot is filled while a step in flight reads it",
-        [("_unused", "digest not in self.rows and digest", "digest")],
+        [("_unused", "not users[digest] and digest", "digest")],
     ),
     (
         "a row takes a slot that is yet to be filled",

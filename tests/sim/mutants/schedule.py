@@ -19,12 +19,12 @@ BUGS = (
     (
         "the oldest falls first",
         "T4: SGL#21652",
-        [("find_victim", "in reversed(running[1:]):", "in running:")],
+        [("_victims", "in reversed(running[1:]):", "in running:")],
     ),
     (
         "a sequence is preempted without bound",
         "T4: vllm-ascend#16315",
-        [("find_victim", "if candidate not in self.lifecycle.pinned:", "if True:")],
+        [("_victims", "if candidate not in self.lifecycle.pinned:", "if True:")],
     ),
     (
         "more is reserved than the worst case",

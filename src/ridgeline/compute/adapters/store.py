@@ -31,12 +31,14 @@ _TYPES: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtyp
 class AdapterStore:
     """Adapters of a model, at most `most`; implements `engine.executor.Adapters`.
 
+    most_bytes  of the matrices that are held, as far as adapters in use and those that are being read allow
     max_rank  that is taken
     matrices  names of the pairs that the runner's slots have
     """
 
-    def __init__(self, facts: ModelFacts, *, most: int, max_rank: int, matrices: Collection[str]) -> None:
-        self._facts, self._most, self._max_rank, self._matrices = facts, most, max_rank, frozenset(matrices)
+    def __init__(self, facts: ModelFacts, *, most: int, most_bytes: int, max_rank: int, matrices: Collection[str]) -> None:
+        self._facts, self._max_rank, self._matrices = facts, max_rank, frozenset(matrices)
+        self._most, self._most_bytes = most, most_bytes
         self._held: OrderedDict[bytes, LoadedAdapter] = OrderedDict()
         self._asked: OrderedDict[bytes, Adapter] = OrderedDict()
         """Adapters that wait for a place."""
@@ -105,13 +107,17 @@ class AdapterStore:
             self._signal = -1
 
     def _make_room(self, in_use: Collection[bytes]) -> bool:
-        """Forgets the one that nobody has used for longest, where all places are taken. False where all are in use."""
-        if len(self._held) + len(self._loading) < self._most:
-            return True
-        unused = next((digest for digest in self._held if digest not in in_use), None)
-        if unused is None:
-            return False
-        del self._held[unused]
+        """Forgets those that nobody has used for longest, until there is room for one as large as the largest. False where all are in
+        use."""
+        while self._held or self._loading:
+            sizes = [sum(pair.a.nbytes + pair.b.nbytes for pair in loaded.values()) for loaded in self._held.values()]
+            reserved = max(sizes, default=0) * (len(self._loading) + 1)
+            if len(sizes) + len(self._loading) < self._most and sum(sizes) + reserved <= self._most_bytes:
+                return True
+            unused = next((digest for digest in self._held if digest not in in_use), None)
+            if unused is None:
+                return False
+            del self._held[unused]
         return True
 
     def _run(self) -> None:
@@ -147,7 +153,7 @@ def _pair(part: LowRank, contents: dict[Path, bytes], head_dim: int) -> Pair:
     kind = part.a.kind
     if part.b.kind != kind:
         kind, a, b = "F32", widened(part.a.kind, a), widened(part.b.kind, b)
-    return Pair(kind, np.ascontiguousarray(a), np.ascontiguousarray(b.T), part.scale)
+    return Pair(kind, np.array(a, order="C"), np.array(b.T, order="C"), part.scale)  # copies: the file's bytes go
 
 
 def _array(tensor: TensorFacts, content: bytes) -> NDArray[Any]:

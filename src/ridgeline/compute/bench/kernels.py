@@ -28,7 +28,6 @@ from ridgeline.compute.cpu.packing import (
     pack_grouped,
     packable,
     packing_pool,
-    row_bytes,
 )
 from ridgeline.compute.ops.quantised import quantise
 from ridgeline.compute.quant.grouped import GroupedWeight
@@ -272,7 +271,7 @@ class Copies:
 def _packed(random: np.random.Generator, kind: str, n: int, k: int, pool: Executor) -> PackedWeight:
     """A matrix of made-up finite weights."""
     if kind not in INTEGER_BITS:
-        return pack(kind, random.integers(0, FINITE_BYTES, (n, row_bytes(kind, k)), np.uint8), (n, k), pool)
+        return pack(kind, random.integers(0, FINITE_BYTES, (n, STORED[kind].row_bytes(k)), np.uint8), (n, k), pool)
     bits, group = INTEGER_BITS[kind], _group(kind, k)
     codes = random.integers(0, 256, (n, k * bits // 8), np.uint8)
     scales, zeros = random.random((n, k // group), np.float32), random.integers(0, 1 << bits, (n, k // group), np.uint8)

@@ -28,7 +28,7 @@ from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import Decision
+from ridgeline.config.resolve import Decision, adapter_bytes
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Pooling
 from ridgeline.engine.executor import ExecutorInfo
@@ -181,7 +181,9 @@ def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterSt
     if slots is None:
         return None
     config = source.config
-    return AdapterStore(source.facts, most=config.max_cpu_loras, max_rank=config.max_lora_rank, matrices=slots.pairs)
+    most_bytes = adapter_bytes(config, source.memory_bytes) // 2  # the other half is for slots, which keep what is forgotten here
+    bounds = {"most": config.max_cpu_loras, "most_bytes": most_bytes, "max_rank": config.max_lora_rank}
+    return AdapterStore(source.facts, **bounds, matrices=slots.pairs)
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:

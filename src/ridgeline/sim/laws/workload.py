@@ -4,10 +4,11 @@ Owns the swarm's draws (all derived from the seed); runs nothing. Times are seco
 """
 
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from random import Random
 from typing import Any
 
-from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.commands import Abort, Admit, Command, PinAdapter
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Adapter, Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
@@ -170,13 +171,15 @@ def _with_adapters(rng: Random, slots: int, inbound: tuple[tuple[float, Command]
         return inbound
     known = [Adapter(f"a{number}", bytes([number]) * 4, "") for number in range(1, 1 + rng.choice((1, slots, 3 * slots)))]
     share, pinned = rng.choice((0.3, 0.9, 1.0)), rng.choice((0, 0, 1))
-    found: list[tuple[float, Command]] = []
+    found: list[tuple[float, Command]] = [(0.0, PinAdapter(known[0].digest, is_pinned=True))] if pinned else []
     for time, command in inbound:
         if isinstance(command, Admit) and rng.random() < share:
             adapter = rng.choice(known)
-            command = Admit(replace(command.request, adapter=replace(adapter, is_pinned=adapter.digest[0] <= pinned)))
+            command = Admit(replace(command.request, adapter=adapter))
         found.append((time, command))
-    return tuple(found)
+    if pinned:
+        found.append((inbound[len(inbound) // 2][0], PinAdapter(known[0].digest, is_pinned=False)))
+    return tuple(sorted(found, key=itemgetter(0)))
 
 
 @dataclass(frozen=True, slots=True)
