@@ -149,3 +149,20 @@ class ProfileReport(Struct, frozen=True):
     engine: str | None
     front_end_top: list[str]
     engine_top: list[str]
+
+
+class ModelState(Struct, frozen=True):
+    """One of several models. `keep_alive`: seconds behind the last request after which it is unloaded, null for ever; `memory_bytes`: as
+    measured at its load, with the whole KV cache; `engine_bytes`: what its engine has now."""
+
+    model: str
+    state: str
+    idle_seconds: float
+    keep_alive: float | None
+    requests: int
+    waiting: int
+    memory_bytes: int | None
+    engine_bytes: int
+    loads: int
+    unloads: int
+    load_seconds: float

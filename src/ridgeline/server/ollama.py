@@ -22,7 +22,7 @@ from ridgeline.server.completions import start_completion
 from ridgeline.server.logprobs import TokenNames, chat_logprobs
 from ridgeline.server.message_blocks import written_object
 from ridgeline.server.notes import Notes
-from ridgeline.server.ollama_chat import NAMES, as_chat, as_completion, plain_name, prompt_as_chat
+from ridgeline.server.ollama_chat import NAMES, as_chat, as_completion, keep_alive_seconds, plain_name, prompt_as_chat
 from ridgeline.server.ollama_shapes import (
     AnswerMessage,
     Call,
@@ -82,9 +82,10 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 def _loaded(payload: ChatRequest | GenerateRequest) -> Response:
-    """The answer to a request without a prompt, by which clients have a model loaded: it is."""
+    """The answer to a request without a prompt, by which clients have a model loaded, or with `keep_alive: 0` unloaded."""
     made = _answer(isinstance(payload, ChatRequest), _Said())
-    return json_response(made(model=payload.model or "", created_at=timestamp(), done=True, done_reason="load"))
+    reason = "unload" if keep_alive_seconds(payload.keep_alive) == 0 else "load"
+    return json_response(made(model=payload.model or "", created_at=timestamp(), done=True, done_reason=reason))
 
 
 def timestamp() -> str:

@@ -31,7 +31,8 @@ class Options(Struct, frozen=True):
 
 
 class _Generating(Struct, frozen=True):
-    """Fields of all requests that generate. `stream` is true where it is left out."""
+    """Fields of all requests that generate. `stream` is true where it is left out; `keep_alive` counts where models are unloaded, as a
+    duration or seconds."""
 
     model: str | None = None
     stream: bool | None = None
@@ -41,6 +42,7 @@ class _Generating(Struct, frozen=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     truncate: bool | None = None
+    keep_alive: str | int | float | None = None
 
 
 class OllamaFunction(Struct, frozen=True):
@@ -87,6 +89,7 @@ class EmbedRequest(Struct, frozen=True):
     input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: int | None = None
+    keep_alive: str | int | float | None = None
 
 
 class EmbeddingsRequest(Struct, frozen=True):
@@ -94,6 +97,7 @@ class EmbeddingsRequest(Struct, frozen=True):
 
     model: str | None = None
     prompt: str | None = None
+    keep_alive: str | int | float | None = None
 
 
 class ModelRequest(Struct, frozen=True):

@@ -20,6 +20,7 @@ from ridgeline.core.params import Admitted, Grammar, Pooling, SamplingParams
 from ridgeline.engine.admit import admit, admit_text, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.client import EngineClient
+from ridgeline.engine.seats import Seats
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.facts.hardware.energy import EnergyMeter
 from ridgeline.observe.cost import Spending
@@ -40,6 +41,8 @@ from ridgeline.server.deployments import Deployments, renumbered
 from ridgeline.server.keys import ApiKeys, read_cache_secret
 from ridgeline.server.loading import Model, served_name
 from ridgeline.server.notes import Notes
+from ridgeline.server.response_store import open_store
+from ridgeline.server.shelf import Shelf
 from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
@@ -60,12 +63,15 @@ class Service:
     """One model behind one engine. `on_progress` is called while it loads."""
 
     def __init__(
-        self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
-    ) -> None:
+        self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        *, beside: "Service | None" = None, seats: Seats | None = None,
+    ) -> None:  # fmt: skip
+        """`beside`: another model's of the same server, whose keys and stored answers are this one's too; `seats`: of all their engines."""
         self.config = config
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
-        self.keys = ApiKeys(config.api_key, config.api_key_file)
+        self.keys: ApiKeys = ApiKeys(config.api_key, config.api_key_file) if beside is None else beside.keys
+        self.shelf: Shelf = Shelf(open_store(config)) if beside is None else beside.shelf
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
@@ -75,23 +81,26 @@ class Service:
         self.live = Live(self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), EnergyMeter()))
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
-        self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
+        self.deployments = Deployments(engine_config, config, self._apply_events, on_progress, seats)
         self._engine_starts = 0
         self.brown_out: BrownOut | None = None
         self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        self._secret = read_cache_secret(config.cache_secret_file)
+        self._secret: bytes = read_cache_secret(config.cache_secret_file) if beside is None else beside._secret
         self._draw_seed = make_seed_source(engine_config.seed)
 
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
-        model = await self.deployment.start()
+        deployment = self.deployment
+        model = await deployment.start()
+        for name, value in deployment.knobs.items():  # of an engine that was put away
+            deployment.set_knob(name, value)
         self.live.step_cost = model.engine.info.seconds
-        if self.deployment.verifying is not None:  # a model of files
-            keep_start(cache_directory(), model.name, __version__, self.deployment.startup.phases)
+        if deployment.verifying is not None:  # a model of files
+            keep_start(cache_directory(), model.name, __version__, deployment.startup.phases)
         for finding in model.findings:
             _LOG.log(_LEVELS[finding.severity], "%s", finding)
         self.metrics.ends.chats = model.kind.kind == "instruct"
@@ -103,6 +112,15 @@ class Service:
         await asyncio.to_thread(self._grammars.close)
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
+
+    async def drain(self, seconds: float) -> bool:
+        """Takes no new request from now on, and waits for those that were accepted, at most `seconds`. True if all have ended."""
+        return await self.deployments.drain(seconds)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that engines have not ended yet."""
+        return self.deployments.open_requests
 
     @property
     def deployment(self) -> Deployment:
@@ -119,6 +137,16 @@ class Service:
         self.metrics.ends.chats = new.model.kind.kind == "instruct"
         if self.brown_out is not None:
             self.brown_out.forget()
+
+    async def put_away(self) -> None:
+        """Ends the engine, and forgets all that was loaded; a later `start` loads it again. Requests have ended."""
+        old = self.deployments.put_away()
+        self._engine_starts = 0
+        self.metrics.engine_replaced()
+        self.live.engine_lost()
+        if self.brown_out is not None:
+            self.brown_out.forget()
+        await old.stop()
 
     def _apply_events(self, source: Deployment, events: Sequence[Event]) -> None:
         if source is not self.deployments.current:
@@ -255,9 +283,7 @@ class Service:
 
         return admit_prompt
 
-    def admit_texts(
-        self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float
-    ) -> list[Admitted]:
+    def admit_texts(self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float) -> list[Admitted]:
         """Admits texts whose vectors are wanted. Raises RequestError, as `admitter`'s function does."""
         model, caller = self.model, current_caller()
         domain = tenant_domain(self._secret, private_salt(salt))
