@@ -31,8 +31,7 @@ class Options(Struct, frozen=True):
 
 
 class _Generating(Struct, frozen=True):
-    """Fields of all requests that generate. `stream` is true where it is left out; `keep_alive` counts where models are unloaded, as a
-    duration or seconds."""
+    """Fields of all requests that generate. `stream` is true where it is left out."""
 
     model: str | None = None
     stream: bool | None = None
@@ -42,7 +41,6 @@ class _Generating(Struct, frozen=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     truncate: bool | None = None
-    keep_alive: str | int | float | None = None
 
 
 class OllamaFunction(Struct, frozen=True):
@@ -89,7 +87,6 @@ class EmbedRequest(Struct, frozen=True):
     input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: int | None = None
-    keep_alive: str | int | float | None = None
 
 
 class EmbeddingsRequest(Struct, frozen=True):
@@ -97,7 +94,6 @@ class EmbeddingsRequest(Struct, frozen=True):
 
     model: str | None = None
     prompt: str | None = None
-    keep_alive: str | int | float | None = None
 
 
 class ModelRequest(Struct, frozen=True):

@@ -80,7 +80,8 @@ async def _serve(
             await asyncio.gather(served.deployments.wait_failed(), throughput)
         else:
             of_all = served.residents.values()
-            await asyncio.gather(*(log_throughput(each.service.current_metrics, partial(kv_blocks, each), model=each.name) for each in of_all))
+            lines = (log_throughput(each.service.current_metrics, partial(kv_blocks, each), model=each.name) for each in of_all)
+            await asyncio.gather(*lines)
 
     shutdown = Shutdown(served, server)
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -113,40 +113,23 @@ class Service:
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
-    async def drain(self, seconds: float) -> bool:
-        """Takes no new request from now on, and waits for those that were accepted, at most `seconds`. True if all have ended."""
-        return await self.deployments.drain(seconds)
-
-    @property
-    def open_requests(self) -> int:
-        """Requests that engines have not ended yet."""
-        return self.deployments.open_requests
-
     @property
     def deployment(self) -> Deployment:
         """The deployment that answers: within a request, the one that it belongs to."""
         return self.deployments.mine
 
-    def switch(self, new: Deployment) -> None:
-        """New requests go to `new`, which has started."""
-        self.deployments.switch(new)
-        self._engine_starts = 0 if new.client is None else new.client.starts
+    def switch(self, new: Deployment | None) -> Deployment:
+        """New requests go to `new`, which has started; None: to one that a later `start` loads. Returns the one before."""
+        old = self.deployments.put_away() if new is None else self.deployments.switch(new)
+        self._engine_starts = 0 if new is None or new.client is None else new.client.starts
         self.metrics.engine_replaced()
         self.live.engine_lost()
-        self.live.step_cost = new.model.engine.info.seconds
-        self.metrics.ends.chats = new.model.kind.kind == "instruct"
+        if new is not None:
+            self.live.step_cost = new.model.engine.info.seconds
+            self.metrics.ends.chats = new.model.kind.kind == "instruct"
         if self.brown_out is not None:
             self.brown_out.forget()
-
-    async def put_away(self) -> None:
-        """Ends the engine, and forgets all that was loaded; a later `start` loads it again. Requests have ended."""
-        old = self.deployments.put_away()
-        self._engine_starts = 0
-        self.metrics.engine_replaced()
-        self.live.engine_lost()
-        if self.brown_out is not None:
-            self.brown_out.forget()
-        await old.stop()
+        return old
 
     def _apply_events(self, source: Deployment, events: Sequence[Event]) -> None:
         if source is not self.deployments.current:

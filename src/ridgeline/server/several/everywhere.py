@@ -59,7 +59,7 @@ def _lists(roster: Roster) -> list[BaseRoute]:
 def _health(roster: Roster, judges: Mapping[Resident, Judge]) -> list[BaseRoute]:
     async def readyz(request: Request) -> Response:
         """200 while a request for one of the models would be taken, if need be behind its load."""
-        reason = roster.not_ready_reason()
+        reason = _not_ready_reason(roster)
         if reason is None:
             return json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
         waits = min(each.service.deployments.current.seconds_to_restart() for each in roster.residents.values())
@@ -84,6 +84,17 @@ def _health(roster: Roster, judges: Mapping[Resident, Judge]) -> list[BaseRoute]
         Route("/load", load, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
+
+
+def _not_ready_reason(roster: Roster) -> str | None:
+    """Why no model takes a request; None where one would, if need be behind its load."""
+    first = roster.first.service.deployments.current
+    if roster.is_draining:
+        return "the server is shutting down"
+    if roster.has_started:
+        takes = (each.phase is not Phase.LOADED or each.service.deployments.current.is_ready for each in roster.residents.values())
+        return None if any(takes) else first.not_ready_reason()
+    return first.not_ready_reason()
 
 
 def _collectors(resident: Resident, judge: Judge) -> list[Any]:

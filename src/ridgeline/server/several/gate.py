@@ -18,6 +18,7 @@ from ridgeline.errors import EngineDeadError
 from ridgeline.server import routes
 from ridgeline.server.access import note_model
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
+from ridgeline.server.ollama import UNLOADS_KEY
 from ridgeline.server.ollama_chat import LATEST, keep_alive_seconds
 from ridgeline.server.routes import Row
 from ridgeline.server.several.resident import Phase, Resident
@@ -101,9 +102,11 @@ class ModelGate:
             asked = _Asked(self._roster.first.name)
         resident, keep_alive = self._of(asked, row.dialect), keep_alive_seconds(asked.keep_alive)
         note_model(scope, resident.name)
-        wait = _Wait(scope, receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
+        wait = _Wait(receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
         if keep_alive == 0 and not resident.is_idle:
             keep_alive = self._roster.config.min_residence  # it is others' too
+        elif keep_alive == 0:
+            scope[UNLOADS_KEY] = True
         try:
             async with self._roster.using(resident, keep_alive, wait.tell):
                 wait.end()
@@ -139,7 +142,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 class _Wait:
     """The time in which a request waits for its model. A stream begins in it, with the first stage that is told."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, grammar: EventGrammar, streams: bool) -> None:
+    def __init__(self, receive: Receive, send: Send, grammar: EventGrammar, streams: bool) -> None:
         self._send, self._receive, self._grammar, self._streams = send, receive, grammar, streams
         self._watcher: asyncio.Task[None] | None = None
         self._status = 200

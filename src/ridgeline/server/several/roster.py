@@ -19,6 +19,7 @@ from ridgeline.engine.seats import Seats
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RidgelineError
 from ridgeline.facts.hardware.machine import anonymous_bytes, machine_facts
 from ridgeline.observe.logs import with_fields
+from ridgeline.server.deployment import resolve_files
 from ridgeline.server.deployments import Progress
 from ridgeline.server.errors import ApiError
 from ridgeline.server.loading import Model
@@ -49,8 +50,7 @@ class Roster:
     """All models. Their order is that of the command line; the first one answers what names no model and has to be of one."""
 
     def __init__(self, services: Sequence[Service], seats: Seats, plan_bytes: PlanBytes) -> None:
-        self.config: ServerConfig = services[0].config
-        self.residents = {service.name: Resident(service, self.config.keep_alive) for service in services}
+        self.residents = {service.name: Resident(service, service.config.keep_alive) for service in services}
         self._seats = seats
         self._plan_bytes = plan_bytes
         self._turn = asyncio.Lock()
@@ -58,7 +58,7 @@ class Roster:
         """The load or unload of a model that is under way."""
         self._background: set[asyncio.Task[None]] = set()
         self.has_started = False
-        self._draining = False
+        self.is_draining = False
 
     # ── what a server asks of all that it serves ────────────────────────────────────────────────────────────────────
 
@@ -74,7 +74,7 @@ class Roster:
             if resident is self.first or await self._fits(resident):
                 await self._begin(resident, self._load)
             else:
-                await resident.service.deployments.current.resolve()
+                await resolve_files(resident.service.deployments.current)
                 log.info("no room; loaded when it is asked for", extra=with_fields(model=resident.name))
         self.has_started = True
         self._spawn(self._sweep())
@@ -82,7 +82,7 @@ class Roster:
 
     async def stop(self) -> None:
         """Ends all engines and their open requests."""
-        self._draining = True
+        self.is_draining = True
         for task in (*self._background, *self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -91,7 +91,7 @@ class Roster:
 
     async def drain(self, seconds: float) -> bool:
         """Takes no new request from now on, and waits for those that were accepted, at most `seconds`. True if all have ended."""
-        self._draining = True
+        self.is_draining = True
         return all(await asyncio.gather(*(each.service.deployments.drain(seconds) for each in self.residents.values())))
 
     @property
@@ -100,19 +100,14 @@ class Roster:
         return sum(each.service.deployments.open_requests for each in self.residents.values())
 
     @property
+    def config(self) -> ServerConfig:
+        """Settings that are those of all."""
+        return self.first.service.config
+
+    @property
     def loaded(self) -> list[Resident]:
         """Models that are loaded."""
         return [each for each in self.residents.values() if each.phase is Phase.LOADED]
-
-    def not_ready_reason(self) -> str | None:
-        """Why no model takes a request; None where one would, if need be behind its load."""
-        if self._draining:
-            return "the server is shutting down"
-        if not self.has_started:
-            return self.first.service.deployments.current.not_ready_reason()
-        if any(each.phase is not Phase.LOADED or each.service.deployments.current.is_ready for each in self.residents.values()):
-            return None
-        return self.first.service.deployments.current.not_ready_reason()
 
     # ── which model ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,19 +150,16 @@ class Roster:
         resident.totals.waiting += 1
         try:
             while resident.phase is not Phase.LOADED:
-                self._check_takes(resident)
+                if self.is_draining:
+                    raise EngineDeadError("the server is shutting down")
+                if resident.failed_at is not None and time.monotonic() - resident.failed_at < FAILED_SECONDS:
+                    raise EngineDeadError("the model could not be loaded, and the server's log says why; try again in some seconds")
                 work = self._begin(resident, self._load)
                 if not (await asyncio.wait({work}, timeout=TELL_SECONDS))[0]:
                     await tell(resident.stage())
         finally:
             resident.waiting -= 1
             resident.totals.waiting -= 1
-
-    def _check_takes(self, resident: Resident) -> None:
-        if self._draining:
-            raise EngineDeadError("the server is shutting down")
-        if resident.failed_at is not None and time.monotonic() - resident.failed_at < FAILED_SECONDS:
-            raise EngineDeadError("the model could not be loaded, and the server's log says why; try again in some seconds")
 
     async def unload(self, resident: Resident) -> None:
         """Ends the model's engine behind its requests; those that come meanwhile wait, and have it loaded again."""
@@ -195,7 +187,7 @@ class Roster:
                 resident.listing = await make_listing(resident.service)
             except BaseException as error:
                 resident.phase, resident.failed_at = Phase.UNLOADED, time.monotonic()
-                await resident.service.put_away()
+                await resident.service.switch(None).stop()
                 if isinstance(error, RidgelineError):
                     log.error("load failed", extra=with_fields(model=resident.name, reason=str(error)))
                 raise
@@ -211,7 +203,7 @@ class Roster:
         began = time.monotonic()
         while resident.users or resident.service.deployments.open_requests:
             await asyncio.sleep(POLL_SECONDS)
-        await resident.service.put_away()
+        await resident.service.switch(None).stop()
         resident.phase = Phase.UNLOADED
         resident.totals.is_loaded, resident.totals.unloads = False, resident.totals.unloads + 1
         log.info("unloaded", extra=with_fields(model=resident.name, seconds=time.monotonic() - began))
@@ -224,7 +216,7 @@ class Roster:
             try:
                 await watched.wait_failed()
             except ConfigError as error:
-                if watched is deployments.current and resident.phase is Phase.LOADED and not self._draining:
+                if watched is deployments.current and resident.phase is Phase.LOADED and not self.is_draining:
                     log.error("model has failed", extra=with_fields(model=resident.name, reason=str(error)))
                     resident.failed_at = time.monotonic()
                     await self.unload(resident)
