@@ -42,6 +42,7 @@ MESSAGES: list[Message] = [
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT, SCORES), [*UNSENT, *EVENTS]), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
     messages.Profile("a.pstats"),
+    messages.TraceSteps("a.json", 20),
 ]
 
 
