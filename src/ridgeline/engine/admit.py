@@ -35,18 +35,20 @@ MIN_TEMPERATURE: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
 
-BOUNDS: Final = MappingProxyType({
-    "n": Bound(1, MAX_CHOICES),
-    "best_of": Bound(1, MAX_CHOICES),
-    **{name: option.bound for name, option in OPTIONS.items()},
-    "seed": Bound(-(2**63), INT64_MAX),
-    "max_tokens": Bound(0, 2**31 - 1),
-    "min_tokens": Bound(0, 2**31 - 1),
-    "logprobs": Bound(0, MAX_LOGPROBS),
-    "prompt_logprobs": Bound(0, MAX_LOGPROBS),
-    "thinking_token_budget": Bound(0, 2**31 - 1),
-    "priority": Bound(-(2**31), 2**31 - 1),
-})
+BOUNDS: Final = MappingProxyType(
+    {
+        "n": Bound(1, MAX_CHOICES),
+        "best_of": Bound(1, MAX_CHOICES),
+        **{name: option.bound for name, option in OPTIONS.items()},
+        "seed": Bound(-(2**63), INT64_MAX),
+        "max_tokens": Bound(0, 2**31 - 1),
+        "min_tokens": Bound(0, 2**31 - 1),
+        "logprobs": Bound(0, MAX_LOGPROBS),
+        "prompt_logprobs": Bound(0, MAX_LOGPROBS),
+        "thinking_token_budget": Bound(0, 2**31 - 1),
+        "priority": Bound(-(2**31), 2**31 - 1),
+    }
+)
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
 TARGET_BOUND: Final = Bound(1, 86_400_000)
 """Of targets for latencies, in milliseconds."""
@@ -92,7 +94,8 @@ def admit(
     priority: int = 0,
     arrived: float | None = None,
     adapter: Adapter | None = None,
-    ttft_ms: int = 0, itl_ms: int = 0,
+    ttft_ms: int = 0,
+    itl_ms: int = 0,
 ) -> Admitted:
     """The accepted request.
 
@@ -124,7 +127,8 @@ def admit(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        seed=seed & INT64_MAX, choices=_choices(params),
+        seed=seed & INT64_MAX,
+        choices=_choices(params),
         sampling=sampling,
         prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
@@ -134,7 +138,10 @@ def admit(
         tenant=tenant,
         weight=weight,
         priority=priority,
-        arrived=arrived, adapter=adapter, ttft_ms=ttft_ms, itl_ms=itl_ms,
+        arrived=arrived,
+        adapter=adapter,
+        ttft_ms=ttft_ms,
+        itl_ms=itl_ms,
     )
 
 
@@ -342,7 +349,8 @@ def _check_prompt(prompt: object, limits: ModelLimits) -> None:
     if len(prompt) >= limits.max_model_len:
         raise RequestError(
             f"prompt has {len(prompt)} tokens; this model takes {limits.max_model_len} with the answer. Shorten it.",
-            param="prompt", code="context_length_exceeded",
+            param="prompt",
+            code="context_length_exceeded",
         )
     _check_ids("prompt", prompt, limits.vocab, limit=limits.max_model_len)
 
@@ -358,7 +366,8 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
             raise RequestError(
                 f"prompt has {prompt_tokens} tokens and max_tokens is {limit}, together {prompt_tokens + limit}; this model takes "
                 f"{context}. Lower max_tokens to {context - prompt_tokens} or shorten the prompt.",
-                param="max_tokens", code="context_length_exceeded",
+                param="max_tokens",
+                code="context_length_exceeded",
             )
         if choices * limit > context:
             raise RequestError(
@@ -379,7 +388,8 @@ def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
         raise RequestError(
             f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV blocks; there are {kv.blocks}. "
             "Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
-            param="max_tokens", code="context_length_exceeded",
+            param="max_tokens",
+            code="context_length_exceeded",
         )
 
 
