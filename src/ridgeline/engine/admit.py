@@ -35,20 +35,18 @@ MIN_TEMPERATURE: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
 
-BOUNDS: Final = MappingProxyType(
-    {
-        "n": Bound(1, MAX_CHOICES),
-        "best_of": Bound(1, MAX_CHOICES),
-        **{name: option.bound for name, option in OPTIONS.items()},
-        "seed": Bound(-(2**63), INT64_MAX),
-        "max_tokens": Bound(0, 2**31 - 1),
-        "min_tokens": Bound(0, 2**31 - 1),
-        "logprobs": Bound(0, MAX_LOGPROBS),
-        "prompt_logprobs": Bound(0, MAX_LOGPROBS),
-        "thinking_token_budget": Bound(0, 2**31 - 1),
-        "priority": Bound(-(2**31), 2**31 - 1),
-    }
-)
+BOUNDS: Final = MappingProxyType({
+    "n": Bound(1, MAX_CHOICES),
+    "best_of": Bound(1, MAX_CHOICES),
+    **{name: option.bound for name, option in OPTIONS.items()},
+    "seed": Bound(-(2**63), INT64_MAX),
+    "max_tokens": Bound(0, 2**31 - 1),
+    "min_tokens": Bound(0, 2**31 - 1),
+    "logprobs": Bound(0, MAX_LOGPROBS),
+    "prompt_logprobs": Bound(0, MAX_LOGPROBS),
+    "thinking_token_budget": Bound(0, 2**31 - 1),
+    "priority": Bound(-(2**31), 2**31 - 1),
+})  # fmt: skip
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
 TARGET_BOUND: Final = Bound(1, 86_400_000)
 """Of targets for latencies, in milliseconds."""
@@ -127,8 +125,7 @@ def admit(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        seed=seed & INT64_MAX,
-        choices=_choices(params),
+        seed=seed & INT64_MAX, choices=_choices(params),
         sampling=sampling,
         prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
@@ -138,11 +135,8 @@ def admit(
         tenant=tenant,
         weight=weight,
         priority=priority,
-        arrived=arrived,
-        adapter=adapter,
-        ttft_ms=ttft_ms,
-        itl_ms=itl_ms,
-    )
+        arrived=arrived, adapter=adapter, ttft_ms=ttft_ms, itl_ms=itl_ms,
+    )  # fmt: skip
 
 
 def admit_text(
@@ -349,9 +343,8 @@ def _check_prompt(prompt: object, limits: ModelLimits) -> None:
     if len(prompt) >= limits.max_model_len:
         raise RequestError(
             f"prompt has {len(prompt)} tokens; this model takes {limits.max_model_len} with the answer. Shorten it.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+            param="prompt", code="context_length_exceeded",
+        )  # fmt: skip
     _check_ids("prompt", prompt, limits.vocab, limit=limits.max_model_len)
 
 
@@ -366,9 +359,8 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
             raise RequestError(
                 f"prompt has {prompt_tokens} tokens and max_tokens is {limit}, together {prompt_tokens + limit}; this model takes "
                 f"{context}. Lower max_tokens to {context - prompt_tokens} or shorten the prompt.",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+                param="max_tokens", code="context_length_exceeded",
+            )  # fmt: skip
         if choices * limit > context:
             raise RequestError(
                 f"{choices} choices and max_tokens {limit} make {choices * limit} tokens; at most {context} are allowed. "
@@ -388,9 +380,8 @@ def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
         raise RequestError(
             f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV blocks; there are {kv.blocks}. "
             "Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
-            param="max_tokens",
-            code="context_length_exceeded",
-        )
+            param="max_tokens", code="context_length_exceeded",
+        )  # fmt: skip
 
 
 def _invalid(name: str, value: object, requirement: str, code: str = "invalid_value") -> RequestError:
