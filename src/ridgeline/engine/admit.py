@@ -133,8 +133,7 @@ def admit(
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
         tenant=tenant,
-        weight=weight,
-        priority=priority,
+        weight=weight, priority=priority,
         arrived=arrived, adapter=adapter, ttft_ms=ttft_ms, itl_ms=itl_ms,
     )  # fmt: skip
 
