@@ -68,9 +68,7 @@ def audit(request: Request, action: str, **fields: object) -> None:
 class Admin:
     """The admin's side of a server, from `start` to `close`."""
 
-    def __init__(
-        self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit
-    ) -> None:
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit) -> None:
         self._watches = Watches(service)
         chaos, swapper = Chaos(service, clients), Swapper(service, check_fit)
         self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
@@ -220,8 +218,14 @@ def describe_cost(service: Service) -> shapes.Cost:
     ]  # fmt: skip
     other = None if spending.joules is None else max(0.0, joules["allocated"] * (1 - owned / max(owned, spending.allocated, 1e-9)))
     return shapes.Cost(
-        service.name, threads, spending.price, spent(now - spending.began, sum(joules.values()) if joules else None), tenants,
-        spent(max(0.0, spending.allocated - owned), other), spent(spending.idle(now), joules.get("idle")), requests,
+        service.name,
+        threads,
+        spending.price,
+        spent(now - spending.began, sum(joules.values()) if joules else None),
+        tenants,
+        spent(max(0.0, spending.allocated - owned), other),
+        spent(spending.idle(now), joules.get("idle")),
+        requests,
     )
 
 

@@ -105,9 +105,7 @@ def test_prompts_are_scored(model: Path) -> None:
     assert all(abs(a.logprob - b.logprob) < 1e-4 and a.top[0][0] == b.top[0][0] for a, b in zip(found, theirs, strict=True))
 
 
-def test_a_trace_names_the_ops_of_so_many_steps(
-    model: Path, expected: dict[tuple[str, int], Answer], tmp_path: Path
-) -> None:
+def test_a_trace_names_the_ops_of_so_many_steps(model: Path, expected: dict[tuple[str, int], Answer], tmp_path: Path) -> None:
     """By torch.profiler, here of the host alone; answers stay, and a file that ended early is there too."""
 
     def prepare(engine: Engine) -> None:

@@ -31,6 +31,7 @@ from ridgeline.core.plan import KVShape
 
 Values = dict[str, Any]
 
+
 def providers(team: Team) -> Mapping[str, Callable[..., Any]]:
     """Op → what computes it here: it takes the matrices of the definition as weight handles. An op that is not named runs its reference,
     which takes arrays."""

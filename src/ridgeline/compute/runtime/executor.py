@@ -33,9 +33,7 @@ class _InFlight:
 class StepExecutor:
     """Implements `engine.executor.Executor` over a backend."""
 
-    def __init__(
-        self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None
-    ) -> None:
+    def __init__(self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None) -> None:
         self.decisions = decisions
         self.adapters = adapters
         self.backend = backend

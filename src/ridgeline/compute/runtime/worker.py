@@ -170,9 +170,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    backend = QueueBackend(
-        runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
-    )
+    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters)
     _warm_up(backend, progress)
     return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
 
