@@ -130,6 +130,7 @@ _OLLAMA: Final = (
     ),
 )  # fmt: skip
 
+
 def _ggml(method: str, path: str, summary: str, response: Any, errors: tuple[int, ...] = NEEDS_MODEL, **more: Any) -> Row:
     return Row(method, path, summary, response, errors, dialect="ggml", **more)
 
@@ -288,6 +289,12 @@ def _is_picked(row: Row, scope: Scope) -> bool:
 
 def _has(scope: Scope, header: bytes) -> bool:
     return any(name == header for name, _ in scope["headers"])
+
+
+def body_limit(scope: Scope) -> int:
+    """Bytes that the body of a request may have."""
+    row = find_row(scope)
+    return MAX_BODY_BYTES if row is None else row.max_body_bytes
 
 
 def note_limits(scope: Scope, row: Row) -> None:
