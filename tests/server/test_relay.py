@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec

@@ -169,10 +169,6 @@ class EngineClient:
             self.send(admission)
         return stream
 
-    def has(self, request_id: str) -> bool:
-        """True while a request of this id is open."""
-        return request_id in self._open
-
     def abort(self, request_id: str) -> None:
         """Ends every choice that is still open; the stream then delivers their `Closed`."""
         if request_id in self._open:

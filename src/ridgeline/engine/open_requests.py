@@ -60,7 +60,10 @@ class OpenRequests:
         return request_id in self._streams
 
     def add(self, request: Admitted, wakeup: Wakeup | None, goes_on: bool = True, behind: Behind | None = None) -> RequestStream:
-        """Opens the stream of a new request; without `goes_on` it ends with its engine. `behind`: what another server has put out of it."""
+        """Opens the stream of a new request; without `goes_on` it ends with its engine. `behind`: what another server has put out of it.
+        Raises RequestError for one that is open."""
+        if request.request_id in self._streams:
+            raise RequestError("this request has not ended here yet", code="cannot_continue", status=409)
         stream = RequestStream(request, wakeup)
         stream.goes_on = goes_on
         if behind is not None:

@@ -4,7 +4,8 @@ that the client has. It reads neither records nor events. See `server.relay`, wh
 from typing import Final
 
 from ridgeline.router.upstream import Headers
-from ridgeline.server.relay import CONTINUE_HEADER, KEY_HEADER, MARK, MAX_JOURNAL_BYTES
+from ridgeline.server.relay import MARK, MAX_JOURNAL_BYTES
+from ridgeline.server.routers import CONTINUE_HEADER, KEY_HEADER
 
 _STOP: Final = b"\n\n"
 _IDLE: Final = (b":", b"event: ping\n")

@@ -24,7 +24,8 @@ from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
 from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
-from ridgeline.server.relay import Relay, answer_created
+from ridgeline.server.relay import Relay
+from ridgeline.server.routers import answer_created
 from ridgeline.server.transport import KEEP_ALIVE, OPENAI_EVENTS, EventGrammar, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
 

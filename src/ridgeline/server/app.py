@@ -42,7 +42,7 @@ from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
-from ridgeline.server.relay import RelayGate, is_continued
+from ridgeline.server.routers import RelayGate, is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.targets import NO_TARGETS
 from ridgeline.server.traces import TraceLayer

@@ -28,6 +28,7 @@ from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.relay import Relay, close_of
+from ridgeline.server.routers import is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
@@ -56,11 +57,7 @@ async def start_generation(
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     relay = current_caller().relay
-    if relay is not None and relay.goes_on:
-        params = relay.params(params)
-    elif service.brown_out is not None:
-        service.brown_out.check(current_caller(), priority if service.has_priorities else 0)
-        params = service.brown_out.limit(params, current_caller())
+    params = _limited(service, params, priority) if relay is None or not relay.goes_on else relay.params(params)
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     targets = current_caller().targets.with_body(payload)
@@ -78,8 +75,8 @@ async def start_generation(
         on_end = None if params.ignore_eos else service.answer_ended
         follows = None if params.prompt_logprobs is not None else relay
         if follows is not None:
-            follows.begin(requests, model.limits, service.engine)
-        engine = service.engine if follows is not None and follows.goes_on else _enter(service, requests, requests, targets)
+            follows.begin(requests, model.limits)
+        engine = service.engine if is_continued() else _enter(service, requests, requests, targets)
         if service.tracer is not None:
             service.tracer.admitted(requests)
         for request in requests:
@@ -97,6 +94,14 @@ async def start_generation(
 
     length_penalty = 1.0 if payload.length_penalty is None else payload.length_penalty
     return BeamGeneration(tokenizer, requests, params, submit_step, length_penalty)
+
+
+def _limited(service: Service, params: SamplingParams, priority: int) -> SamplingParams:
+    """The parameters that a brown-out leaves of them. Raises ApiError where it takes no such request."""
+    if service.brown_out is None:
+        return params
+    service.brown_out.check(current_caller(), priority if service.has_priorities else 0)
+    return service.brown_out.limit(params, current_caller())
 
 
 def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Admitted], targets: Targets) -> EngineClient:

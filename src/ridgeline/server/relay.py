@@ -3,43 +3,31 @@
 A router that has the key (`--router-key-file`) finds a line in front of each event: a comment with records of what the engine has put out
 since the event before. It keeps the records, counts the events that it has passed on, and sends both in front of the request's body to
 another replica when this one dies. There the answer is made again from its records, without the events that the client has; the engine
-goes on behind the ids, as it does behind an engine that has ended. Nothing of this reaches clients, and none can ask for it.
+goes on behind the ids, as it does behind an engine that has ended. Nothing of this reaches clients, and none can ask for it: routers are
+known by `server.routers`.
 """
 
-import hmac
-import re
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import MAX_CHOICES, ModelLimits
-from ridgeline.engine.client import EngineClient
-from ridgeline.errors import EngineDeadError
-from ridgeline.server.callers import current_caller, serving
 from ridgeline.server.errors import ApiError
-from ridgeline.server.transport import BODY_LIMIT_KEY, read_body
 
-KEY_HEADER: Final = b"x-ridgeline-router"
-CONTINUE_HEADER: Final = b"x-ridgeline-continue"
-"""Bytes of the records that stand before the body, and the events that the client has: two numbers."""
 MARK: Final = b":r "
 """Beginning of the line in front of an event; records follow it, with commas between them."""
 MAX_JOURNAL_BYTES: Final = 4 << 20
 """Of the records of one answer; a longer one is not continued."""
-_NUMBERS: Final = re.compile(rb"(\d{1,8}) (\d{1,8})")
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -84,6 +72,17 @@ Record = Begun | Wrote | Ended
 _decode: Final = msgspec.json.Decoder(list[Record]).decode
 
 
+def read_relay(records: bytes, events: int) -> "Relay":
+    """An answer that has begun elsewhere, of which the client has so many events. Raises ApiError for what are no records."""
+    try:
+        found = _decode(records)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = []
+    if not found:
+        raise _refused("what stands in front of the body are no records")
+    return Relay(found, events)
+
+
 class Relay:
     """One answer on its way to a router.
 
@@ -124,15 +123,13 @@ class Relay:
             return params
         return replace(params, max_tokens=self._begun.prompts[0].max_tokens)
 
-    def begin(self, requests: Sequence[Admitted], limits: ModelLimits, engine: EngineClient) -> None:
+    def begin(self, requests: Sequence[Admitted], limits: ModelLimits) -> None:
         """Notes the requests of an answer; of one that goes on, checks that it can, and its records. Raises ApiError."""
         prompts = [Prompt(each.request_id, each.seed, each.max_tokens, _digest(each, limits)) for each in requests]
         if self._begun is None:
             self._pending.append(_ENCODE(Begun(self.created, self.key.decode(), prompts)))
         elif prompts != self._begun.prompts:
             raise _refused("the model, its template or its settings are not those of the replica that it began at")
-        elif any(engine.has(each.request_id) for each in requests):
-            raise _refused("it has not ended here yet")
         else:
             self._check(requests, limits)
 
@@ -216,72 +213,3 @@ def _digest(request: Admitted, limits: ModelLimits) -> str:
 
 def _refused(why: str) -> ApiError:
     return ApiError("cannot_continue", f"this answer cannot go on here: {why}")
-
-
-# ── of the request that this task answers ───────────────────────────────────────────────────────────────────────────
-
-
-def answer_created() -> int:
-    """Seconds since 1970 when the answer began."""
-    relay = current_caller().relay
-    return int(time.time()) if relay is None else relay.created
-
-
-def is_continued() -> bool:
-    """True if the request goes on with an answer that another replica had taken."""
-    relay = current_caller().relay
-    return relay is not None and relay.goes_on
-
-
-def goes_elsewhere(error: Exception) -> bool:
-    """True if a router goes on with a stream that ends with this error: the client is not told."""
-    return isinstance(error, EngineDeadError) and current_caller().relay is not None
-
-
-class RelayGate:
-    """Knows routers by their key. What follows it reads bodies as clients sent them."""
-
-    def __init__(self, app: ASGIApp, key: bytes | None, limit_of: Callable[[Scope], int]) -> None:
-        """`key`: None: no router has one. `limit_of`: bytes of a request's own body."""
-        self._app = app
-        self._key = None if key is None else key.hex().encode()
-        self._limit_of = limit_of
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = {name: value for name, value in scope.get("headers", ()) if name in (KEY_HEADER, CONTINUE_HEADER)}
-        if not found:
-            await self._app(scope, receive, send)
-            return
-        given, asked = found.get(KEY_HEADER, b""), found.get(CONTINUE_HEADER)
-        if self._key is not None and not hmac.compare_digest(given, self._key):
-            raise ApiError("router_only", "the router's key is another one than this server's; give both the same --router-key-file")
-        if self._key is None and asked is not None:
-            raise ApiError("router_only", "answers that began elsewhere are taken from a router with a key; set --router-key-file")
-        relay: Relay | None = None
-        if self._key is not None:
-            relay = Relay()
-            if asked is not None:
-                relay, receive = await self._read(scope, receive, asked)
-        with serving(replace(current_caller(), relay=relay)):
-            await self._app(scope, receive, send)
-
-    async def _read(self, scope: Scope, receive: Receive, asked: bytes) -> tuple[Relay, Receive]:
-        """The records in front of a body, and what receives the body alone. Raises ApiError."""
-        numbers = _NUMBERS.fullmatch(asked)
-        length, events = (int(numbers[1]), int(numbers[2])) if numbers else (MAX_JOURNAL_BYTES + 1, 0)
-        if length > MAX_JOURNAL_BYTES:
-            raise _refused(f"it has {length} bytes of records; at most {MAX_JOURNAL_BYTES} are taken")
-        scope[BODY_LIMIT_KEY] = length + self._limit_of(scope)
-        body = await read_body(Request(scope, receive))
-        records: list[Record] = []
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            records = _decode(body[:length])
-        if not records:
-            raise _refused("what stands in front of the body are no records")
-        rest: list[Message] = [{"type": "http.request", "body": body[length:], "more_body": False}]
-
-        async def receive_rest() -> Message:
-            return rest.pop() if rest else await receive()
-
-        scope["headers"] = [each for each in scope["headers"] if each[0] != b"content-length"]
-        return Relay(records, events), receive_rest

@@ -27,11 +27,11 @@ from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
-from ridgeline.server.relay import answer_created, goes_elsewhere
 from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import THOUGHTS, Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
 from ridgeline.server.responses_shapes import Item, ResponsesRequest
+from ridgeline.server.routers import answer_created, goes_elsewhere
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
