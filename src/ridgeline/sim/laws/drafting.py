@@ -4,12 +4,15 @@ A slot holds the stamp of its token. A span must continue behind stamps of the v
 a block that two rows have, is found in the step that would read it.
 """
 
+from collections.abc import Sequence
+
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import DraftSpan
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, chain_stamps, next_stamp
 from ridgeline.sim.laws.rows import ResidentRow
 
+Drafted = tuple[tuple[int, ...], ...]
 WRONG_PERCENT = 30
 """Drafts that are wrong, of 100."""
 
@@ -23,8 +26,19 @@ class SimDrafts:
         self._stamps: dict[tuple[int, int], tuple[int, int]] = {}
         """(block, offset) → (group, stamp)."""
 
-    def draft(self, span: DraftSpan, resident: ResidentRow) -> tuple[int, ...]:
-        """Computes a span; returns the ids that it drafts. Raises LawViolation."""
+    def run(self, spans: Sequence[DraftSpan], rows: Sequence[tuple[ResidentRow, int, list[int], int, list[int]]]) -> Drafted:
+        """Computes the spans of a plan, whose rows are `sim.laws.executor.Span`: the ids drafted come in the place of DRAFT, and are
+        returned. Raises LawViolation."""
+        tokens_of = {resident.row: (resident, tokens) for resident, _, tokens, _, _ in rows} if spans else {}
+        found = []
+        for span in spans:
+            resident, tokens = tokens_of[span.row]
+            found.append(self._draft(span, resident))
+            if span.drafts:
+                tokens[-span.drafts :] = found[-1]
+        return tuple(found)
+
+    def _draft(self, span: DraftSpan, resident: ResidentRow) -> tuple[int, ...]:
         ids, name = resident.ids, f"the draft model, row {span.row}"
         self._extend(span)
         if list(span.ids) != ids[span.start : span.start + len(span.ids)] or (span.drafts and span.start + len(span.ids) != len(ids)):

@@ -205,7 +205,7 @@ class SimExecutor:
         for source, target in plan.copies:
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()
-        drafted = self._draft(plan, spans)
+        drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans)
         for resident, first, tokens, samples, _ in spans:
             resident.advance(first, tokens, max(0, samples - 1), self._block_tokens)
             self._write(resident, first)
@@ -238,18 +238,6 @@ class SimExecutor:
             vectors=tuple([self._model.vector(spans[index][0].chain[-1], spans[index][0].params) for index in plan.pool]),
             drafted=drafted,
         )
-
-    def _draft(self, plan: Plan, spans: list[Span]) -> tuple[tuple[int, ...], ...]:
-        """Lets the draft model compute; its ids come in the place of DRAFT."""
-        found: list[tuple[int, ...]] = []
-        tokens_of = {resident.row: (resident, tokens) for resident, _, tokens, _, _ in spans}
-        for span in plan.spans:
-            assert self._drafts is not None, "a plan drafts without a draft model"
-            resident, tokens = tokens_of[span.row]
-            found.append(self._drafts.draft(span, resident))
-            if span.drafts:
-                tokens[-span.drafts :] = found[-1]
-        return tuple(found)
 
     def _write(self, resident: ResidentRow, first: int) -> None:
         chain, size = resident.chain, self._block_tokens
