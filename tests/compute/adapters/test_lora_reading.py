@@ -11,6 +11,7 @@ from lora_files import write_tensors
 from tiny import write_tiny
 
 from ridgeline.compute.adapters import store
+from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.core.params import Adapter
 from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
@@ -45,7 +46,8 @@ class Loading:
 
     def __init__(self, folder: Path, matrices: tuple[str, ...] = ("blk.0.attn_q.pairs",), **bounds: int) -> None:
         self.facts = read_model_facts(write_tiny(folder / "base.gguf"))
-        self.store = AdapterStore(self.facts, **{"most": 4, "most_bytes": 1 << 20, "max_rank": 64} | bounds, matrices=matrices)
+        slots = AdapterSlots(dict.fromkeys(matrices, (32, 32)), 1)
+        self.store = AdapterStore(self.facts, **{"most": 4, "most_bytes": 1 << 20, "max_rank": 64} | bounds, slots=slots)
         self.folder = folder
 
     def adapter(self, name: str, value: float = 1.0) -> Adapter:
@@ -72,12 +74,12 @@ def test_a_matrix_that_the_runner_does_not_change(tmp_path: Path) -> None:
 
 
 def test_any_error_is_reported_and_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loading, real = Loading(tmp_path), store.load_adapter
+    loading, real = Loading(tmp_path), store.read_pairs
 
     def broken(adapter: Adapter, *rest: Any) -> Any:
         return real(adapter, *rest) if adapter.name == "two" else {}["strange"]
 
-    monkeypatch.setattr(store, "load_adapter", broken)
+    monkeypatch.setattr(store, "read_pairs", broken)
     assert loading.load(loading.adapter("one")) == "the adapter 'one' cannot be loaded: KeyError: 'strange'"
     assert loading.load(loading.adapter("two", 2.0)) is None
     with monkeypatch.context() as patch:
@@ -103,8 +105,8 @@ def test_adapters_are_bounded_by_their_bytes(tmp_path: Path) -> None:
     one, two, three = (loading.adapter(name, value) for name, value in (("one", 1.0), ("two", 2.0), ("three", 3.0)))
     for each in (one, two, three):
         assert loading.load(each, (one.digest,)) is None
-    pair = loading.store.get(one.digest)["blk.0.attn_q.pairs"]
-    assert pair.a.base is None and pair.b.base is None and pair.a.nbytes + pair.b.nbytes == 1024
+    pair = loading.store.get(one.digest).pairs["blk.0.attn_q.pairs"]
+    assert pair.a.flags.owndata and pair.b.flags.owndata and pair.a.nbytes + pair.b.nbytes == 1024
     assert loading.store.get(three.digest)
     with pytest.raises(KeyError):
         loading.store.get(two.digest)

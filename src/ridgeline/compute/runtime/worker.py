@@ -169,9 +169,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    backend = QueueBackend(
-        runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
-    )
+    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters)
     _warm_up(backend, progress)
     return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
 
@@ -183,7 +181,7 @@ def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterSt
     config = source.config
     most_bytes = adapter_bytes(config, source.memory_bytes) // 2  # the other half is for slots, which keep what is forgotten here
     bounds = {"most": config.max_cpu_loras, "most_bytes": most_bytes, "max_rank": config.max_lora_rank}
-    return AdapterStore(source.facts, **bounds, matrices=slots.pairs)
+    return AdapterStore(source.facts, **bounds, slots=slots)
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:
