@@ -14,7 +14,7 @@ from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights, screened, widened
-from ridgeline.compute.cpu.runner import NativeRunner, StepTrace
+from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
@@ -26,6 +26,7 @@ from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progr
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
+from ridgeline.compute.trace import StepTrace
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, adapter_bytes
