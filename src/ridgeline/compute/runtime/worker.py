@@ -210,7 +210,7 @@ def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterSt
     config = source.config
     most_bytes = adapter_bytes(config, source.memory_bytes) // 2  # the other half is for slots, which keep what is forgotten here
     bounds = {"most": config.max_cpu_loras, "most_bytes": most_bytes, "max_rank": config.max_lora_rank}
-    return AdapterStore(source.facts, **bounds, matrices=slots.pairs)
+    return AdapterStore(source.facts, **bounds, slots=slots)
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:
