@@ -130,11 +130,6 @@ class EngineConfig:
         "on a GPU the last bits of an answer may depend on the batch; other runners are always invariant",
         "vllm:inter_token_latency_seconds: on",
     )  # fmt: skip
-    attention_backend: str = _set(
-        "auto", "On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.",
-        "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
-        also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
-    )  # fmt: skip
     pooling: str = _set(
         "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
         "the model's authors say what it was trained for", "similar texts have dissimilar vectors: another",
