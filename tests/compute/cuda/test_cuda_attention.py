@@ -178,7 +178,7 @@ def test_schedules() -> None:
 
 
 def test_schedules_of_mixed_steps() -> None:
-    """Rows of one token are not computed with the tiles of prompts, and no row, however many there are, keeps one program for all its keys."""
+    """Rows of one token are not computed with the tiles of prompts, and no row keeps one program for all of its many keys."""
     llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "device": torch.device("cpu")}
     (prompt,) = triton_attention.make_schedules(2048, 1, max_q=2048, max_kv=2048, **llama)
     assert (prompt.tile.queries, prompt.blocks, prompt.fold, prompt.row_tokens) == (128, 65, False, "any")

@@ -5,7 +5,7 @@ that the device does not sample (penalties, log-probabilities, drafts …) are s
 rows, or that scores a prompt, is read before the next one is launched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple

@@ -90,7 +90,7 @@ DECODE_QUERY_ROWS: Final = 64
 
 
 def table_row(capability: int) -> int:
-    """The row of the tables of tiles: by shared memory of a program, 163, 99 or 227 KB. NVIDIA, CUDA programming guide, table of features."""
+    """The row of the tables of tiles, by shared memory of a program: 163, 99 or 227 KB. NVIDIA, CUDA programming guide, features."""
     return 80 if capability in (80, 87) else 90 if 90 <= capability < 120 else 86
 
 
