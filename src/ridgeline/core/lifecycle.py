@@ -43,9 +43,7 @@ class Lifecycle:
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
 
-    def __init__(
-        self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None], pace: Pace | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None], pace: Pace | None = None) -> None:
         self.limits = limits
         self.policy = policy
         self.cache = cache

@@ -36,9 +36,7 @@ class Scheduler:
     pace  the prefill budget follows it; None: that of `limits` stays
     """
 
-    def __init__(
-        self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None) -> None:
         self.limits = limits if pace is None else pace.limited(limits)
         self.policy = policy
         self.drafter = self._own_drafter = drafter

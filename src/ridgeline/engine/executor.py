@@ -1,6 +1,6 @@
 """The protocol between the engine loop and what computes: numpy, C++, CUDA, or a simulator."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,6 +121,12 @@ class Executor(Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """Compiles grammars that rows follow; None where they cannot."""
+        ...
+
+    @property
+    def trace(self) -> Callable[[str, int], None] | None:
+        """Called with a path and a number of steps it tells in a new file what the next so many steps do, op by op, once they have run;
+        with 0 it ends the file with the steps that it has. Returns at once; raises OSError. None where nothing is computed."""
         ...
 
     @property

@@ -255,9 +255,7 @@ class Service:
 
         return admit_prompt
 
-    def admit_texts(
-        self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float
-    ) -> list[Admitted]:
+    def admit_texts(self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float) -> list[Admitted]:
         """Admits texts whose vectors are wanted. Raises RequestError, as `admitter`'s function does."""
         model, caller = self.model, current_caller()
         domain = tenant_domain(self._secret, private_salt(salt))

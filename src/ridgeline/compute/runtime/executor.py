@@ -33,9 +33,7 @@ class _InFlight:
 class StepExecutor:
     """Implements `engine.executor.Executor` over a backend."""
 
-    def __init__(
-        self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None
-    ) -> None:
+    def __init__(self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None) -> None:
         self.decisions = decisions
         self.adapters = adapters
         self.backend = backend
@@ -86,6 +84,10 @@ class StepExecutor:
     def beat(self) -> int:
         """A number that changes while a step is computed."""
         return self.backend.beat()
+
+    def trace(self, path: str, steps: int) -> None:
+        """As `Executor.trace` says."""
+        self.backend.trace(path, steps)
 
     def close(self) -> None:
         """Drops steps in flight, weights and KV blocks."""

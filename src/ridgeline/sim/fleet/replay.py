@@ -37,6 +37,7 @@ class RecordedExecutor:
     """Implements `engine.executor.Executor` with recorded results."""
 
     grammars = None
+    trace = None
     adapters = None
 
     def __init__(self, setup: Setup) -> None:

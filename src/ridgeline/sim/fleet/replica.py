@@ -101,6 +101,7 @@ class SimulatedDevice:
     `acceptance`."""
 
     grammars = None
+    trace = None
     adapters = None
 
     def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:

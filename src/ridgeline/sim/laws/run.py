@@ -70,6 +70,7 @@ class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
     grammars = None
+    trace = None
     adapters = None
 
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:

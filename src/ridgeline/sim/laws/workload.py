@@ -108,9 +108,11 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_with_adapters(Random(seed + 8), limits.adapter_slots, _with_targets(Random(seed + 7), _with_tenants(
-            tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel)
-        ))),
+        inbound=_with_adapters(
+            Random(seed + 8),
+            limits.adapter_slots,
+            _with_targets(Random(seed + 7), _with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel))),
+        ),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
@@ -120,9 +122,7 @@ def make_world(seed: int) -> World:
     )
 
 
-def _inbound(
-    rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int
-) -> tuple[tuple[float, Command], ...]:
+def _inbound(rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int) -> tuple[tuple[float, Command], ...]:
     """Requests and aborts, sorted by time. `extra_rng` draws features that the scheduler does not see."""
     requests = rng.randint(3, 8) + rng.randint(16, 26) * (max_parallel - 1)
     horizon = STEP_SECONDS * requests * rng.choice((0.5, 1.5, 2.0, 2.5))
