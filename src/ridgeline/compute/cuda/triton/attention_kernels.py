@@ -130,6 +130,39 @@ def merged_splits(
     return top, total, sums
 
 
+@triton.jit
+def queries_of_program(cu_q, rows, ONE_BLOCK: tl.constexpr, TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """(row, its block of queries, its first query, its queries, False where the launch or the row has no such block)."""
+    if ONE_BLOCK:
+        row, query_block = tl.program_id(0), 0
+        query = tl.load(cu_q + row)
+    else:
+        number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a prompt have most keys: they begin first
+        row = row_of_query_block(cu_q, rows, number, BLOCK_Q)
+        query = tl.load(cu_q + row)
+        query_block = number - (query // BLOCK_Q + row)
+    count = tl.load(cu_q + row + 1) - query
+    is_mine = query_block * BLOCK_Q < count
+    if TOKENS == "one":
+        is_mine = count == 1
+    if TOKENS == "several":
+        is_mine = is_mine & (count > 1)
+    return row, query_block, query, count, is_mine
+
+
+@triton.jit
+def is_last(counter, programs):
+    """True in the last of so many programs to ask, which sees what all have stored; the counter is zero again then.
+
+    All threads have stored before one of them counts, which releases their stores; the last to count acquires those of all.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
 @triton.jit(do_not_specialize=["rows", "splits"])
 def attention_kernel(
     q, keys, values, key_scales, value_scales, sinks, tables, cu_q, kv_len, out, partial, partial_sums, counters,
@@ -147,20 +180,8 @@ def attention_kernel(
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
-    if ONE_BLOCK:
-        row, query_block = tl.program_id(0), 0
-        query = tl.load(cu_q + row)
-    else:
-        number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a prompt have most keys: they begin first
-        row = row_of_query_block(cu_q, rows, number, BLOCK_Q)
-        query = tl.load(cu_q + row)
-        query_block = number - (query // BLOCK_Q + row)
-    count, length = tl.load(cu_q + row + 1) - query, tl.load(kv_len + row)
-    is_mine = query_block * BLOCK_Q < count
-    if TOKENS == "one":
-        is_mine = count == 1
-    if TOKENS == "several":
-        is_mine = is_mine & (count > 1)
+    row, query_block, query, count, is_mine = queries_of_program(cu_q, rows, ONE_BLOCK, TOKENS, BLOCK_Q)
+    length = tl.load(kv_len + row)
     if is_mine:
         line = tl.arange(0, BLOCK_M)
         token, head = query_block * BLOCK_Q + line // GROUP, kv_head * GROUP + line % GROUP
@@ -190,11 +211,7 @@ def attention_kernel(
                     tl.store(partial + (place + split)[:, None] * HEAD + at[None, :], sums, mask=mask)
                     tl.store(partial_sums + (place + split) * 2, top, mask=is_row)
                     tl.store(partial_sums + (place + split) * 2 + 1, total, mask=is_row)
-                # All threads have stored before one of them counts, releasing their stores; the last to count acquires those of all.
-                tl.debug_barrier()
-                counter = counters + tl.program_id(0) * KV_HEADS + kv_head
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1:
-                    tl.store(counter, 0)
+                if is_last(counters + tl.program_id(0) * KV_HEADS + kv_head, programs):
                     top, total, sums = merged_splits(
                         partial, partial_sums, place, at, is_row, mask, begin_split, end_split, HEAD, BLOCK_M, BLOCK_D
                     )
