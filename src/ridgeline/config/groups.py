@@ -226,6 +226,11 @@ class ServerConfig:
         "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
         unit="FILE",
     )  # fmt: skip
+    router_key_file: str | None = _set(
+        None, "File with the key that `ridgeline route` and its replicas share, made where there is none [streams end with their replica].",
+        "a router that has it goes on with a stream at another replica when this one dies", "403 router_only: another file than its",
+        unit="FILE",
+    )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(
         (), "Origins of pages that may use the server, as https://host:port, or *; may be repeated [its own page's].",
         "pages of other origins are rejected, so that no site uses this server behind its reader's back",
