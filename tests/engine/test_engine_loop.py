@@ -22,6 +22,7 @@ class LateExecutor:
 
     grammars = None
     adapters = None
+    pages = None
 
     def __init__(self, inner: SimExecutor) -> None:
         self.inner = inner

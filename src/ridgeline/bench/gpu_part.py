@@ -45,6 +45,7 @@ class TimedExecutor:
 
     grammars = None
     adapters = None
+    pages = None
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor

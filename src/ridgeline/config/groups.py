@@ -82,6 +82,21 @@ class EngineConfig:
         "evicted KV blocks are copied back instead of computed again; on a CPU a larger KV cache serves better",
         "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large", unit="GiB",
     )  # fmt: skip
+    kv_cache_dir: str | None = _set(
+        None, "Folder for KV blocks that outlive the engine, made where there is none.",
+        "prompts that were computed before a restart are read instead of computed again; one engine per folder and model",
+        "ridgeline_tier_fetched_blocks stays 0 behind a restart: another secret; ridgeline_tier_dropped_blocks grows: a slow disk",
+        unit="FOLDER",
+    )  # fmt: skip
+    kv_cache_dir_bytes: int = _set(
+        4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
+        unit="bytes", bounds=(1 << 20, 1 << 50),
+    )  # fmt: skip
+    kv_cache_secret_file: str | None = _set(
+        None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
+        "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
+        unit="FILE",
+    )  # fmt: skip
     block_size: int = _set(
         16, "Tokens in a block of the KV cache.", "the cost is one block; a sequence wastes half a block on average",
         "vllm:prefix_cache_hits low against vllm:prefix_cache_queries: too large", unit="tokens", bounds=(1, 1_024),

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
 
-from ridgeline.core.commands import Abort, AdapterReady, Admit, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
+from ridgeline.core.commands import Abort, AdapterReady, Admit, BlocksFetched, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -36,9 +36,7 @@ class Scheduler:
     pace  the prefill budget follows it; None: that of `limits` stays
     """
 
-    def __init__(
-        self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None) -> None:
         self.limits = limits if pace is None else pace.limited(limits)
         self.policy = policy
         self.drafter = self._own_drafter = drafter
@@ -75,7 +73,7 @@ class Scheduler:
         for command in commands:
             match command:
                 case Admit():
-                    self.lifecycle.admit(command.request, now, command.delivered)
+                    self.lifecycle.admit(command.request, now, command.delivered, command.fetching)
                 case Close(request_id, choice, keep, reason):
                     self.lifecycle.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
@@ -84,6 +82,8 @@ class Scheduler:
                     self.lifecycle.on_ready(Wait.GRAMMAR, digest, error, now)
                 case AdapterReady(digest, error):
                     self.lifecycle.on_ready(Wait.ADAPTER, digest, error, now)
+                case BlocksFetched():
+                    self.lifecycle.on_fetched(command)
                 case PinAdapter(digest, is_pinned):
                     self.lifecycle.adapters.pin(digest, is_pinned)
                 case SetKnob("step_ms", value) if self.pace is not None:
@@ -275,6 +275,7 @@ class Scheduler:
             self.lifecycle.add_wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.attach_prefix(sequence, hit)
+        hit, brought = self._attach_brought(sequence, hit)
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
             self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
@@ -283,11 +284,24 @@ class Scheduler:
         fetched = self.cache.restore_from_host(sequence)
         count = self.preemptor.ensure_tokens(sequence, self._tokens_to_schedule(sequence, builder), builder)
         self.lifecycle.clear_wait(sequence, Wait.PREFIX)
-        self._emit_prefix_events(sequence, hit, fetched)
+        self._emit_prefix_events(sequence, hit, fetched, *brought)
         self.lifecycle.start(sequence, now)
         self.cache.index.mark_computing(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.allocate(sequence, sequence.scheduled + count)
         builder.add(sequence, count, is_new=True)
+
+    def _attach_brought(self, sequence: Sequence, hit: int) -> tuple[int, tuple[int, str]]:
+        """Attaches what tiers have brought behind the first `hit` blocks, which the sequence has. Returns the leading blocks that it has
+        then, and the tokens that a tier brought of them, with its name."""
+        fetched = self.lifecycle.brought.pop(sequence.request.request_id, None) if self.lifecycle.brought else None
+        if fetched is None:
+            return hit, (0, "")
+        landed = self.cache.land(sequence, fetched.blocks)
+        longer = self.cache.find_longest_hit(sequence)
+        if longer > hit:
+            self.cache.attach_prefix(sequence, longer)
+        tokens = sum([block < longer for block in landed]) * self._block_tokens
+        return longer, (tokens, fetched.tier if tokens else "")
 
     def _is_still_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence could not start before and no block has been freed since: its prefix is not looked up again."""
@@ -299,12 +313,12 @@ class Scheduler:
         self._blocked_start = sequence, self.cache.pool.available, running
         return True
 
-    def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int) -> None:
+    def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int, from_tier: int, tier: str) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = tokens
         if tokens:
-            self._emit(PrefixHit(name, sequence.choice, tokens, fetched))
+            self._emit(PrefixHit(name, sequence.choice, tokens, fetched, from_tier, tier))
         if self.cache.index.is_shareable(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 

@@ -16,7 +16,7 @@ from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
-from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.engine.executor import ExecutorInfo, Pages, Ticket
 
 
 @dataclass(slots=True)
@@ -33,9 +33,7 @@ class _InFlight:
 class StepExecutor:
     """Implements `engine.executor.Executor` over a backend."""
 
-    def __init__(
-        self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None
-    ) -> None:
+    def __init__(self, info: ExecutorInfo, decisions: tuple[Decision, ...], backend: Backend, adapters: AdapterStore | None = None) -> None:
         self.decisions = decisions
         self.adapters = adapters
         self.backend = backend
@@ -57,6 +55,11 @@ class StepExecutor:
         """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""
         self.grammars = GrammarCompiler(load, self._info.vocab)
         self.backend.use_grammars(self.grammars)
+
+    @property
+    def pages(self) -> Pages | None:
+        """Contents of blocks; None where the backend's memory is out of reach."""
+        return self.backend.pages
 
     def submit(self, plan: Plan) -> Ticket:
         """Takes the plan, which is computed as soon as those before it are. Waits for the step before only where that is serial.

@@ -57,6 +57,8 @@ class World:
     drafts: int = 0
     prior: StepSeconds | None = None
     """Of a scheduler that learns its pace; None: its prefill budget stays."""
+    keeps_blocks: bool = False
+    """A tier keeps what is published, and brings it to later requests and engines."""
 
     def pace(self) -> Pace | None:
         """A pace for one scheduler, whose prior is wrong."""
@@ -108,21 +110,22 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_with_adapters(Random(seed + 8), limits.adapter_slots, _with_targets(Random(seed + 7), _with_tenants(
-            tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel)
-        ))),
+        inbound=_with_adapters(
+            Random(seed + 8),
+            limits.adapter_slots,
+            _with_targets(Random(seed + 7), _with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel))),
+        ),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
         eager=rng.random() < 0.3,
         drafts=drafts,
+        keeps_blocks=limits.prefix_caching and Random(seed + 13).random() < 0.3,
         prior=StepSeconds(STEP_SECONDS * wrong, TOKEN_SECONDS, TOKEN_SECONDS * wrong) if wrong else None,
     )
 
 
-def _inbound(
-    rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int
-) -> tuple[tuple[float, Command], ...]:
+def _inbound(rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int) -> tuple[tuple[float, Command], ...]:
     """Requests and aborts, sorted by time. `extra_rng` draws features that the scheduler does not see."""
     requests = rng.randint(3, 8) + rng.randint(16, 26) * (max_parallel - 1)
     horizon = STEP_SECONDS * requests * rng.choice((0.5, 1.5, 2.0, 2.5))
