@@ -21,6 +21,7 @@ class LateExecutor:
     """Answers for a step only when it must: `collect` of the oldest, with as many submitted behind it as the engine lets."""
 
     grammars = None
+    trace = None
     adapters = None
     pages = None
 

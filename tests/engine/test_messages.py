@@ -61,6 +61,7 @@ MESSAGES: list[Message] = [
     messages.Health(9, 1.5),
     messages.Fatal("out of memory", False),
     messages.Profile("a.pstats"),
+    messages.TraceSteps("a.json", 20),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Blocks that outlive their engine: brought back by content, trusted behind a checksum alone, and never waited for longer than they are worth."""
+"""Blocks that outlive their engine: found by content, trusted behind a checksum alone, never waited for longer than they are worth."""
 
 import os
 import random
@@ -179,12 +179,13 @@ def poison(rng: random.Random, values: dict[bytes, bytes]) -> None:
     for name, value in list(values.items()):
         at, other = rng.randrange(len(value)), rng.choice(list(values.values()))
         values[name] = rng.choice((
-            value[:at], value + b"\0", b"", rng.randbytes(len(value)), value[:at] + bytes([value[at] ^ 1 << rng.randrange(8)]) + value[at + 1 :],
+            value[:at], value + b"\0", b"", rng.randbytes(len(value)),
+            value[:at] + bytes([value[at] ^ 1 << rng.randrange(8)]) + value[at + 1 :],
             other if other != value else b"", bytes(len(value)), value[:32] + rng.randbytes(len(value) - 32),
         ))  # fmt: skip
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(8_000, marks=pytest.mark.night)])
+@pytest.mark.parametrize("rounds", [45, pytest.param(8_500, marks=pytest.mark.night)])
 def test_a_poisoned_tier_changes_no_token(rounds: int, alone: tuple[int, ...]) -> None:
     kept(tier := MemoryTier())
     rng, values, poisoned = random.Random(3), dict(tier.values), 0
@@ -195,7 +196,7 @@ def test_a_poisoned_tier_changes_no_token(rounds: int, alone: tuple[int, ...]) -
         run = Run([tier])
         assert run.answer("b") == alone and not run.from_tier
         assert run.close()["bad"]
-    assert poisoned >= 500 * rounds // 40
+    assert poisoned >= 12 * rounds
 
 
 def test_a_slow_tier_is_not_waited_for(alone: tuple[int, ...]) -> None:
@@ -254,7 +255,7 @@ def test_a_folder_that_others_can_reach_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path / "kv")
     for name in ("kv", "link"):
-        with pytest.raises(ConfigError, match="chmod 700|no folder that can be used"):
+        with pytest.raises(ConfigError, match=r"chmod 700|no folder that can be used"):
             file_tier(tmp_path / name)
 
 

@@ -44,6 +44,7 @@ class TimedExecutor:
     """Wraps an executor and measures the CPU seconds spent in it."""
 
     grammars = None
+    trace = None
     adapters = None
     pages = None
 

@@ -145,6 +145,10 @@ class Backend(Protocol):
         """As `Executor.beat`."""
         ...
 
+    def trace(self, path: str, steps: int) -> None:
+        """As `Executor.trace`."""
+        ...
+
     def close(self) -> None:
         """Drops steps in flight, weights and KV cache. Safe to call twice."""
         ...

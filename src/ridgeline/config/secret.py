@@ -83,9 +83,8 @@ def private_folder(path: str) -> Iterator[int]:
             )
         if found.st_mode & 0o077:
             mode = stat.S_IMODE(found.st_mode)
-            raise ConfigError(
-                f"{FOLDER_FLAG} {path!r:.200} has mode {mode:04o}, and others may enter; run: chmod 700 {shlex.quote(path)}", fix={FOLDER_FLAG: None}
-            )
+            how = f"run: chmod 700 {shlex.quote(path)}"
+            raise ConfigError(f"{FOLDER_FLAG} {path!r:.200} has mode {mode:04o}, and others may enter; {how}", fix={FOLDER_FLAG: None})
         yield descriptor
     finally:
         os.close(descriptor)

@@ -19,7 +19,7 @@ from ridgeline.core.commands import Abort, Close, Command
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted
 from ridgeline.engine.child import EngineProcess
-from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, WireError, encode
+from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, TraceSteps, WireError, encode
 from ridgeline.engine.open_requests import OpenRequests
 from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
@@ -171,7 +171,7 @@ class EngineClient:
         if request_id in self._open:
             self.send(Abort(request_id))
 
-    def send(self, command: Command | Profile) -> None:
+    def send(self, command: Command | Profile | TraceSteps) -> None:
         """Sends any command to the engine. What means a request that no engine has is carried out at once."""
         is_done = False
         match command:
@@ -182,7 +182,7 @@ class EngineClient:
         if not is_done and self._child is not None and self.state is State.READY:
             if not self._child.writer.is_closing():  # else the engine is dead, and the reader is about to see the end of the socket
                 self._child.writer.write(encode(command))
-            self._is_busy = self._is_busy or not isinstance(command, Profile)
+            self._is_busy = self._is_busy or not isinstance(command, (Profile, TraceSteps))
 
     def go_on(self) -> None:
         """Gives the engine that is ready the open requests that it has not."""

@@ -1,6 +1,6 @@
 """The protocol between the engine loop and what computes: numpy, C++, CUDA, or a simulator."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +139,12 @@ class Executor(Protocol):
     @property
     def pages(self) -> Pages | None:
         """Contents of its blocks; None where only it can reach them."""
+        ...
+
+    @property
+    def trace(self) -> Callable[[str, int], None] | None:
+        """Called with a path and a number of steps it tells in a new file what the next so many steps do, op by op, once they have run;
+        with 0 it ends the file with the steps that it has. Returns at once; raises OSError. None where nothing is computed."""
         ...
 
     @property

@@ -85,7 +85,15 @@ class Profile:
     path: str | None
 
 
-Message = Command | Progress | Ready | Frame | Health | Fatal | Profile
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Tells in a new file at `path` what the next so many steps do, as `Executor.trace`; 0 steps end that file."""
+
+    path: str
+    steps: int
+
+
+Message = Command | Progress | Ready | Frame | Health | Fatal | Profile | TraceSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,7 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
     commands.AdapterReady,
     commands.PinAdapter,
     commands.BlocksFetched,
+    TraceSteps,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted,

@@ -128,6 +128,10 @@ class Recorder:
     def info(self) -> ExecutorInfo:
         return self._executor.info
 
+    @property
+    def trace(self) -> Callable[[str, int], None] | None:
+        return self._executor.trace
+
     def submit(self, plan: Plan) -> Ticket:
         self._decisions.append(decision_line(plan))
         return self._executor.submit(plan)

@@ -52,7 +52,7 @@ ADMIN_ROWS: Final = (
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
     Row("GET", "/explain", "Where the time of requests went", Explained, (404, 503), access="admin", query=EXPLAIN_QUERY),
     Row("GET", "/prefix", "Why prompts missed the prefix cache", PrefixReport, (503,), access="admin", query=PREFIX_QUERY),
-    Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
+    Row("POST", "/profile", "Profiles both loops, or traces steps", shapes.Profiled, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
@@ -68,9 +68,7 @@ def audit(request: Request, action: str, **fields: object) -> None:
 class Admin:
     """The admin's side of a server, from `start` to `close`."""
 
-    def __init__(
-        self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit
-    ) -> None:
+    def __init__(self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit) -> None:
         self._watches = Watches(service)
         chaos, swapper = Chaos(service, clients), Swapper(service, check_fit)
         self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
@@ -137,8 +135,8 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
 
     async def profile(request: Request) -> Response:
         asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
-        audit(request, "profile", profile_seconds=asked.seconds)
-        return json_response(await profiler.profile(asked.seconds))
+        audit(request, "profile", profile_seconds=asked.seconds, steps=asked.steps)
+        return json_response(await profiler.report(asked))
 
     async def explain(request: Request) -> Response:
         return json_response(await explain_many(service, request.query_params))
@@ -220,8 +218,14 @@ def describe_cost(service: Service) -> shapes.Cost:
     ]  # fmt: skip
     other = None if spending.joules is None else max(0.0, joules["allocated"] * (1 - owned / max(owned, spending.allocated, 1e-9)))
     return shapes.Cost(
-        service.name, threads, spending.price, spent(now - spending.began, sum(joules.values()) if joules else None), tenants,
-        spent(max(0.0, spending.allocated - owned), other), spent(spending.idle(now), joules.get("idle")), requests,
+        service.name,
+        threads,
+        spending.price,
+        spent(now - spending.began, sum(joules.values()) if joules else None),
+        tenants,
+        spent(max(0.0, spending.allocated - owned), other),
+        spent(spending.idle(now), joules.get("idle")),
+        requests,
     )
 
 

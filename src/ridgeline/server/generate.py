@@ -106,9 +106,7 @@ def _front(notes: Notes) -> FrontEnd:
     began = notes.arrived if notes.encoding is None else notes.encoding
     rendered = began if notes.rendered is None else notes.rendered
     tokenised = rendered if notes.tokenised is None else notes.tokenised
-    return FrontEnd(
-        notes.arrived, notes.arrived, time.monotonic(), rendered - began, max(0.0, tokenised - rendered), notes.grammar_seconds
-    )
+    return FrontEnd(notes.arrived, notes.arrived, time.monotonic(), rendered - began, max(0.0, tokenised - rendered), notes.grammar_seconds)
 
 
 def _time_spent(ledger: Ledger, request_id: str) -> replies.TimeSpent | None:

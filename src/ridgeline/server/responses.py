@@ -310,9 +310,7 @@ async def _whole(events: AsyncGenerator[shapes.Event | Idle, None]) -> bytes:
     return msgspec.json.encode(last.response)
 
 
-async def _told(
-    answer: _Answer, events: AsyncGenerator[shapes.Event | Idle, None], request: Request
-) -> AsyncGenerator[bytes, None]:
+async def _told(answer: _Answer, events: AsyncGenerator[shapes.Event | Idle, None], request: Request) -> AsyncGenerator[bytes, None]:
     """Events as bytes. A failure is one of them, and the last."""
     try:
         async with aclosing(events):

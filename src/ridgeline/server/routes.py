@@ -130,6 +130,7 @@ _OLLAMA: Final = (
     ),
 )  # fmt: skip
 
+
 def _ggml(method: str, path: str, summary: str, response: Any, errors: tuple[int, ...] = NEEDS_MODEL, **more: Any) -> Row:
     return Row(method, path, summary, response, errors, dialect="ggml", **more)
 

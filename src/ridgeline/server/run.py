@@ -52,8 +52,13 @@ def run(service: Service, on_ready: Callable[[Model, str], None], check_fit: Che
 
 
 async def _serve(
-    service: Service, server: HttpServer, listener: socket.socket, admin_listener: socket.socket | None, certificate: Certificate,
-    on_ready: Callable[[Model, str], None], check_fit: CheckFit,
+    service: Service,
+    server: HttpServer,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    certificate: Certificate,
+    on_ready: Callable[[Model, str], None],
+    check_fit: CheckFit,
 ) -> bool:
     """True if it was interrupted before it was ready."""
     is_ready = False

@@ -29,9 +29,7 @@ from ridgeline.facts.model import ModelFacts
 
 SLOTS = 4
 BY_DAY = ("llama3", "phi3-long")
-FAMILIES = [
-    name if name in BY_DAY else pytest.param(name, marks=pytest.mark.night) for name, recipe in RECIPES.items() if recipe.exact
-]
+FAMILIES = [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.night) for name, recipe in RECIPES.items() if recipe.exact]
 
 
 class LoraDriver(Driver):

@@ -32,7 +32,8 @@ def stored(keys: np.ndarray, values: np.ndarray, block_tokens: int, kind: str) -
     slots, kv_heads, head_dim = keys.shape
     cache = empty_cache(kind, slots // block_tokens - 1, block_tokens, kv_heads, head_dim)
     mine, layer = torch.from_numpy(np.isfinite(keys).all(axis=(1, 2))).to(DEVICE), cache.layer(0)
-    block, offset = (part[mine] for part in (torch.arange(slots) // block_tokens, torch.arange(slots) % block_tokens))
+    slot = torch.arange(slots, device=DEVICE)[mine]
+    block, offset = slot // block_tokens, slot % block_tokens
     for records, scales, numbers in ((layer.keys, layer.key_scales, keys), (layer.values, layer.value_scales, values)):
         found = on_device(numbers)[mine]
         if scales is not None:

@@ -6,7 +6,9 @@ rows, or that scores a prompt, is read before the next one is launched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -25,6 +27,7 @@ from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
 from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
 from ridgeline.compute.cuda.sampler import SamplingColumns
 from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling
+from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
 from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, sample_rows, score
@@ -109,6 +112,8 @@ class CudaBackend:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
         launched = self.runner.launch(inputs, split.sampling)
         self._state.last[split.device_ids] = LAST
+        if self.runner.trace is not None and self.runner.trace.is_whole:
+            self._end_trace()
         self._moves += 1
         return _InFlight(work, launched, split)
 
@@ -196,6 +201,20 @@ class CudaBackend:
     def beat(self) -> int:
         """A number that changes while a step is computed."""
         return self._moves + (0 if self.runner is None else self.runner.marks.count())
+
+    def trace(self, path: str, steps: int) -> None:
+        """As `Executor.trace` says. The device is waited for where a trace begins or ends."""
+        assert self.runner is not None
+        self._end_trace()
+        if steps:
+            self.runner.trace = DeviceTrace(self.runner.device, Path(path), steps)
+
+    def _end_trace(self) -> None:
+        assert self.runner is not None
+        trace, self.runner.trace = self.runner.trace, None
+        if trace is not None:
+            with suppress(OSError):
+                trace.close()
 
     def close(self) -> None:
         """Drops steps in flight, weights and cache."""

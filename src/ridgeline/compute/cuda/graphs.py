@@ -32,10 +32,12 @@ Capture = Callable[[Callable[[], None], Any], Graph]
 
 
 class Launch(NamedTuple):
-    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments."""
+    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments; `name`:
+    in a trace."""
 
     run: Run
     attention: Op | None = None
+    name: str = "launch"
 
 
 class BucketLaunches(NamedTuple):
@@ -102,7 +104,10 @@ class LaunchCache:
             binding = self.binding(bucket)
             key = (bucket.tokens,)
             if key not in self._shared:
-                self._shared[key] = [Launch(partial(self._ids.resolve, binding)), *self._bound(binding, 0, self._select)]
+                self._shared[key] = [
+                    Launch(partial(self._ids.resolve, binding), name="resolve ids"),
+                    *self._bound(binding, 0, self._select),
+                ]
             body = [self._rebound(binding, launch) for launch in self._shared[key]]
             found = self._buckets[bucket] = BucketLaunches(body, self._tail(binding))
         return found
@@ -113,14 +118,17 @@ class LaunchCache:
         key = bucket.tokens, bucket.rows
         if key not in self._shared:
             logits, hidden = binding.values(self._results)
-            sampling = [Launch(self._ids.sampling(binding, logits, hidden)), Launch(partial(self._ids.store_last, binding))]
+            sampling = [
+                Launch(self._ids.sampling(binding, logits, hidden), name="sample"),
+                Launch(partial(self._ids.store_last, binding), name="store ids"),
+            ]
             self._shared[key] = [*self._bound(binding, self._select, len(self._plan.oplist.ops)), *sampling]
         return self._shared[key]
 
     def _bound(self, binding: Binding, first: int, end: int) -> list[Launch]:
         """Launches of the ops first ≤ n < end."""
         ops = self._plan.oplist.ops[first:end]
-        return [Launch(self.bind(binding, op), op if op.name == "attention" else None) for op in ops]
+        return [Launch(self.bind(binding, op), op if op.name == "attention" else None, str(op)) for op in ops]
 
     def _rebound(self, binding: Binding, launch: Launch) -> Launch:
         """The launch for another bucket of as many tokens: itself, unless it is an attention. One of a large step places a mark."""
@@ -128,7 +136,7 @@ class LaunchCache:
             return launch
         run = self.bind(binding, launch.attention)
         is_large = binding.inputs.bucket.tokens > SEGMENT_TOKENS[-1]
-        return Launch(partial(_run_and_mark, run, self._marks) if is_large else run, launch.attention)
+        return Launch(partial(_run_and_mark, run, self._marks) if is_large else run, launch.attention, launch.name)
 
 
 def _run_and_mark(run: Run, marks: Marks) -> None:

@@ -21,6 +21,7 @@ from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
 from ridgeline.compute.cuda.sampler import SampledIds
 from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling, StepBuffers
+from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
 from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import Op, OpList, StepInputs
@@ -106,6 +107,8 @@ class CudaRunner:
         self._next = 0
         self._current = largest
         self.marks = Marks(device.event)
+        self.trace: DeviceTrace | None = None
+        """What starts steps while they are traced."""
         self._launches = LaunchCache(self.plan, self.buffers, self.ids, attention, self.marks)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
@@ -184,7 +187,8 @@ class CudaRunner:
         self._next = (self._next + 1) % len(self._results)
         buffer.start.record()
         self._send(bucket, inputs, sampling)
-        self._graphs.run(bucket, *self._launches.launches(bucket))
+        start = self._graphs.run if self.trace is None else self.trace.run
+        start(bucket, *self._launches.launches(bucket))
         buffer.pinned.copy_(self.ids.results, non_blocking=True)
         buffer.end.record()
         return LaunchedStep(buffer.start, buffer.end, buffer.results, rows)

@@ -90,6 +90,10 @@ class StepExecutor:
         """A number that changes while a step is computed."""
         return self.backend.beat()
 
+    def trace(self, path: str, steps: int) -> None:
+        """As `Executor.trace` says."""
+        self.backend.trace(path, steps)
+
     def close(self) -> None:
         """Drops steps in flight, weights and KV blocks."""
         self._closed = True

@@ -8,6 +8,7 @@ and the executor makes its inputs, meanwhile. That is safe since a row is given 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, process_time
@@ -25,6 +26,7 @@ from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
+from ridgeline.compute.trace import STEP, StepTrace
 from ridgeline.core.plan import KVShape
 
 In = TypeVar("In")
@@ -79,7 +81,10 @@ class BeatingRunner(Runner, Protocol):
 
     moves_grammars  its steps move the places of rows in their grammars
     adapters        its slots; None where rows have no adapters
+    trace           takes what its steps do; None, as nearly always: nothing does
     """
+
+    trace: StepTrace | None
 
     @property
     def moves_grammars(self) -> bool: ...
@@ -151,6 +156,7 @@ class QueueBackend:
         self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
+        self._asked: StepTrace | None = None
         self._parts = 0
         """Parts of steps outside of the runner that are done, for `beat`."""
 
@@ -190,9 +196,17 @@ class QueueBackend:
         runner = self._runner
         return self._parts + (0 if runner is None else runner.beat())
 
+    def trace(self, path: str, steps: int) -> None:
+        """As `Executor.trace` says. A trace from the start (`--trace`) rests meanwhile."""
+        if self._asked is not None:
+            self._asked.close()
+        self._asked = StepTrace(Path(path), steps) if steps else None
+
     def close(self) -> None:
         """Drops steps in flight, weights and cache."""
         self._thread.close()
+        if self._asked is not None:
+            self._asked.close()
         if self._masks is not None:
             self._masks.close()
         if self._runner is not None:
@@ -201,6 +215,22 @@ class QueueBackend:
         self.pages.close()
 
     def _compute(self, work: Work) -> StepOutput:
+        runner, asked = self._runner, self._asked
+        assert runner is not None
+        usual, trace = runner.trace, asked or runner.trace
+        if trace is None:
+            return self._step(work)
+        runner.trace, began = trace, perf_counter()
+        try:
+            return self._step(work)
+        finally:
+            trace.span(STEP, began, perf_counter(), rows=len(work.plan.row), tokens=len(work.inputs.ids))
+            trace.end_step()
+            runner.trace = usual
+            if asked is not None and asked.is_closed and self._asked is asked:
+                self._asked = None
+
+    def _step(self, work: Work) -> StepOutput:
         assert self._runner is not None
         began = perf_counter()
         plan, inputs = work.plan, work.inputs

@@ -14,7 +14,7 @@ from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights, screened, widened
-from ridgeline.compute.cpu.runner import NativeRunner, StepTrace
+from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
@@ -26,6 +26,7 @@ from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progr
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
+from ridgeline.compute.trace import StepTrace
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, adapter_bytes
@@ -169,9 +170,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    backend = QueueBackend(
-        runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
-    )
+    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters)
     _warm_up(backend, progress)
     return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
 

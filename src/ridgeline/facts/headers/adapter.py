@@ -97,7 +97,7 @@ def read_adapter(path: Path, facts: ModelFacts, max_rank: int = MAX_RANK) -> Ada
     found = _read_peft(path, facts) if path.is_dir() else _read_gguf(path, facts)
     if not found.parts:
         raise ModelFormatError(f"{path.name} holds no pair of LoRA matrices; is it an adapter?")
-    (name, times), = Counter(part.name for part in found.parts).most_common(1)
+    ((name, times),) = Counter(part.name for part in found.parts).most_common(1)
     if times > 1:
         raise ModelFormatError(f"{path.name} changes {name} {times} times, under several names; which change is meant is unknown")
     if found.rank > max_rank:

@@ -37,6 +37,7 @@ class RecordedExecutor:
     """Implements `engine.executor.Executor` with recorded results."""
 
     grammars = None
+    trace = None
     adapters = None
     pages = None
 

@@ -101,6 +101,7 @@ class SimulatedDevice:
     `acceptance`."""
 
     grammars = None
+    trace = None
     adapters = None
     pages = None
 

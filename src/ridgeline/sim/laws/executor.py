@@ -66,6 +66,7 @@ class SimExecutor:
         self.grammars: GrammarCompiler | None = None
         """Set by who composes the engine, where `info.has_grammars`."""
         self.adapters = None
+        self.trace = None
         self._info = info
         self._model = model
         self._clock = clock

@@ -71,6 +71,7 @@ class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
     grammars = None
+    trace = None
     adapters = None
     pages = None
 
