@@ -21,6 +21,7 @@ VALUES = {
     "threads": "2", "kv_dtype": "bf16", "swap_space": "2", "seed": "5", "runner": "native", "scheduling_policy": "priority",
     "num_speculative_tokens": "3", "served_model_name": "name", "host": "::1", "chat_template": "t.jinja", "ssl_certfile": "c.pem",
     "ssl_keyfile": "k.pem", "log_level": "error",
+    "draft_model": "draft.gguf",
 }  # fmt: skip
 """Setting → a value of other servers that is not Ridgeline's default."""
 

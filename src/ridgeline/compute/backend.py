@@ -94,7 +94,8 @@ class Work:
 
 
 class StepOutput(NamedTuple):
-    """Results of a step: fields of `core.plan.Result`, the seconds that it took, and when it ended (`perf_counter`)."""
+    """Results of a step: fields of `core.plan.Result`, the seconds that it took, in all and in the draft model, and when it ended
+    (`perf_counter`)."""
 
     sampled: tuple[tuple[int, ...], ...]
     finite: bytearray
@@ -104,6 +105,8 @@ class StepOutput(NamedTuple):
     ended: float
     failures: tuple[tuple[int, str], ...] = ()
     vectors: tuple[bytes, ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
+    draft_seconds: float = 0.0
 
 
 class Backend(Protocol):

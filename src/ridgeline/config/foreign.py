@@ -187,8 +187,7 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("threads have the priority of the process; use nice", "--prio"),
     # ── drafts, adapters, structure, tools ──
     _refused("write --speculative ngram --num-speculative-tokens 4", "--speculative-config", harmless=("none",)),
-    _refused("draft models are not supported yet; write --speculative ngram", "-md", "--model-draft", harmless=("none",)),
-    _refused("draft models are not supported yet; write --speculative ngram", "--speculative-model", harmless=("none",)),
+    _same("draft_model", "-md", "--model-draft", "--speculative-model"),
     _same("num_speculative_tokens", "--draft", "--draft-n", "--draft-max"),
     _refused("write --lora NAME=PATH for each", "--lora-modules", harmless=("none",)),
     _nothing("how a model writes calls is found in its chat template", "--enable-auto-tool-choice", switch=True),

@@ -341,6 +341,7 @@ class Scheduler:
         left = min(builder.budget - len(builder.tokens), self._max_samples - builder.sample_count, self._prefill_left(builder))
         if left < 1:
             return
+        tokens = min(builder.budget_left, self._prefill_left(builder))
         proposed = drafter.propose(rows, len(builder.tokens), left)
         for (index, end), (sequence, below_limit), ids in zip(places, rows, proposed, strict=True):
             count = min(len(ids), below_limit, left)
@@ -350,6 +351,7 @@ class Scheduler:
             if count > 0:
                 left -= count
                 builder.add_drafts(index, end, ids[:count])
+        builder.spans = drafter.spans([sequence for sequence, _ in rows], tokens - builder.drafted)
 
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
         """Commits the oldest step in flight. Returns new ids, and the ends of sequences that they bring."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import Adapter, Grammar, Pooling
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
@@ -22,6 +23,7 @@ class ExecutorInfo:
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     has_grammars   True where rows may follow grammars
+    drafts         cache and price of the draft model; None: there is none
     timed          (rows, tokens of each, seconds) of the steps of which `seconds` was made
     pooling        how the model's description makes a vector of a text; None: this runner makes none
     width          numbers of a vector
@@ -48,6 +50,7 @@ class ExecutorInfo:
     findings: tuple[Finding, ...] = ()
     adapter_slots: int = 0
     timed: tuple[tuple[int, int, float], ...] = ()
+    drafts: DraftCache | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ written as `sha256:` and its digest in hex. Keys are never printed, names may be
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +23,9 @@ MAX_WEIGHT: Final = 1_000
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
-OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens", *NAMES)
+ADAPTER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}|\*")
+MAX_ADAPTERS: Final = 256
+OPTIONS: Final = ("tenant", "weight", "scope", "adapters", *RATES, "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Key:
     is_sheddable      in a brown-out its requests are the first that are not taken
     brown_out_tokens  in a brown-out its answers have at most so many tokens; None: as many as ever
     targets of its requests that name none
+    adapters  that its tenant may use, by name; `*`: all
     """
 
     digest: bytes
@@ -45,12 +49,14 @@ class Key:
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
-    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's."""
+    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
+    `adapters` names those that there are for it, None: all."""
 
     tenant: str = ""
     weight: int = 1
@@ -60,6 +66,11 @@ class Caller:
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
+    adapters: frozenset[str] | None = None
+
+    def may_use(self, adapter: str) -> bool:
+        """True if there is an adapter of this name for it."""
+        return self.adapters is None or adapter in self.adapters
 
 
 class ApiKeys:
@@ -89,7 +100,8 @@ class ApiKeys:
         found = [] if self._file is None else read_keys(self._file)
         if self._own is not None and all(key.digest != self._own for key in found):
             found.append(Key(self._own, is_admin=True))
-        self._keys = {key.digest: (key, self._caller(key)) for key in found}
+        owned = adapters_of_tenants(found)
+        self._keys = {key.digest: (key, self._caller(key, None if key.is_admin else owned[key.tenant])) for key in found}
         return len(self._keys)
 
     def find(self, key: str) -> Caller | None:
@@ -98,11 +110,20 @@ class ApiKeys:
         found = self._keys.get(hashlib.sha256(key.encode("latin-1")).digest())
         return None if found is None else found[1]
 
-    def _caller(self, key: Key) -> Caller:
+    def _caller(self, key: Key, adapters: frozenset[str] | None) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
         owner = hashlib.sha256(b"owner" + key.digest).digest()
-        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets)
+        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets, adapters)
+
+
+def adapters_of_tenants(keys: Sequence[Key]) -> dict[str, frozenset[str] | None]:
+    """Adapters that the lines of each tenant name; None, all: with `*`, and for everybody where no line names any."""
+    named: dict[str, frozenset[str]] = {}
+    for key in keys:
+        named[key.tenant] = named.get(key.tenant, frozenset()) | key.adapters
+    are_owned = any(named.values())
+    return {tenant: names if are_owned and "*" not in names else None for tenant, names in named.items()}
 
 
 def read_keys(path: str) -> list[Key]:
@@ -165,8 +186,11 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     tokens = options.pop("brown_out_tokens", None)
     limit = None if tokens is None else _number("brown_out_tokens", tokens, MAX_RATE, where)
     targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
+    adapters = frozenset(options.pop("adapters").split(",")) if "adapters" in options else frozenset[str]()
+    if len(adapters) > MAX_ADAPTERS or not all(ADAPTER.fullmatch(name) for name in adapters):
+        raise ConfigError(f"{where} adapters is *, or up to {MAX_ADAPTERS} names with commas between them")
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets)
+    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets, adapters)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:

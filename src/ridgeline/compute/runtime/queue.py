@@ -26,6 +26,7 @@ from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
+from ridgeline.compute.runtime.draft_model import DraftModel
 from ridgeline.compute.trace import STEP, StepTrace
 from ridgeline.core.plan import KVShape
 
@@ -130,6 +131,7 @@ class QueueBackend:
     threads  that a step is computed with
     shape    of the cache
     adapters in host memory, which slots are filled from
+    drafts   the model that drafts in front of a step; None: there is none
     """
 
     timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
@@ -146,7 +148,9 @@ class QueueBackend:
         vocab: int,
         threads: int = 1,
         adapters: AdapterStore | None = None,
+        drafts: DraftModel | None = None,
     ) -> None:
+        self.drafts = drafts
         self._runner: BeatingRunner | None = runner
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
@@ -211,7 +215,9 @@ class QueueBackend:
             self._masks.close()
         if self._runner is not None:
             self._runner.close()
-        self._runner = self._kv = None
+        if self.drafts is not None:
+            self.drafts.close()
+        self._runner = self._kv = self.drafts = None
         self.pages.close()
 
     def _compute(self, work: Work) -> StepOutput:
@@ -243,6 +249,10 @@ class QueueBackend:
         for fill, adapter in zip(plan.fills, work.adapters, strict=True):
             assert self._runner.adapters is not None, "a slot is filled where there is none"
             self._runner.adapters.fill(fill.slot, adapter)
+        drafted = ()
+        if plan.spans:
+            assert self.drafts is not None, "a plan drafts without a draft model"
+            drafted = self.drafts.draft(work, self._state)
         rows, masks_of = work.rows, None
         moves = rows.has_grammars and not rows.has_drafts and not rows.has_budgets and self._runner.moves_grammars
         following = self._state.follow(work) if moves else None
@@ -272,7 +282,8 @@ class QueueBackend:
         vectors = self._state.pool(work, values["hidden"]) if rows.pooled else ()
         ids, logprobs = sampled_rows(work, *sampled)
         ended = perf_counter()
-        return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
+        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
+        return output if self.drafts is None or not drafted else output._replace(drafted=drafted, draft_seconds=self.drafts.seconds)
 
     def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:
         """Carries out copies of which some are contents of tiers, one after the other."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depth, choose_depths
 from ridgeline.core.drafts.ngram import NgramPredictor
-from ridgeline.core.plan import Plan, Result
+from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 RUNNING: Final = State.RUNNING
@@ -99,6 +99,10 @@ class PromptLookupDrafter:
                     found[index] = rows[index][0].draft_state.propose(depth)
                     drafts += depth
         return found, drafts
+
+    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+        """Empty: there is no draft model."""
+        return ()
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Compares what each row sampled with what was predicted, and updates the cost of a step whose tokens all sampled."""

@@ -83,6 +83,8 @@ SITUATIONS = (
     "drafts of a row with a window",
     "drafts of a row that was preempted",
     "drafts as long as samples allow",
+    "drafts of a model",
+    "draft model catches up beside drafts",
     "stop id before the last right draft",
     "NaN at a rejected position",
     "NaN behind right drafts",
@@ -172,6 +174,8 @@ class Coverage:
             self.counts[f"{len(self._steps_in_flight)} steps in flight"] += 1
         if plan.drafts:
             _count_drafts(self, plan)
+        if plan.spans:
+            _count_spans(self, plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
         if not spent and self._scheduler.cache.pool.held_by_steps:
             self._count("second victim spared as blocks were coming", self._is_second_victim_spared(plan.step))
@@ -351,6 +355,13 @@ def _count_drafts(coverage: Coverage, plan: Plan) -> None:
             request = coverage._front_end.choices[key].oracle.request
             coverage._count("drafts of a row that was preempted", coverage._preemptions[key] > 0)
             coverage._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
+
+
+def _count_spans(coverage: Coverage, plan: Plan) -> None:
+    """Counts what the draft model computes in a submitted plan."""
+    depths = [span.drafts for span in plan.spans]
+    coverage._count("drafts of a model", any(depths))
+    coverage._count("draft model catches up beside drafts", any(depths) and not all(depths))
 
 
 def _count_verification(coverage: Coverage, plan: Plan, result: Result) -> None:

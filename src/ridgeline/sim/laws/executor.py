@@ -10,12 +10,14 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import Pooling
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
+from ridgeline.sim.laws.drafting import SimDrafts
 from ridgeline.sim.laws.model import VECTOR_WIDTH, FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
 from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedModel, followed
@@ -82,6 +84,7 @@ class SimExecutor:
         self._rows: list[ResidentRow | None] = [None] * info.rows
         self._adapters: dict[int, bytes] = {}
         """Digest by slot."""
+        self._drafts = None if info.drafts is None else SimDrafts(info.drafts, model, info.rows)
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._eager_results: deque[Result] = deque()
         self._free_at = 0.0
@@ -234,6 +237,7 @@ class SimExecutor:
                 continue
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()
+        drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans)
         for resident, first, tokens, samples, _ in spans:
             resident.advance(first, tokens, max(0, samples - 1), self._block_tokens)
             self._write(resident, first)
@@ -264,6 +268,7 @@ class SimExecutor:
             scores=tuple(scores) or None,
             failures=tuple((index, resident.lost) for index, (resident, *_) in enumerate(spans) if resident.lost),
             vectors=tuple([self._model.vector(spans[index][0].chain[-1], spans[index][0].params) for index in plan.pool]),
+            drafted=drafted,
         )
 
     def _write(self, resident: ResidentRow, first: int) -> None:
@@ -350,11 +355,13 @@ def fake_executor(
     host_blocks: int = 0,
     hang: str = "",
     script: Sequence[Sequence[str]] | None = None,
+    draft_blocks: int = 0,
 ) -> SimExecutor:
     """An executor for tests of the layers above it: needs no weights and samples printable ASCII by default.
 
     `windows` has one entry per KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long in real time.
-    `hang`: see `HungModel`. `script`: see `ScriptedModel`; its answers follow the grammars of requests.
+    With `draft_blocks` there is a draft
+    model, whose cache has so many. `hang`: see `HungModel`. `script`: see `ScriptedModel`; its answers follow the grammars of requests.
     """
     model = ScriptedModel(script=tuple((*each,) for each in script)) if script else model or FakeModel()  # type: ignore[misc]
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
@@ -370,6 +377,7 @@ def fake_executor(
         has_grammars=bool(script),
         pooling=Pooling(),
         width=VECTOR_WIDTH,
+        drafts=DraftCache(1, block_tokens, draft_blocks, max_model_len, vocab=vocab) if draft_blocks else None,
         seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)

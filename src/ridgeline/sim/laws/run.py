@@ -15,6 +15,7 @@ from itertools import count
 from ridgeline.core import laws
 from ridgeline.core.admission import blocks_needed
 from ridgeline.core.commands import AdapterReady, Admit, BlocksFetched, Command
+from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
@@ -30,7 +31,7 @@ from ridgeline.sim.laws.coverage import Coverage
 from ridgeline.sim.laws.ends import MAX_ENDS, EngineEnds
 from ridgeline.sim.laws.executor import SimExecutor
 from ridgeline.sim.laws.front_end import FrontEnd
-from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter
+from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter, WatchedModelDrafter
 from ridgeline.sim.laws.order import OrderChecker, PrefillBudgetChecker, SkippableStepsChecker
 from ridgeline.sim.laws.store import Contents, SimStore
 from ridgeline.sim.laws.workload import World, make_world
@@ -151,7 +152,11 @@ class Simulation:
     def _build(self, executor: Executor, counts: Counter[str]) -> None:
         """Makes an engine with all that checks it."""
         world = self.world
-        drafter = OracleDrafter(world.seed, world.drafts, world.model, self._source, self._on_drafts_proposed) if world.drafts else None
+        drafter: Drafter | None = None
+        if world.info.drafts is not None:
+            drafter = WatchedModelDrafter(world.drafts, world.limits.depth > 1, world.info.drafts, self._on_drafts_proposed)
+        elif world.drafts:
+            drafter = OracleDrafter(world.seed, world.drafts, world.model, self._source, self._on_drafts_proposed)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
         self._drafted_step = -1
         self._check_preemptions()
