@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ BYTES = 1 << 20
 ROOT = Path(__file__).parents[2]
 
 
+@cache
 def shape() -> KVShape:
     """Two groups, one with a window; a block's stamps, and their group, are its bytes."""
     return replace(fake_executor(windows=(0, 24)).info.kv, block_bytes=8 * 17)

@@ -98,6 +98,15 @@ class KVBlocks:
             landed.add(block)
         return landed
 
+    def attach_brought(self, sequence: Sequence, hit: int, brought: Items[tuple[int, int, int]]) -> tuple[int, int]:
+        """Lands what tiers have brought, and attaches what that adds to the first `hit` blocks, which the sequence has. Returns the blocks
+        that it has then, and the tokens of those that got content."""
+        landed = self.land(sequence, brought)
+        longer = self.find_longest_hit(sequence)
+        if longer > hit:
+            self.attach_prefix(sequence, longer)
+        return longer, sum([block < longer for block in landed]) * self.shape.block_tokens
+
     def count_host_blocks(self, sequence: Sequence) -> int:
         """Returns the number of host blocks in the sequence's tables."""
         device = self.shape.blocks

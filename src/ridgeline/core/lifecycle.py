@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from ridgeline.core.adapters import AdapterSlots
 from ridgeline.core.admission import rejection_reason, whole_text_reason
+from ridgeline.core.brought import Brought
 from ridgeline.core.commands import BlocksFetched, Delivered
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
@@ -39,7 +40,7 @@ class Lifecycle:
     itl_rows          running sequences with an `itl_ms` of their own
     adapters          which adapters lie in the executor's slots
     starts            of sequences so far
-    brought           request id → what tiers have brought of its prompt, until it starts
+    brought           what tiers have brought of prompts, until they start
     lengths           of outputs of closed sequences, from which blocks are reserved
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
@@ -58,7 +59,7 @@ class Lifecycle:
         self.itl_rows = 0
         self.starts = 0
         self.lengths = OutputLengths()
-        self.brought: dict[str, BlocksFetched] = {}
+        self.brought = Brought(cache.unused)
         self.adapters = AdapterSlots(limits.adapter_slots)
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
@@ -126,20 +127,12 @@ class Lifecycle:
 
     def on_fetched(self, fetched: BlocksFetched) -> None:
         """Ends the wait of a request for tiers. What they have brought is used when its first choice starts."""
-        self.drop_brought(fetched.request_id)
-        self.brought[fetched.request_id] = fetched
-        choices = self.open.get(fetched.request_id)
-        if choices is None or not any(Wait.KV_FETCH in sequence.waiting_for for sequence in choices.values()):
-            self.drop_brought(fetched.request_id)
-            return
+        choices = self.open.get(fetched.request_id, {})
+        self.brought.put(fetched)
+        if not any(Wait.KV_FETCH in sequence.waiting_for for sequence in choices.values()):
+            self.brought.drop(fetched.request_id)
         for sequence in choices.values():
             self.clear_wait(sequence, Wait.KV_FETCH)
-
-    def drop_brought(self, request_id: str) -> None:
-        """Gives up what tiers have brought of a request's prompt."""
-        fetched = self.brought.pop(request_id, None)
-        if fetched is not None:
-            self.cache.unused += [number for *_, number in fetched.blocks]
 
     def _rejection(self, request: Admitted, is_new: bool) -> tuple[str, float | None] | None:
         if request.request_id in self.open:
@@ -285,7 +278,7 @@ class Lifecycle:
         del choices[sequence.choice]
         if not choices:
             del self.open[request.request_id]
-            self.drop_brought(request.request_id)
+            self.brought.drop(request.request_id)
             self.unstarted.discard(request.request_id)
         if request.adapter is not None:
             self.adapters.name(request.adapter, -1)

@@ -275,33 +275,21 @@ class Scheduler:
             self.lifecycle.add_wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.attach_prefix(sequence, hit)
-        hit, brought = self._attach_brought(sequence, hit)
+        fetched = self.lifecycle.brought.pop(sequence.request.request_id)
+        hit, from_tier = (hit, 0) if fetched is None else self.cache.attach_brought(sequence, hit, fetched.blocks)
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
             self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
             builder.close_starts("blocks")
             return
-        fetched = self.cache.restore_from_host(sequence)
+        restored = self.cache.restore_from_host(sequence)
         count = self.preemptor.ensure_tokens(sequence, self._tokens_to_schedule(sequence, builder), builder)
         self.lifecycle.clear_wait(sequence, Wait.PREFIX)
-        self._emit_prefix_events(sequence, hit, fetched, *brought)
+        self._emit_prefix_events(sequence, hit, restored, from_tier, fetched.tier if from_tier and fetched else "")
         self.lifecycle.start(sequence, now)
         self.cache.index.mark_computing(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.allocate(sequence, sequence.scheduled + count)
         builder.add(sequence, count, is_new=True)
-
-    def _attach_brought(self, sequence: Sequence, hit: int) -> tuple[int, tuple[int, str]]:
-        """Attaches what tiers have brought behind the first `hit` blocks, which the sequence has. Returns the leading blocks that it has
-        then, and the tokens that a tier brought of them, with its name."""
-        fetched = self.lifecycle.brought.pop(sequence.request.request_id, None) if self.lifecycle.brought else None
-        if fetched is None:
-            return hit, (0, "")
-        landed = self.cache.land(sequence, fetched.blocks)
-        longer = self.cache.find_longest_hit(sequence)
-        if longer > hit:
-            self.cache.attach_prefix(sequence, longer)
-        tokens = sum([block < longer for block in landed]) * self._block_tokens
-        return longer, (tokens, fetched.tier if tokens else "")
 
     def _is_still_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence could not start before and no block has been freed since: its prefix is not looked up again."""
@@ -313,12 +301,12 @@ class Scheduler:
         self._blocked_start = sequence, self.cache.pool.available, running
         return True
 
-    def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int, from_tier: int, tier: str) -> None:
+    def _emit_prefix_events(self, sequence: Sequence, hit: int, restored: int, from_tier: int, tier: str) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = tokens
         if tokens:
-            self._emit(PrefixHit(name, sequence.choice, tokens, fetched, from_tier, tier))
+            self._emit(PrefixHit(name, sequence.choice, tokens, restored, from_tier, tier))
         if self.cache.index.is_shareable(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 

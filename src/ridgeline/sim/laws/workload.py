@@ -58,8 +58,11 @@ class World:
     drafts: int = 0
     prior: StepSeconds | None = None
     """Of a scheduler that learns its pace; None: its prefill budget stays."""
-    keeps_blocks: bool = False
-    """A tier keeps what is published, and brings it to later requests and engines."""
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if a tier keeps what is published, and brings it to later requests and engines."""
+        return self.limits.prefix_caching and self.seed % 10 in (1, 4, 7)
 
     def pace(self) -> Pace | None:
         """A pace for one scheduler, whose prior is wrong."""
@@ -124,7 +127,6 @@ def make_world(seed: int) -> World:
         repeats_close=rng.random() < 0.2,
         eager=rng.random() < 0.3,
         drafts=drafts,
-        keeps_blocks=limits.prefix_caching and Random(seed + 13).random() < 0.3,
         prior=StepSeconds(STEP_SECONDS * wrong, TOKEN_SECONDS, TOKEN_SECONDS * wrong) if wrong else None,
     )
 
