@@ -100,16 +100,17 @@ class EngineConfig:
         "time between steps longer than a step: too shallow", bounds=(1, 4),
     )  # fmt: skip
     speculative: str = _set(
-        "off", "Speculative decoding: ngram (drafts from repeated text of the sequence), draft (of --draft-model), or off.",
+        "off", "Speculative decoding: ngram (what a sequence repeats), suffix (and recent answers), draft (--draft-model), auto, off.",
         "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
-        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off", choices=("off", "ngram", "draft"),
+        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
+        choices=("off", "ngram", "suffix", "draft", "auto"),
     )  # fmt: skip
     num_speculative_tokens: int = _set(
         4, "Most drafted ids per sequence and step.", "an upper bound: the number per step adapts to the acceptance",
         "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few", bounds=(1, 8),
     )  # fmt: skip
     draft_model: str | None = _set(
-        None, "A small model that drafts for --speculative draft: as MODEL, with the same texts of tokens.",
+        None, "A small model that drafts for --speculative draft or auto: as MODEL, with the same texts of tokens.",
         "it runs in front of each step that verifies; answers stay the model's own",
         "vllm:spec_decode_num_accepted_tokens below half of vllm:spec_decode_num_draft_tokens: another one",
     )  # fmt: skip
