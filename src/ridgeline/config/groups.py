@@ -136,11 +136,6 @@ class EngineConfig:
         "on a GPU the last bits of an answer may depend on the batch; other runners are always invariant",
         "vllm:inter_token_latency_seconds: on",
     )  # fmt: skip
-    attention_backend: str = _set(
-        "auto", "On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.",
-        "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
-        also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
-    )  # fmt: skip
     pooling: str = _set(
         "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
         "the model's authors say what it was trained for", "similar texts have dissimilar vectors: another",
@@ -230,6 +225,11 @@ class ServerConfig:
     cache_secret_file: str | None = _set(
         None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
         "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
+    )  # fmt: skip
+    router_key_file: str | None = _set(
+        None, "File with the key that `ridgeline route` and its replicas share, made where there is none [streams end with their replica].",
+        "a router that has it goes on with a stream at another replica when this one dies", "403 router_only: another file than its",
         unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(

@@ -21,7 +21,7 @@ from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler
 from ridgeline.server.auth import AccessGuard, check_exposure
 from ridgeline.server.http_server import HttpServer, listening_socket, loop_factory, url_of
-from ridgeline.server.keys import ApiKeys
+from ridgeline.server.keys import ApiKeys, read_router_key
 from ridgeline.server.listener import Connections, connection_limit
 from ridgeline.server.origins import parse_origins
 from ridgeline.server.tls import Certificate
@@ -94,7 +94,8 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     settings, metrics = config.server, RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
-    app = AccessLog(ErrorHandler(AccessGuard(Proxy(replicas, metrics), settings.host, keys, origins)), lambda *_: None)
+    proxy = Proxy(replicas, metrics, read_router_key(settings.router_key_file))
+    app = AccessLog(ErrorHandler(AccessGuard(proxy, settings.host, keys, origins)), lambda *_: None)
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))

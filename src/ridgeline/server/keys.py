@@ -11,15 +11,19 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
 from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
+if TYPE_CHECKING:
+    from ridgeline.server.relay import Relay
+
 FLAG: Final = "--api-key-file"
 SECRET_FLAG: Final = "--cache-secret-file"
+ROUTER_FLAG: Final = "--router-key-file"
 MAX_KEYS: Final = 4_096
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_TENANTS: Final = 1_024
@@ -61,7 +65,7 @@ class Key:
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
     always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
-    `adapters` names those that there are for it, None: all."""
+    `adapters` names those that there are for it, None: all; `relay` is there where a router asks for the holder."""
 
     tenant: str = ""
     weight: int = 1
@@ -72,6 +76,7 @@ class Caller:
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
     adapters: frozenset[str] | None = None
+    relay: "Relay | None" = None
 
     def may_use(self, adapter: str) -> bool:
         """True if there is an adapter of this name for it."""
@@ -207,22 +212,30 @@ def _number(name: str, value: str, most: int, where: str) -> int:
 def read_cache_secret(path: str | None) -> bytes:
     """Secret of prefix domains, 32 bytes: from a private file that replicas share, which is made where there is none; random without one.
     Who has another secret finds nothing in the cache, and no more than that. Raises ConfigError."""
-    if path is None:
-        return secrets.token_bytes(32)
+    return secrets.token_bytes(32) if path is None else _read_secret(path, SECRET_FLAG)
+
+
+def read_router_key(path: str | None) -> bytes | None:
+    """The key that a router and its replicas share, 32 bytes, of a private file that is made where there is none; None without a file.
+    Raises ConfigError."""
+    return None if path is None else _read_secret(path, ROUTER_FLAG)
+
+
+def _read_secret(path: str, flag: str) -> bytes:
     file = Path(path).expanduser()
     if not file.exists():
-        _create_secret(file, path)
-    check_private(path, SECRET_FLAG)
-    text = read_bounded(path, SECRET_FLAG).strip()
+        _create_secret(file, path, flag)
+    check_private(path, flag)
+    text = read_bounded(path, flag).strip()
     if len(text) < MIN_SECRET_CHARACTERS:
         raise ConfigError(
-            f"{SECRET_FLAG} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
-            "new one is made", fix={SECRET_FLAG: None}
+            f"{flag} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
+            "new one is made", fix={flag: None}
         )  # fmt: skip
     return hashlib.sha256(text.encode()).digest()
 
 
-def _create_secret(file: Path, path: str) -> None:
+def _create_secret(file: Path, path: str, flag: str) -> None:
     """Makes the file whole or not at all: of replicas that start at once, all read the first one's."""
     draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
@@ -236,7 +249,7 @@ def _create_secret(file: Path, path: str) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise ConfigError(f"{SECRET_FLAG} {path!r:.200} cannot be made: {error.strerror}", fix={SECRET_FLAG: None}) from None
+        raise ConfigError(f"{flag} {path!r:.200} cannot be made: {error.strerror}", fix={flag: None}) from None
 
 
 def _can_be_sent(key: str) -> bool:
