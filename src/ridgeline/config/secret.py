@@ -1,4 +1,4 @@
-"""The secret that parts tenants' prefixes and signs KV blocks that outlive an engine: a private file that replicas share."""
+"""Secrets in private files that replicas share: of tenants' prefixes, of KV blocks that outlive an engine, of a router."""
 
 import hashlib
 import os
@@ -17,28 +17,39 @@ from ridgeline.errors import ConfigError
 SECRET_NAME: Final = "secret"
 FOLDER_FLAG: Final = "--kv-cache-dir"
 SECRET_FLAG: Final = "--cache-secret-file"
+ROUTER_FLAG: Final = "--router-key-file"
+TIER_FLAG: Final = "--kv-cache-secret-file"
 MIN_SECRET_CHARACTERS: Final = 16
 
 
 def read_cache_secret(path: str | None) -> bytes:
     """Secret of prefix domains, 32 bytes: from a private file that replicas share, which is made where there is none; random without one.
     Who has another secret finds nothing in the cache, and no more than that. Raises ConfigError."""
-    if path is None:
-        return secrets.token_bytes(32)
+    return secrets.token_bytes(32) if path is None else read_secret(path, SECRET_FLAG)
+
+
+def read_router_key(path: str | None) -> bytes | None:
+    """The key that a router and its replicas share, 32 bytes, of a private file that is made where there is none; None without a file.
+    Raises ConfigError."""
+    return None if path is None else read_secret(path, ROUTER_FLAG)
+
+
+def read_secret(path: str, flag: str) -> bytes:
+    """A secret of 32 bytes from a private file, which is made where there is none. Raises ConfigError."""
     file = Path(path).expanduser()
     if not file.exists():
-        _create_secret(file, path)
-    check_private(path, SECRET_FLAG)
-    text = read_bounded(path, SECRET_FLAG).strip()
+        _create_secret(file, path, flag)
+    check_private(path, flag)
+    text = read_bounded(path, flag).strip()
     if len(text) < MIN_SECRET_CHARACTERS:
         raise ConfigError(
-            f"{SECRET_FLAG} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
-            "new one is made", fix={SECRET_FLAG: None}
+            f"{flag} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
+            "new one is made", fix={flag: None}
         )  # fmt: skip
     return hashlib.sha256(text.encode()).digest()
 
 
-def _create_secret(file: Path, path: str) -> None:
+def _create_secret(file: Path, path: str, flag: str) -> None:
     """Makes the file whole or not at all: of replicas that start at once, all read the first one's."""
     draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
@@ -52,7 +63,7 @@ def _create_secret(file: Path, path: str) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise ConfigError(f"{SECRET_FLAG} {path!r:.200} cannot be made: {error.strerror}", fix={SECRET_FLAG: None}) from None
+        raise ConfigError(f"{flag} {path!r:.200} cannot be made: {error.strerror}", fix={flag: None}) from None
 
 
 def tier_secret_file(config: EngineConfig) -> str | None:

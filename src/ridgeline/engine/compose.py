@@ -40,9 +40,10 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
     check_settings(config)
-    if (config.speculative == "draft") != (config.draft_model is not None):
+    needs_model, may_have_one = config.speculative == "draft", config.speculative in ("draft", "auto")
+    if not (may_have_one if config.draft_model is not None else not needs_model):
         raise ConfigError(
-            "--speculative draft and --draft-model MODEL come together, and one of them is missing; give both or none",
+            "--speculative draft and --draft-model MODEL come together (auto takes one too), and one of them is missing; give both or none",
             fix={"--speculative": None, "--draft-model": None},
         )
     executor, decisions = start_executor(config, progress)

@@ -8,12 +8,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
 from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
+
+if TYPE_CHECKING:
+    from ridgeline.server.relay import Relay
 
 FLAG: Final = "--api-key-file"
 MAX_KEYS: Final = 4_096
@@ -56,7 +59,7 @@ class Key:
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
     always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
-    `adapters` names those that there are for it, None: all."""
+    `adapters` names those that there are for it, None: all; `relay` is there where a router asks for the holder."""
 
     tenant: str = ""
     weight: int = 1
@@ -67,6 +70,7 @@ class Caller:
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
     adapters: frozenset[str] | None = None
+    relay: "Relay | None" = None
 
     def may_use(self, adapter: str) -> bool:
         """True if there is an adapter of this name for it."""

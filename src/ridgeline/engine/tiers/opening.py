@@ -4,7 +4,7 @@ from typing import Final
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
-from ridgeline.config.secret import FOLDER_FLAG, private_folder, read_cache_secret, tier_secret_file
+from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
 from ridgeline.engine.executor import Executor, Pages
 from ridgeline.engine.tiers.file import FileTier
 from ridgeline.engine.tiers.seal import Seal
@@ -25,7 +25,7 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     info, pages = executor.info, executor.pages
     _check(config, pages)
     assert pages is not None
-    seal = Seal(read_cache_secret(path), info.kv)
+    seal = Seal(read_secret(path, TIER_FLAG), info.kv)
     tiers: list[Tier] = []
     decisions = [_open_file(config, seal, info.kv.fingerprint, tiers)]
     if not tiers:
