@@ -98,15 +98,13 @@ def test_words_of_others() -> None:
         "bfloat16",
         "--kv-dtype",
         "q8_0",
-        "--attention-backend",
-        "FLASH_ATTN",
         "--threads",
         "-1",
         "--generation-config",
         "vllm",
     )
     engine = found.engine
-    assert (engine.dtype, engine.kv_dtype, engine.attention_backend, engine.threads) == ("bf16", "int8", "flash-attention", None)
+    assert (engine.dtype, engine.kv_dtype, engine.threads) == ("bf16", "int8", None)
     assert found.server.generation_config == "none"
     assert parse("fake:{}", "--max-model-len", "auto", "--seed", "-1").engine == EngineConfig("fake:{}")
 

@@ -64,11 +64,10 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
 
 def _draft_facts(config: EngineConfig, progress: Progress) -> ModelFacts | None:
     """Facts of the draft model; None where none drafts. Raises ConfigError where the runner has none."""
-    if config.speculative != "draft":
+    if config.draft_model is None:
         return None
-    assert config.draft_model is not None, "checked with the settings"
     if config.runner == "cuda":
-        raise ConfigError("--speculative draft is for --runner native and numpy", fix={"--speculative": "ngram", "--draft-model": None})
+        raise ConfigError("--draft-model is for --runner native and numpy", fix={"--speculative": "ngram", "--draft-model": None})
     return read_model_facts(resolve_model(config.draft_model, model_stores(), progress))
 
 

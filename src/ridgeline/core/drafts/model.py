@@ -84,6 +84,8 @@ class ModelDrafter:
         self._free = [tuple(range(first, first + cache.groups)) for first in range(1, cache.blocks - cache.groups + 2, cache.groups)]
         self._rows: dict[Sequence, _Row] = {}
         self._overall = Acceptance()
+        self._drafting: set[Sequence] = set()
+        """Sequences for which this model drafts in the step that is planned."""
 
     def pass_seconds(self, rows: int) -> float:
         """Estimated seconds of a pass over `rows` rows: linear between those that were measured."""
@@ -96,6 +98,10 @@ class ModelDrafter:
         most, seconds = passes[-1]
         return self._scale * seconds * max(1.0, rows / most)
 
+    def chance(self, sequence: Sequence) -> float:
+        """The estimated chance that a draft for this sequence is right."""
+        return self._offer(sequence, 0)[0]
+
     def should_wait(self, running: list[Sequence]) -> bool:
         """Returns True if drafts would be worth it behind the ids in flight."""
         offers = [self._offer(each, each.limit - each.target - 1) for each in running]
@@ -104,6 +110,7 @@ class ModelDrafter:
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Returns DRAFT as often per row as is worth the time of the step; none for a row that is to catch up."""
         self._forget_ended()
+        self._drafting.clear()
         offers = [self._offer(*row) for row in rows]
         depths = self._depths(tokens, offers, len(rows), max_drafts)
         found: list[tuple[int, ...]] = []
@@ -114,15 +121,18 @@ class ModelDrafter:
             if row.wants or not self._allocate(row, len(sequence.known) + depth):
                 depth = 0
             found.append((DRAFT,) * depth)
+            if depth:
+                self._drafting.add(sequence)
         return found
 
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         """Spans of the rows that draft, and of those that catch up in the `tokens` that are left."""
-        found = [self._span(each, len(each.known), each.drafted) for each in rows if each.drafted]
+        own = {each for each in rows if each.drafted and each in self._drafting}
+        found = [self._span(each, len(each.known), each.drafted) for each in rows if each in own]
         tokens -= sum([len(span.ids) - 1 for span in found])
         for sequence in rows:
-            row = self._rows[sequence]
-            if row.wants and not sequence.drafted:
+            row = self._rows.get(sequence)
+            if row is not None and row.wants and sequence not in own:
                 upto = min(len(sequence.known), row.computed + tokens)
                 if upto > row.computed and self._allocate(row, upto):
                     tokens -= upto - row.computed
