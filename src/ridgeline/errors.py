@@ -1,5 +1,4 @@
-"""Exception types of all packages, and findings, which raise nothing. Those that a user can cause say the cause, the number and the fix.
-"""
+"""Exception types of all packages, and findings, which raise nothing. Those that a user can cause say the cause, the number and the fix."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

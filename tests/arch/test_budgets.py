@@ -41,10 +41,7 @@ def test_functions_and_classes(modules: Modules) -> None:
 
 def test_exceptions_are_needed(modules: Modules) -> None:
     names = {name for name, _, _ in modules} | {
-        f"{name}:{node.name}"
-        for name, _, nodes in modules
-        for node in nodes
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        f"{name}:{node.name}" for name, _, nodes in modules for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert set(EXCEPTIONS) <= names
 

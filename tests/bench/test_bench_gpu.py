@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 import typer
 
-from ridgeline.bench import gpu
+from ridgeline.bench import gpu, gpu_part
 from ridgeline.bench.gpu import MAX_TOTAL_SECONDS, ON_REQUEST, PARTS, SETTINGS, Job, Report, format_row, make_jobs, run_jobs
 from ridgeline.bench.gpu_targets import TARGETS, batch_invariant_costs, compare_with_targets, headline_target
 from ridgeline.cli import bench_gpu
@@ -217,3 +218,15 @@ def test_needs_no_package_of_a_server() -> None:
     source = Path(gpu.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", BLOCKED], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_import_leads_to_a_package_of_a_server() -> None:
+    """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
+    imports = grimp.build_graph("ridgeline", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None)
+    for loaded_on_use in ("ridgeline.engine.record", "ridgeline.text.files"):
+        imports.remove_import(importer="ridgeline.engine.compose", imported=loaded_on_use)
+    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.timing", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
+    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_part", "cli.bench_gpu"):
+        for package in (*gpu_part.SERVER_PACKAGES, "transformers"):
+            chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
+            assert chain is None or (root == "bench.gpu_part" and chain[1].startswith("ridgeline.bench.")), chain

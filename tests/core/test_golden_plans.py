@@ -17,8 +17,15 @@ from ridgeline.sim.laws.model import FakeModel
 
 GOLDEN = Path(__file__).parent / "golden"
 REPORTED = (
-    events.Rejected, events.Waiting, events.Ready, events.Started, events.PrefixHit, events.Preempted, events.Evicted,
-    events.EndedProvisionally, events.Closed,
+    events.Rejected,
+    events.Waiting,
+    events.Ready,
+    events.Started,
+    events.PrefixHit,
+    events.Preempted,
+    events.Evicted,
+    events.EndedProvisionally,
+    events.Closed,
 )
 
 
@@ -90,8 +97,15 @@ def a_scored_prompt_is_not_taken_from_the_cache(loop):
 
 
 SCENARIOS = (
-    chunks_beside_decode, burst_shares_a_prefix, preempted_and_resumed, preempted_two_steps_deep, four_steps_deep_with_a_late_stop,
-    window_group_frees_blocks, choices_of_one_request, higher_class_preempts, closes_and_aborts,
+    chunks_beside_decode,
+    burst_shares_a_prefix,
+    preempted_and_resumed,
+    preempted_two_steps_deep,
+    four_steps_deep_with_a_late_stop,
+    window_group_frees_blocks,
+    choices_of_one_request,
+    higher_class_preempts,
+    closes_and_aborts,
     a_scored_prompt_is_not_taken_from_the_cache,
 )
 

@@ -50,8 +50,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, prompt: list[int], outputs: int, choices: int, closes: bool, priority: int) -> None:
         self.run.apply(
             self.run.request(
-                f"r{len(self.run.requests)}", tuple(prompt), outputs, choices=choices, two_phase=closes,
-                priority=priority, stop_ids=frozenset({1}),
+                f"r{len(self.run.requests)}",
+                tuple(prompt),
+                outputs,
+                choices=choices,
+                two_phase=closes,
+                priority=priority,
+                stop_ids=frozenset({1}),
             )
         )
 

@@ -141,8 +141,6 @@ async def run(url: str, count: int) -> None:
     assert statuses[0][401] > len(wrong) / 3 and statuses[0][200] and statuses[1][200]
 
 
-
-
 def test_a_sample_of_all_combinations(serving: Any) -> None:
     with serving("fake:{}", "--api-key", KEY.decode()) as server:
         asyncio.run(run(server.url, SAMPLE))

@@ -26,22 +26,42 @@ INFO = ExecutorInfo(KVShape((KVGroup("window", (0, 2), 4),), 16, 100, b"\x01" * 
 COLUMN = array("i", [0, 1, 2**31 - 1])
 EVENTS = [
     events.Admitted("r", 0.5, 3, 2, 0.25),
-    events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3), events.Computed(1, 0.5, (4, 5, 6), COLUMN), events.Started("r", 0, 4, 0.5, False),
-    events.PrefixHit("r", 0, 16), events.Preempted("r", 0, "s", "blocks"), events.Evicted(7), events.Moved(7, 101),
-    events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0),
-    events.StepTimed(1, Timings(run=0.1)), events.StepLate(1, 0.5, 0.1, 4, 80), events.Idle(0.5, 1, 2, 3),
-    events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX), events.PrefixMiss("r", 0, 1),
+    events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3),
+    events.Computed(1, 0.5, (4, 5, 6), COLUMN),
+    events.Started("r", 0, 4, 0.5, False),
+    events.PrefixHit("r", 0, 16),
+    events.Preempted("r", 0, "s", "blocks"),
+    events.Evicted(7),
+    events.Moved(7, 101),
+    events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5),
+    events.Rejected("r", "full", 2.0),
+    events.StepTimed(1, Timings(run=0.1)),
+    events.TierUsed("file", 1, 2, 3, 4, 5),
+    events.StepLate(1, 0.5, 0.1, 4, 80),
+    events.Idle(0.5, 1, 2, 3),
+    events.Waiting("r", 0, events.Wait.PREFIX, None),
+    events.Ready("r", 1, events.Wait.PREFIX),
+    events.PrefixMiss("r", 0, 1),
 ]
 UNSENT: list[events.Event] = [events.EndedProvisionally("r", 0, events.Finish.STOP)]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))
 MESSAGES: list[Message] = [
-    commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.GrammarReady(b"d", "too large"),
-    commands.SetKnob("step_ms", 30), commands.AdapterReady(b"d", "too large"), commands.PinAdapter(b"d", True),
+    commands.Admit(REQUEST),
+    commands.Close("r", 0, 3, events.Finish.STOP),
+    commands.Abort("r"),
+    commands.GrammarReady(b"d", "too large"),
+    commands.SetKnob("step_ms", 30),
+    commands.AdapterReady(b"d", "too large"),
+    commands.PinAdapter(b"d", True),
+    commands.BlocksFetched("r", "file", ((0, 1, 7),)),
     messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
-    messages.Frame(9, 1.5, (OUTPUT, SCORES), [*UNSENT, *EVENTS]), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
+    messages.Frame(9, 1.5, (OUTPUT, SCORES), [*UNSENT, *EVENTS]),
+    messages.Health(9, 1.5),
+    messages.Fatal("out of memory", False),
     messages.Profile("a.pstats"),
+    messages.TraceSteps("a.json", 20),
 ]
 
 

@@ -149,7 +149,11 @@ RECIPES: dict[str, Recipe] = {
             "num_hidden_layers": 4,
             "sliding_window": WINDOW,
             "rope_parameters": {
-                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False,
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
             },
         },
         gguf="gpt-oss",

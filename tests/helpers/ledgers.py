@@ -53,6 +53,7 @@ class SlowHost(SimulatedDevice):
         self._clock.advance_to(self._clock.now() + self.host(ticket.plan.step))
         return result
 
+
 def serve(
     asks: Sequence[Ask], limits: Limits = LIMITS, blocks: int = 8_000, host: Callable[[int], float] = lambda step: 0.0, policy: str = "fcfs"
 ) -> Ledger:

@@ -110,7 +110,8 @@ TRAPS: dict[str, dict[str, Change]] = {
         "windows elsewhere": says(layer_kinds=ALTERNATE),
         "unscaled": turns(unscaled),
         "softmax over all": lambda facts, weights: (
-            dataclasses.replace(facts, experts=dataclasses.replace(facts.experts, scores="softmax")), weights  # type: ignore[type-var]
+            dataclasses.replace(facts, experts=dataclasses.replace(facts.experts, scores="softmax")),
+            weights,  # type: ignore[type-var]
         ),
     },
     "llama3": {

@@ -198,8 +198,10 @@ def window(planned: Deployment, rows: int, prefill: int = 0, host: float = 0.05,
 
 def test_the_verdict_names_what_binds(planned: Deployment) -> None:
     few = judge(window(planned, 4), served(planned))
-    assert few.bottleneck == "memory" and few.memory == pytest.approx(0.75, abs=0.03) and few.knee == knee(
-        replace(planned, workload=replace(planned.workload, prompt=200, output=100), chunk=512), 512
+    assert (
+        few.bottleneck == "memory"
+        and few.memory == pytest.approx(0.75, abs=0.03)
+        and few.knee == knee(replace(planned, workload=replace(planned.workload, prompt=200, output=100), chunk=512), 512)
     )
     assert "decode, bandwidth-bound" in few.text
     assert [each.name for each in few.levers] == ["weights in 4 bits (another file)", "--speculative ngram"]

@@ -18,6 +18,7 @@ from ridgeline.planning.objectives import Objective
 
 KV = KVShape((KVGroup("full", (0,)),), 16, 16, b"")
 
+
 def story(*happened: events.Event) -> Metrics:
     metrics = Metrics()
     for event in happened:

@@ -38,4 +38,3 @@ def test_what_is_given_stays_and_a_table_s_device_has_its_own(monkeypatch: pytes
     facts = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
     monkeypatch.setattr(served, "machine_facts", lambda: replace(machine_facts(), memory_bytes=10**9))
     assert served.served_settings(facts, {"context": 64})["kv_pages"] * 16 * 131_072 <= 0.3 * 10**9
-

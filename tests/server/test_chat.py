@@ -123,7 +123,8 @@ def test_how_much_is_thought_reaches_a_template_that_reads_it(chat_site: Any, mo
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, None),
         (
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}},
-            {"enable_thinking": True, "reasoning_effort": "max"}, None,
+            {"enable_thinking": True, "reasoning_effort": "max"},
+            None,
         ),
         ({"chat_template_kwargs": {"thinking": True}}, {}, "chat_template_kwargs.thinking"),
     ):

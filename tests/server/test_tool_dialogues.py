@@ -34,7 +34,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "Does.", "parameters": {"type": "object", "properties": PROPERTIES}}}
     for name in ("get_weather", "set_clock")
 ]
-LETTERS = 'aB7 ,.:;"\\\\\n\t\'{}[]()é你🙂&%$#@!?-_/=+*^~|`'
+LETTERS = "aB7 ,.:;\"\\\\\n\t'{}[]()é你🙂&%$#@!?-_/=+*^~|`"
 
 
 def text(chance: random.Random, plain: bool) -> str:

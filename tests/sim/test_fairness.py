@@ -138,4 +138,3 @@ def test_beside_one_that_floods_first_tokens_come_as_soon(load: float) -> None:
     equal, beside = victims
     assert beside.p95 <= (1.3 if load < 1 else 0.5) * equal.p95, "in overload only the other one waits for itself"
     assert beside.refused == 0 and len(beside.ttft) > 30
-

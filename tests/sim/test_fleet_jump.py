@@ -104,9 +104,7 @@ def compare(seeds: range) -> int:
         said, steps, end, turns = decisions(setting, traffic, seed)
         # A block evicted within a jump is told at the jump's end: per kind the order is the same.
         assert sorted(said) == sorted(slow_said)
-        assert [each for each in said if "Evicted" not in each] == [
-            each for each in slow_said if "Evicted" not in each
-        ]
+        assert [each for each in said if "Evicted" not in each] == [each for each in slow_said if "Evicted" not in each]
         assert all(slow_steps[step] == columns for step, columns in steps.items())
         assert end == slow_end
         jumped += slow_turns - turns

@@ -145,6 +145,7 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
 
 def test_right_drafts_bring_answers_sooner_and_wrong_ones_change_nothing() -> None:
     """Steps that cost the same whatever they verify: with drafts that are always right an answer takes a fifth of the steps."""
+
     def run(drafts: int, acceptance: float) -> SimulationReport:
         setting = replace(SERVER, drafts=drafts, acceptance=acceptance, durations=ConstantDurations(0.01))
         setting = replace(setting, limits=replace(SERVER.limits, samples=64))

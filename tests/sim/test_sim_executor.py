@@ -86,9 +86,7 @@ WRONG = {
     "the right blocks in the wrong order": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((2, 1, 9), (0, 5, 10))),)),
     "a block behind the window freed too early": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 2, 9), (0, 0, 10))),)),
     "another prompt": plan(1, [(1, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2, 9), (0, 5, 10)), (3, 1, 4, 2, 5, 9)),)),
-    "a write into a shared block": plan(
-        1, [(1, 2, [7, 7], 1), (0, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)
-    ),
+    "a write into a shared block": plan(1, [(1, 2, [7, 7], 1), (0, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)),
     "wrong ids": plan(1, [(0, 4, [5, 8], 1)]),
     "a start off by one": plan(1, [(0, 5, [9], 1)]),
     "an id not sampled yet": plan(1, [(0, 4, [LAST], 0)]),

@@ -2,9 +2,10 @@
 
     python tests/speed/compare.py --old PYTHON --new PYTHON [--old-path SRC] [--new-path SRC] [--rounds 20] [--json]
 
-Each PYTHON has the package installed, or finds it at SRC. Both processes (probe.py) load the model once; then every load is run by one
-and the other in turn, the order changing from round to round, so that what a machine does to both cancels. A load ends when the 90 %
-interval of the median of its paired ratios is within ± 2 %, or after all rounds. Ratios are old over new: above 1 the new one is faster.
+Each PYTHON has the package installed, or finds it at SRC. Every load is run by one process (probe.py) and the other in turn, the order
+changing from round to round, so that what a machine does to both cancels. Where a process's memory lies is worth some per cent and stays
+as long as it does: so both start anew every few rounds. A load ends when the 90 % interval of the median of its paired ratios is within
+± 2 %, or after all rounds. Ratios are old over new: above 1 the new one is faster.
 """
 
 import argparse
@@ -22,6 +23,7 @@ PROBE = Path(__file__).with_name("probe.py")
 LOADS = {"decode": (1, 4, 16, 32), "prefill": (512, 2_048), "host": (32, 256)}
 """Streams, tokens of a prompt, rows of a step whose host side alone is timed."""
 LEAST_ROUNDS, WIDTH = 5, 0.02
+ROUNDS_PER_START = 4
 LEAST_SPEED, MOST_CPU = 0.98, 1.02
 RESAMPLES = 2_000
 
@@ -30,10 +32,18 @@ class Side:
     """One installation: a probe that waits for the next load."""
 
     def __init__(self, python: str, path: str | None, model: str) -> None:
-        environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
-        self.process = subprocess.Popen(
-            [python, "-P", str(PROBE), model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.command = [python, "-P", str(PROBE), model]
+        self.environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment)
+
+    def start_anew(self, load: str, size: int) -> None:
+        """A fresh process, warmed by the load."""
+        self.close()
+        self.start()
+        self.run(load, size)
 
     def run(self, load: str, size: int) -> dict[str, float]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -79,9 +89,10 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 def compare(old: Side, new: Side, load: str, size: int, rounds: int) -> Comparison:
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
-    for side in (old, new):
-        side.run(load, size)  # warm
     while True:
+        if len(pairs) % ROUNDS_PER_START == 0:
+            for side in (old, new):
+                side.start_anew(load, size)
         order = (old, new) if len(pairs) % 2 == 0 else (new, old)
         found = {side: side.run(load, size) for side in order}
         pairs.append((found[old], found[new]))

@@ -1,9 +1,9 @@
 """What the ledger costs, and what the prefix cache saves: `python tests/speed/explain.py cost|prefix`, on a machine at rest.
 
-    cost    µs of processor time that ledger and prompt log take per step and per request, as shares of steps of the demo, twenty seconds;
-            then output tokens per second of `serve demo` at 16 streams with and without them, in turn, and their ratio, three minutes
-    prefix  time to first token of a long prompt cold and warm, with a first token that changes, and what the doctor says was lost;
-            and the first request of a server beside later ones: a minute
+cost    µs of processor time that ledger and prompt log take per step and per request, as shares of steps of the demo, twenty seconds;
+        then output tokens per second of `serve demo` at 16 streams with and without them, in turn, and their ratio, three minutes
+prefix  time to first token of a long prompt cold and warm, with a first token that changes, and what the doctor says was lost;
+        and the first request of a server beside later ones: a minute
 """
 
 import argparse

@@ -125,7 +125,6 @@ def pids_of(renderer: Renderer) -> tuple[int, int]:
     return renderer._current.pid, renderer._spare.pid
 
 
-
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[Renderer]:
     made = Renderer({**ESCAPES, **BOMBS, "fine": "{{ messages[0].content }}", "refusing": "{{ raise_exception('No\tway' ~ 'y' * 500) }}"})

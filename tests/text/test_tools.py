@@ -55,7 +55,7 @@ def test_calls_that_python_writes_are_read_back(splits: int) -> None:
     """Values as `repr` writes them, which is what models write that were shown a list of calls."""
     random.seed(splits)
     family = next(each for each in FAMILIES if each.name == "pythonic")
-    calls = [*CALLS, {"a": "it's \"so\" \\ \x00\x7f\u2028\U0010ffff 🙂)]", "b": {"c": ["]", {"d": ")"}]}}, {}]
+    calls = [*CALLS, {"a": 'it\'s "so" \\ \x00\x7f\u2028\U0010ffff 🙂)]', "b": {"c": ["]", {"d": ")"}]}}, {}]
     listed = ", ".join(f"get_weather({', '.join(f'{key}={value!r}' for key, value in each.items())})" for each in calls)
     expected = [("get_weather", json.dumps(each, ensure_ascii=False)) for each in calls]
     for before, behind in (("", ""), (" \n", "\n"), ("<|python_start|>", "<|python_end|>"), ("<|python_tag|>", "")):

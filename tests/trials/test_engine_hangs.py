@@ -82,7 +82,6 @@ def test_x1_answers_of_a_stopped_engine_go_on(serving: Callable[..., Any]) -> No
 
     async def main(server: Any) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-
             body = {"prompt": "p", "max_tokens": 120, "seed": 5}
 
             async def stream() -> str:

@@ -178,9 +178,7 @@ def test_c11_template_arguments(http: httpx.Client) -> None:
 def test_c12_ranks_of_prompt_tokens_are_right_outside_the_likeliest(http: httpx.Client) -> None:
     """Those of a few likeliest agree with those of many; a token among none of them has a rank beyond."""
     prompt = "The capital of zebra Paris"
-    few, many = (
-        ok(complete(http, prompt=prompt, prompt_logprobs=count))["choices"][0]["prompt_logprobs"][1:] for count in (0, 20)
-    )
+    few, many = (ok(complete(http, prompt=prompt, prompt_logprobs=count))["choices"][0]["prompt_logprobs"][1:] for count in (0, 20))
     unlikely = 0
     for alone, found in zip(few, many, strict=True):
         ((token, own),) = alone.items()
@@ -243,9 +241,12 @@ def test_a2_a_priority_without_effect_is_told(http: httpx.Client) -> None:
 
 def test_n22_unknown_fields_are_told(http: httpx.Client, demo_server: Any) -> None:
     plain = ok(complete(http))["choices"]
-    assert ok(complete(http, temprature=2, stream_optoins={}, **{"x y": 1, "é": 1, "a" * 65: 1, "": 1}), "temprature, stream_optoins")[
-        "choices"
-    ] == plain
+    assert (
+        ok(complete(http, temprature=2, stream_optoins={}, **{"x y": 1, "é": 1, "a" * 65: 1, "": 1}), "temprature, stream_optoins")[
+            "choices"
+        ]
+        == plain
+    )
     lines = [line for line in demo_server.output().splitlines() if "temprature" in line]
     assert len(lines) == 1 and "did you mean temperature?" in lines[0]
     many = {f"field-{number}": number for number in range(40)}

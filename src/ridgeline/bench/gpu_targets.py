@@ -1,5 +1,4 @@
-"""Targets of one H200 with the default model, and their results: met, missed, not measured. Pure functions of the parts' rows.
-"""
+"""Targets of one H200 with the default model, and their results: met, missed, not measured. Pure functions of the parts' rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -60,9 +60,7 @@ def make_loads(options: LoadOptions) -> list[Load]:
         )
     is_open_loop = bool(rates) or options.trace is not None or options.arrivals == BURST
     if is_open_loop and len(streams) > 1:
-        raise ConfigError(
-            f"--streams {options.streams} is a list; in an open loop it is one limit", fix={"--streams": None}
-        )
+        raise ConfigError(f"--streams {options.streams} is a list; in an open loop it is one limit", fix={"--streams": None})
     max_streams = int(streams[0]) if streams else None
     if options.trace is not None:
         return [_trace_load(options, max_streams)]

@@ -96,9 +96,7 @@ def _print(rows: list[Any]) -> None:
     """A paragraph per setting: name, value and origin, then reason, cost and the sign of a wrong value."""
     known = public_fields(*GROUPS)
     width = max(40, min(MAX_WIDTH, shutil.get_terminal_size().columns))
-    wrapper = textwrap.TextWrapper(
-        width, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(width, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
     for row in rows:
         origin = f"{row.origin}: {row.place}" if row.place and row.origin != "flag" else row.place or row.origin
         value = row.value if setting_of(known[row.name]).secret else show_value(row.value, setting_of(known[row.name]))

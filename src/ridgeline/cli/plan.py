@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ridgeline.planning.report import Report
     from ridgeline.sim.fleet.traffic import Arrival
 
+
 def plan(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
     device: Annotated[str, typer.Option(help="Device: `this` machine, or a name (h100, rtx-4090, m4 …); a wrong one lists all.")] = "this",

@@ -157,9 +157,7 @@ def parse_changes(changes: list[str], flag: str = "--set") -> dict[str, str]:
 
 def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -> Scenario:
     """The scenario of `model` with the settings; a trace replaces generated traffic. Raises ConfigError."""
-    value = {
-        name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
-    }
+    value = {name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()}
     facts = describe_model(model, model_stores())
     if value["device"].lower() == THIS_MACHINE:
         own = served_settings(facts, {name: value[name] for name in settings if name in value})

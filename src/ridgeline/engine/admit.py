@@ -46,7 +46,7 @@ BOUNDS: Final = MappingProxyType({
     "prompt_logprobs": Bound(0, MAX_LOGPROBS),
     "thinking_token_budget": Bound(0, 2**31 - 1),
     "priority": Bound(-(2**31), 2**31 - 1),
-})
+})  # fmt: skip
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
 TARGET_BOUND: Final = Bound(1, 86_400_000)
 """Of targets for latencies, in milliseconds."""
@@ -92,7 +92,8 @@ def admit(
     priority: int = 0,
     arrived: float | None = None,
     adapter: Adapter | None = None,
-    ttft_ms: int = 0, itl_ms: int = 0,
+    ttft_ms: int = 0,
+    itl_ms: int = 0,
 ) -> Admitted:
     """The accepted request.
 
@@ -132,10 +133,9 @@ def admit(
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
         tenant=tenant,
-        weight=weight,
-        priority=priority,
+        weight=weight, priority=priority,
         arrived=arrived, adapter=adapter, ttft_ms=ttft_ms, itl_ms=itl_ms,
-    )
+    )  # fmt: skip
 
 
 def admit_text(
@@ -343,7 +343,7 @@ def _check_prompt(prompt: object, limits: ModelLimits) -> None:
         raise RequestError(
             f"prompt has {len(prompt)} tokens; this model takes {limits.max_model_len} with the answer. Shorten it.",
             param="prompt", code="context_length_exceeded",
-        )
+        )  # fmt: skip
     _check_ids("prompt", prompt, limits.vocab, limit=limits.max_model_len)
 
 
@@ -359,7 +359,7 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
                 f"prompt has {prompt_tokens} tokens and max_tokens is {limit}, together {prompt_tokens + limit}; this model takes "
                 f"{context}. Lower max_tokens to {context - prompt_tokens} or shorten the prompt.",
                 param="max_tokens", code="context_length_exceeded",
-            )
+            )  # fmt: skip
         if choices * limit > context:
             raise RequestError(
                 f"{choices} choices and max_tokens {limit} make {choices * limit} tokens; at most {context} are allowed. "
@@ -380,7 +380,7 @@ def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
             f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV blocks; there are {kv.blocks}. "
             "Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
             param="max_tokens", code="context_length_exceeded",
-        )
+        )  # fmt: skip
 
 
 def _invalid(name: str, value: object, requirement: str, code: str = "invalid_value") -> RequestError:

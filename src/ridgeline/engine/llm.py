@@ -101,7 +101,7 @@ class LLM:
         vocab = self._files.vocab(info.vocab)
         self.limits = ModelLimits(vocab, info.max_model_len, self._files.eos_ids(vocab), info.kv)
         self._draw_seed = make_seed_source(self.config.seed)
-        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0)
+        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0, model_stores())
         try:
             self.adapters.add_all(self.config.lora)
         except BaseException:
@@ -224,7 +224,11 @@ class LLM:
 
     @with_known_arguments
     def embed(
-        self, prompts: Prompts, *, pooling_params: PoolingParams | None = None, truncate_prompt_tokens: int | None = None,
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """A vector for each text or list of ids, by the model's pooling.
@@ -236,7 +240,11 @@ class LLM:
 
     @with_known_arguments
     def encode(
-        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, truncate_prompt_tokens: int | None = None,
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, with vLLM's other name of the vector, `data`."""
@@ -244,7 +252,11 @@ class LLM:
 
     @with_known_arguments
     def score(
-        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None,
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
@@ -263,9 +275,7 @@ class LLM:
         texts = [plain_prompt(each) for each in as_list(prompts)]
         ids = [text_ids(self.tokenizer, each) if isinstance(each, str) else each for each in texts]
         ids = [cut_text(each, longest, truncate, self.tokenizer.text_end) for each in ids]
-        requests = [
-            TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids
-        ]
+        requests = [TextRequest(admit_text(each, pooling, self.limits, info.width, request_id=secrets.token_hex(16))) for each in ids]
         with progress_bar(len(requests), progress) as advance:
             for _ in self._engine.run(requests):
                 advance(1)

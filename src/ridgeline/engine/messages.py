@@ -85,7 +85,15 @@ class Profile:
     path: str | None
 
 
-Message = Command | Progress | Ready | Frame | Health | Fatal | Profile
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Tells in a new file at `path` what the next so many steps do, as `Executor.trace`; 0 steps end that file."""
+
+    path: str
+    steps: int
+
+
+Message = Command | Progress | Ready | Frame | Health | Fatal | Profile | TraceSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +129,40 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 MESSAGE_TYPES: Final[tuple[type, ...]] = (
-    commands.Admit, commands.Close, commands.Abort, Progress, Ready, Frame, Health, Fatal,
-    commands.GrammarReady, commands.SetKnob, Profile, commands.AdapterReady, commands.PinAdapter,
+    commands.Admit,
+    commands.Close,
+    commands.Abort,
+    Progress,
+    Ready,
+    Frame,
+    Health,
+    Fatal,
+    commands.GrammarReady,
+    commands.SetKnob,
+    Profile,
+    commands.AdapterReady,
+    commands.PinAdapter,
+    commands.BlocksFetched,
+    TraceSteps,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
-    events.Admitted, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.Preempted, events.Evicted, events.Moved,
-    events.Closed, events.Rejected, events.StepTimed, events.StepLate, events.Idle, events.Waiting, events.Ready, events.PrefixMiss,
+    events.Admitted,
+    events.Scheduled,
+    events.Computed,
+    events.Started,
+    events.PrefixHit,
+    events.Preempted,
+    events.Evicted,
+    events.Moved,
+    events.Closed,
+    events.Rejected,
+    events.StepTimed,
+    events.StepLate,
+    events.Idle,
+    events.Waiting,
+    events.Ready,
+    events.PrefixMiss,
+    events.TierUsed,
 )
 """Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}

@@ -126,11 +126,10 @@ class Report:
 
 def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
     """Report of a deployment. `users_given`: run a batch of `users` sequences instead of the knee's."""
-    model, memory, layout = deployment.model, deployment.memory, deployment.layout
+    model, memory, layout, price = deployment.model, deployment.memory, deployment.layout, deployment.device.price
     batch, limit = _batch(deployment, objective, users_given)
     table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
     run = next((point for point in table if point.batch == batch), None)
-    price = deployment.device.price
     return Report(
         model=model.name,
         architecture=model.architecture,
@@ -140,7 +139,8 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         device=deployment.device.name,
         devices=layout.devices,
         layout=asdict(layout),
-        dtype=deployment.dtype or model.dtype, weights_format=deployment.dtype or model.format_name,
+        dtype=deployment.dtype or model.dtype,
+        weights_format=deployment.dtype or model.format_name,
         kv_dtype=deployment.kv_dtype,
         context=deployment.context,
         users=deployment.users,

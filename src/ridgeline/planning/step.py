@@ -62,6 +62,7 @@ class Efficiency:
 IDEAL = Efficiency(1.0, 1.0)
 """For floors."""
 
+
 def reached(deployment: Deployment) -> Efficiency:
     """For estimates: what steps reach on its device."""
     return Efficiency(deployment.device.compute_share, deployment.device.bandwidth_share)

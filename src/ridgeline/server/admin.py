@@ -58,7 +58,7 @@ ADMIN_ROWS: Final = (
     Row("GET", "/models", "Which models are loaded, and what they take", list[shapes.ModelState], access="admin"),
     Row("POST", "/load", "Loads one of several models", shapes.ModelState, (503,), wire.ModelName, access="admin"),
     Row("POST", "/unload", "Unloads one of several models behind its requests", shapes.ModelState, (), wire.ModelName, access="admin"),
-    Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
+    Row("POST", "/profile", "Profiles both loops, or traces steps", shapes.Profiled, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
@@ -166,8 +166,8 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
 
     async def profile(request: Request) -> Response:
         asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
-        audit(request, "profile", profile_seconds=asked.seconds)
-        return json_response(await profiler.profile(asked.seconds))
+        audit(request, "profile", profile_seconds=asked.seconds, steps=asked.steps)
+        return json_response(await profiler.report(asked))
 
     async def explain(request: Request) -> Response:
         return json_response(await explain_many(service, request.query_params))

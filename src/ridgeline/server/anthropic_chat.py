@@ -232,9 +232,7 @@ def _choice(choice: anthropic.ToolChoice) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _thinking(
-    config: anthropic.ThinkingConfig | None, effort: str | None, template: ChatTemplate | None, notes: Notes
-) -> dict[str, Any]:
+def _thinking(config: anthropic.ThinkingConfig | None, effort: str | None, template: ChatTemplate | None, notes: Notes) -> dict[str, Any]:
     """Fields of a chat for how the model is to think: clients ask it of every model, so what a template does not read has no effect."""
     variables = template.variables if template is not None and template.is_usable else ()
     found: dict[str, Any] = {}

@@ -42,6 +42,7 @@ from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
+from ridgeline.server.routers import RelayGate, is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.several import everywhere
 from ridgeline.server.several.gate import ModelGate
@@ -80,7 +81,8 @@ def build_models_app(roster: Roster) -> ASGIApp:
 def _guarded(app: ASGIApp, service: Service, on_end: OnEnd) -> ASGIApp:
     """The layers around endpoints, with the keys and settings of `service`."""
     origins = parse_origins(service.config.allowed_origins)
-    app = ErrorHandler(AccessGuard(app, service.config.host, service.keys, origins))
+    relay = RelayGate(app, service.router_key, routes.body_limit)
+    app = ErrorHandler(AccessGuard(relay, service.config.host, service.keys, origins))
     return AccessLog(CrossOrigin(app, origins) if origins else app, on_end)
 
 
@@ -126,7 +128,7 @@ class QueueGate:
         if row is not None:
             routes.note_limits(scope, row)
             note_tenant(scope, current_caller().tenant)
-            if row.is_queued and self._service.is_ready:
+            if row.is_queued and self._service.is_ready and not is_continued():
                 self._service.check_capacity(1, NO_TARGETS)  # the body's come first, and are judged when it is read
                 quota = current_caller().quota
                 if quota is not None:

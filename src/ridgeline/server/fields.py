@@ -29,9 +29,7 @@ class FieldTable(Generic[Body]):
     known        all names that have a meaning here; those of inner objects with a dot
     """
 
-    def __init__(
-        self, shape: type[Body], unsupported_fields: unsupported.Fields, reasons: Mapping[str, str] = unsupported.REASONS
-    ) -> None:
+    def __init__(self, shape: type[Body], unsupported_fields: unsupported.Fields, reasons: Mapping[str, str] = unsupported.REASONS) -> None:
         self.shape = shape
         self.unsupported = unsupported_fields
         self.reasons = reasons

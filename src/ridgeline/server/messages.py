@@ -145,9 +145,7 @@ class MessageFormat:
             return self.speaker.hear(delta, is_last)
         return [Text(delta.text)] if delta is not None and delta.text else []
 
-    def message(
-        self, content: list[anthropic.Block], end: anthropic.MessageEnd | None, usage: anthropic.MessageUsage
-    ) -> anthropic.Message:
+    def message(self, content: list[anthropic.Block], end: anthropic.MessageEnd | None, usage: anthropic.MessageUsage) -> anthropic.Message:
         """The answer; without content and end as a stream begins."""
         reason, sequence = (end.stop_reason, end.stop_sequence) if end else (None, None)
         return anthropic.Message(self.id, self.model, content, reason, sequence, usage)

@@ -46,9 +46,7 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(replies.ModelList("list", cards(card(loaded), service.deployments)))
 
     async def model(request: Request) -> Response:
-        loaded = service.model
-        service.deployments.check_name(request.path_params["name"])
-        return json_response(info(loaded) if dialect_of(request.scope) == "anthropic" else card(loaded))
+        return json_response(one(request, service, card(service.model), info(service.model)))
 
     async def load(request: Request) -> Response:
         service.deployments.check_name(parse(wire.ModelName, await read_body(request)).model)
@@ -151,8 +149,20 @@ def _characters(piece: bytes) -> str | list[int]:
 def cards(card: replies.ModelCard, deployments: Deployments) -> list[replies.ModelCard]:
     """The card of a model, and those of its aliases and adapters."""
     names = [(alias, card.parent) for alias in deployments.aliases]
-    names += [(each.adapter.name, card.id) for each in deployments.current.adapters.known]
+    names += [(each.adapter.name, card.id) for each in deployments.adapters_for_caller]
     return [card, *(structs.replace(card, id=name, parent=of) for name, of in names)]
+
+
+def one(
+    request: Request, service: Service, card: replies.ModelCard, info: anthropic.ModelInfo
+) -> replies.ModelCard | anthropic.ModelInfo:  # fmt: skip
+    """What is said of the name in a path: of the model, an alias, or an adapter of it. Raises RequestError for others."""
+    name = request.path_params["name"]
+    is_anthropic = dialect_of(request.scope) == "anthropic"
+    if not is_anthropic and service.deployments.adapter_for_caller(name) is not None:
+        return structs.replace(card, id=name, parent=card.id)
+    service.deployments.check_name(name)
+    return info if is_anthropic else card
 
 
 def page(models: Sequence[anthropic.ModelInfo], query: Mapping[str, str]) -> anthropic.ModelPage:

@@ -255,7 +255,8 @@ _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
     },
     wire.ChatCompletionRequest: {
         "tool_choice": {
-            "anyOf": [{"enum": [None, "none", "auto", "required"]}, {"type": "object", "required": ["type", "function"]}], "default": None
+            "anyOf": [{"enum": [None, "none", "auto", "required"]}, {"type": "object", "required": ["type", "function"]}],
+            "default": None,
         }
     },
     wire.ContentPart: {"type": {"const": "text"}},

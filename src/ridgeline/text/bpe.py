@@ -46,18 +46,18 @@ _LLAMA3 = PreTokenizer((_THREE_DIGITS,), ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer((_ONE_DIGIT,))
 _GPT2 = PreTokenizer((_GPT2_PATTERN,))
 _STARCODER = PreTokenizer((r"\p{N}", _GPT2_PATTERN))
-_NEWER = (
-    "\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df1e"
-)
+_NEWER = "\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df1e"
 """Letters with case that are not in the list of letters that DeepSeek's pattern spells out, mathematical ones among them."""
-_DEEPSEEK = PreTokenizer((
-    r"[\r\n]",
-    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_NEWER}]]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    r"\p{N}+",
-))
+_DEEPSEEK = PreTokenizer(
+    (
+        r"[\r\n]",
+        rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_NEWER}]]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}+",
+    )
+)
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_PATTERN, "[0-9][0-9][0-9]"))
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = PreTokenizer(
@@ -274,8 +274,14 @@ def read_bpe(header: Header) -> FastTokenizer:
     return FastTokenizer(
         _library(pieces, merges, pre_tokenizer, literal, control),
         PieceTable(
-            pieces, True, literal, control, bos, frozenset(token for token in ends if token is not None),
-            text_end=end, has_known_patterns=True,
+            pieces,
+            True,
+            literal,
+            control,
+            bos,
+            frozenset(token for token in ends if token is not None),
+            text_end=end,
+            has_known_patterns=True,
         ),
     )
 

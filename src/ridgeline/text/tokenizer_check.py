@@ -23,6 +23,7 @@ LEAST_NAMED_SHARE: Final = 0.8
 MOST_NAMED_SHARE: Final = 1.05
 """Some real tokenizers name a few ids that the model has no row for; those are never accepted."""
 
+
 def check_tokenizer(tokenizer: Tokenizer, stated: Statements, template: ChatTemplate | None) -> list[Finding]:
     """Problems of the tokenizer of a model whose files state this."""
     found = [*_check_bos(tokenizer), *_check_names(tokenizer), *_check_added(tokenizer, stated.added)]

@@ -14,7 +14,7 @@ from native import NativeDriver
 from tiny import Driver, dense, log_softmax
 
 from ridgeline.compute.adapters.merge import merge
-from ridgeline.compute.adapters.store import load_adapter
+from ridgeline.compute.adapters.store import read_pairs
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
@@ -29,9 +29,7 @@ from ridgeline.facts.model import ModelFacts
 
 SLOTS = 4
 BY_DAY = ("llama3", "phi3-long")
-FAMILIES = [
-    name if name in BY_DAY else pytest.param(name, marks=pytest.mark.night) for name, recipe in RECIPES.items() if recipe.exact
-]
+FAMILIES = [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.night) for name, recipe in RECIPES.items() if recipe.exact]
 
 
 class LoraDriver(Driver):
@@ -72,7 +70,9 @@ def drivers(facts: ModelFacts) -> list[LoraDriver]:
 def fill(driver: LoraDriver, slot: int, path: Path) -> None:
     found = read_adapter(path, driver.facts)
     adapter = Adapter("one", digest_of(file_contents(found)), str(path))
-    driver.runner.adapters.fill(slot, load_adapter(adapter, driver.facts, 256))  # type: ignore[union-attr]
+    slots = driver.runner.adapters
+    assert slots is not None
+    slots.fill(slot, slots.pack(read_pairs(adapter, driver.facts, 256)))
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> None:

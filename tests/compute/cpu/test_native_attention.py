@@ -157,9 +157,7 @@ def test_exact(kind: str, window: int, softcap: float) -> None:
         (1, 97, 3, {"threads": 3, "level": "scalar"}),
     ]:
         paged = Paged(kind, block_tokens, **how)
-        pieces = [
-            paged.chunk(at, min(at + size, LENGTH), window, stranger=stranger, softcap=softcap) for at in range(0, LENGTH, size)
-        ]
+        pieces = [paged.chunk(at, min(at + size, LENGTH), window, stranger=stranger, softcap=softcap) for at in range(0, LENGTH, size)]
         assert np.array_equal(np.concatenate(pieces).view(np.uint32), whole.view(np.uint32)), (block_tokens, size, how)
 
 

@@ -1,5 +1,6 @@
 """Where kernels run: on a GPU if there is one, else in Triton's interpreter on CPU tensors, as tests/conftest.py has chosen."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,23 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))  # the modules beside this one: `tensors`, `interpreter`
 
-if not torch.cuda.is_available():
+HERE = Path(__file__).parent
+REAL = torch.cuda.is_available()
+if (os.environ.get("TRITON_INTERPRET") == "1") == REAL:
+    raise pytest.UsageError(
+        f"torch {'finds' if REAL else 'does not find'} a GPU, and tests/conftest.py, which looks for the driver's devices, says otherwise"
+    )
+if not REAL:
     import interpreter
 
     interpreter.install()
+
+STAND_INS = ["test_cuda_compiled.py", "test_cuda_graphs.py", "test_cuda_interpreter.py"]
+collect_ignore = STAND_INS if REAL else []
+"""What stands in for a GPU says nothing where there is one."""
+
+REAL_SECONDS = 600
+"""Of a test on a GPU: its kernels are compiled in it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,7 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
+    """On a GPU, libraries of any version may warn."""
+    for item in items if REAL else ():
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+            item.add_marker(pytest.mark.timeout(REAL_SECONDS), append=False)
+    if not REAL:
         absent = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=absent)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

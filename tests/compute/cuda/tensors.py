@@ -15,7 +15,7 @@ def on_device(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """NaN in every floating type (all bits set), 0x7F in every byte of an integer."""
-    size, byte = torch.empty((), dtype=dtype).element_size(), 0xFF if dtype.is_floating_point else 0x7F
+    size, byte = dtype.itemsize, 0xFF if dtype.is_floating_point else 0x7F
     return torch.full((*shape[:-1], shape[-1] * size), byte, dtype=torch.uint8, device=DEVICE).view(dtype)
 
 

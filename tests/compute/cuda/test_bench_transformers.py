@@ -31,7 +31,7 @@ def test_a_step_with_a_static_cache_is_the_step_without(tmp_path: Path) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(CONFIG))
     model = peer.build(config, "f32", interpreted(1 << 20))
-    prompt = torch.tensor([[5, 9, 33], [7, 1, 2]])
+    prompt = torch.tensor([[5, 9, 33], [7, 1, 2]], device="cpu")
     cache = peer.transformers.StaticCache(config=model.config, max_cache_len=8)
     with torch.no_grad():
         first = model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)

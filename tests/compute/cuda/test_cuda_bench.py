@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import grimp
 import pytest
 from tensors import DEVICE
 
@@ -96,18 +95,6 @@ def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest
     monkeypatch.setattr(parts, "ceiling", broken)
     _, *rows = gpu_part.run_part({**common, "part": "ceilings"})
     assert [row.get("error") for row in rows] == [None, None, "RuntimeError: CUDA error: misaligned address", None]
-
-
-def test_needs_no_package_of_a_server() -> None:
-    """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
-    imports = grimp.build_graph("ridgeline", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None)
-    for loaded_on_use in ("ridgeline.engine.record", "ridgeline.text.files"):
-        imports.remove_import(importer="ridgeline.engine.compose", imported=loaded_on_use)
-    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.timing", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
-    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_part", "cli.bench_gpu"):
-        for package in (*gpu_part.SERVER_PACKAGES, "transformers"):
-            chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
-            assert chain is None or (root == "bench.gpu_part" and chain[1].startswith("ridgeline.bench.")), chain
 
 
 def test_seconds_are_of_one_run() -> None:

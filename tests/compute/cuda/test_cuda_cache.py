@@ -99,10 +99,12 @@ def test_copies_to_the_host_and_back(kind: str, width: int, most: int, monkeypat
     """In their order: blocks that are taken at once for something else, and blocks of the host that are given back and taken again."""
     monkeypatch.setattr(cache_module, "MAX_PAIRS", most)
     cache = empty_cache(kind, 5, 4, 1, width, layers=2)
-    cache.pool.copy_(torch.randint(0, 256, cache.pool.shape, dtype=torch.uint8))
+    cache.pool.copy_(torch.randint(0, 256, cache.pool.shape, dtype=torch.uint8, device=DEVICE))
     host = HostTier(cache, 4, device(), depth=1)
     nines = torch.full_like(cache.pool[:, :, 0], 9)
     expected = {6: nines, 9: nines} | {block: cache.pool[:, :, block].clone() for block in range(6)}
+    host.compile_kernels()
+    assert torch.equal(host._host[:, :, 0], cache.pool[:, :, 0].cpu())
     host._host.fill_(9)
     for copies in (((1, 6), (2, 7)), ((3, 8), (6, 3), (4, 6), (7, 1), (8, 4)), ()):
         host.copy(copies)

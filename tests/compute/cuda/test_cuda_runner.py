@@ -157,7 +157,7 @@ def test_a_step_allocates_nothing_and_waits_for_nothing(llama: DeviceDriver, mon
 
 @pytest.mark.parametrize("harm", ["allocation", "number"])
 def test_what_allocates_or_waits_is_found(llama: DeviceDriver, harm: str) -> None:
-    x = torch.ones(3)
+    x = torch.ones(3, device="cpu")
     with pytest.raises(AssertionError, match="allocates" if harm == "allocation" else "to the host"), Strict():
         x + x if harm == "allocation" else x[0].item()
 

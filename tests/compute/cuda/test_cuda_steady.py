@@ -81,7 +81,7 @@ def _takes_a_number(runner: CudaRunner) -> None:
 
 
 def _copies_and_waits(runner: CudaRunner) -> None:
-    launch, host = runner.launch, torch.zeros_like(runner.ids.results)
+    launch, host = runner.launch, torch.zeros(runner.ids.results.shape, dtype=runner.ids.results.dtype, device="cpu")
     runner.launch = lambda *given: (host.copy_(runner.ids.results), launch(*given))[1]  # type: ignore[method-assign]
 
 

@@ -19,9 +19,7 @@ HALVES = {
 }  # fmt: skip
 """Byte offsets of the fp16 fields."""
 
-EDGES = np.array(
-    [0.0, -0.0, 2.0**-24, -(2.0**-24), 6.1e-5, 1.0, -1.0, 65504.0, -65504.0, np.inf, -np.inf, np.nan], np.float16
-)
+EDGES = np.array([0.0, -0.0, 2.0**-24, -(2.0**-24), 6.1e-5, 1.0, -1.0, 65504.0, -65504.0, np.inf, -np.inf, np.nan], np.float16)
 
 
 def reference(kind: str, rows: np.ndarray) -> np.ndarray:

@@ -95,7 +95,7 @@ def test_what_files_hold_is_counted(tmp_path: Path) -> None:
         held = sum(facts.stored.values())
         assert sum(class_bytes(planned, None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}
-        assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT')}{scheme.bits}"}
+        assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT') }{scheme.bits}"}
 
 
 def test_a_head_may_be_quantised_and_modules_may_be_left(tmp_path: Path) -> None:

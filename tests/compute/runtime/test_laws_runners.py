@@ -42,9 +42,7 @@ Answer = tuple[list[int], list[TokenLogprobs]]
 class RecordedAnswer:
     """A recorded answer: ids, and log-probabilities of outputs and prompt where they were requested."""
 
-    def __init__(
-        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
-    ) -> None:
+    def __init__(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> None:
         self._ids = ids
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs

@@ -69,11 +69,14 @@ BUGS = (
     (
         "ids are emitted after the end",
         "T11: vmlx-swift#109",
-        [(
-            "_commit_stopped", "if sequence.state is State.WAITING and sampled:",
-            "if sampled and (sequence.state is State.WAITING or "
-            "(len(sequence.known) + 1 < sequence.limit and sampled[0] not in sequence.stop_ids)):",
-        )],
+        [
+            (
+                "_commit_stopped",
+                "if sequence.state is State.WAITING and sampled:",
+                "if sampled and (sequence.state is State.WAITING or "
+                "(len(sequence.known) + 1 < sequence.limit and sampled[0] not in sequence.stop_ids)):",
+            )
+        ],
     ),
     (
         "ids that a preempted sequence still had in flight are lost",

@@ -167,6 +167,7 @@ class Sampler:
                     row[name] = getattr(history, name).buffer_info()
         return rows
 
+
 @cache
 def record() -> np.dtype[np.void]:
     """A record, `SampleRow`: each field as the extension's table has it."""

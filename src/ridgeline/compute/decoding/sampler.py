@@ -56,7 +56,6 @@ def sample_rows(
     logprobs: list[tuple[TokenLogprobs, ...] | None] = []
     first = 0
     for row, drafted, position, history, mask in zip(params, drafts, positions, histories, masks or [None] * len(params), strict=True):
-
         masks_from = None if mask is None else (mask, first)
 
         def choose(

@@ -147,9 +147,7 @@ class _Slots:
         return np.where(inside, slots, 0)
 
 
-def _attend(
-    walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float, sinks: Floats | None
-) -> Floats:
+def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float, sinks: Floats | None) -> Floats:
     """[C, KV heads, D, 16]: softmax(queries · keysᵀ) · values with a running maximum. Milakov and Gimelshein 2018."""
     shared = len(walk.rows) == 1
     lowest, highest = walk.positions.min(axis=1), walk.positions.max(axis=1)

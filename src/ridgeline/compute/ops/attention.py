@@ -87,9 +87,7 @@ def _attention_samples() -> list[Sample]:
     ]
 
 
-def _attention_rule(
-    q: Handle, head_dim: int, window: int, causal: bool, sinks: Weight | None = None, **_: Any
-) -> tuple[Handle, ...]:
+def _attention_rule(q: Handle, head_dim: int, window: int, causal: bool, sinks: Weight | None = None, **_: Any) -> tuple[Handle, ...]:
     fits(causal or not window, f"attention: {q.name} has a window of {window} and sees both ways")
     fits(q.width % head_dim == 0, f"attention: {q.name} is {q.width} wide, heads are {head_dim}")
     fits(sinks is None or sinks.shape == (q.width // head_dim,), f"attention: {sinks} does not fit {q.name} and heads of {head_dim}")

@@ -9,6 +9,7 @@ FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, exper
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""
 
+
 def taken_as_arrays(oplist: OpList) -> frozenset[str]:
     """Names of the weights that no op multiplies with as a matrix: vectors, and biases of experts."""
     taken: dict[bool, set[str]] = {True: set(), False: set()}

@@ -147,9 +147,7 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     pooled = [index for index, each in enumerate(params) if each.pooling is not None]
     slots = rows.slots[row_ids]
     own = slots if (slots >= 0).any() else None
-    return StepRows(
-        plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled, own
-    )
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars, budgets, pooled, own)
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

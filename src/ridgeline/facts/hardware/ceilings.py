@@ -73,9 +73,7 @@ class RooflineLoops:
     patience  seconds for the system to provide memory: where it takes longer, a smaller range is read
     """
 
-    def __init__(
-        self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/"), patience: float = inf
-    ) -> None:
+    def __init__(self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/"), patience: float = inf) -> None:
         self._native = module
         self._level = max(number for number, _ in module.levels()) if level is None else level
         self._teams: dict[int, Any] = {count: module.Team(count) for count in {1, threads}}

@@ -20,11 +20,12 @@ from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
 from ridgeline.facts.headers.gguf import gguf_names
 from ridgeline.facts.headers.tensors import canonical_names
+from ridgeline.facts.hub.select import ADAPTER_FILES
 from ridgeline.facts.model import ModelFacts, TensorFacts
 from ridgeline.models.table import ARCHITECTURES
 
 MAX_RANK: Final = 256
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
 KINDS: Final = ("F32", "F16", "BF16")
 """Types of tensors of adapters."""
 _MAX_ALPHA: Final = 1e6
@@ -97,7 +98,7 @@ def read_adapter(path: Path, facts: ModelFacts, max_rank: int = MAX_RANK) -> Ada
     found = _read_peft(path, facts) if path.is_dir() else _read_gguf(path, facts)
     if not found.parts:
         raise ModelFormatError(f"{path.name} holds no pair of LoRA matrices; is it an adapter?")
-    (name, times), = Counter(part.name for part in found.parts).most_common(1)
+    ((name, times),) = Counter(part.name for part in found.parts).most_common(1)
     if times > 1:
         raise ModelFormatError(f"{path.name} changes {name} {times} times, under several names; which change is meant is unknown")
     if found.rank > max_rank:

@@ -43,9 +43,7 @@ def _dim(header: Header, name: str, architecture: Architecture, head_dim: int) -
     return dim
 
 
-def _scaled(
-    header: Header, name: str, architecture: Architecture, base: float, dim: int, original: int, context: int
-) -> tuple[Rope, int]:
+def _scaled(header: Header, name: str, architecture: Architecture, base: float, dim: int, original: int, context: int) -> tuple[Rope, int]:
     """(rope of full layers as the keys say, context after scaling)."""
     key = f"{name}.rope.scaling"
     factor = header.number(f"{key}.factor", 0.0, MAX_FACTOR, default=1.0) or 1.0

@@ -25,7 +25,7 @@ _GGUF_KINDS: Final = {0: "", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 
 
 def checkpoint_pooling(directory: Path) -> str:
-    """"last", "mean" or "cls", as modules.json in a checkpoint's directory leads to; "" where there is none.
+    """ "last", "mean" or "cls", as modules.json in a checkpoint's directory leads to; "" where there is none.
 
     Raises ModelFormatError for other kinds, and for parts behind the pooling other than a normalisation.
     """

@@ -82,9 +82,7 @@ def _parse_expected(expected: str, files: list[Path]) -> dict[str, str]:
         with open_file(Path(expected).expanduser()) as sums:
             lines = sums.read(MAX_SUMS_BYTES).decode("utf-8").splitlines()
     except (ModelNotFoundError, OSError, ValueError, RuntimeError):
-        raise ConfigError(
-            f"{FLAG} {expected[:100]!r} is neither 64 hexadecimal digits nor a file as `sha256sum` writes it"
-        ) from None
+        raise ConfigError(f"{FLAG} {expected[:100]!r} is neither 64 hexadecimal digits nor a file as `sha256sum` writes it") from None
     found = {line[2].rpartition("/")[2]: line[1].lower() for line in map(_SUM.fullmatch, lines) if line is not None}
     missing = [file.name for file in files if file.name not in found]
     if missing or not files:

@@ -47,8 +47,12 @@ def _lists(roster: Roster) -> list[BaseRoute]:
         return json_response(replies.ModelList("list", [card for each in roster.residents.values() for card in listing.cards(each)]))
 
     async def one_model(request: Request) -> Response:
-        found = roster.find(request.path_params["name"])
-        return json_response(listing.info(found) if table.dialect_of(request.scope) == "anthropic" else listing.cards(found)[0])
+        name = request.path_params["name"]
+        found = roster.find(name)
+        if table.dialect_of(request.scope) == "anthropic":
+            return json_response(listing.info(found))
+        cards = listing.cards(found)
+        return json_response(next((each for each in cards[1:] if each.parent == found.name and each.id == name), cards[0]))
 
     return [
         *(Route(path, all_models, methods=["GET"]) for path in ("/v1/models", "/models")),

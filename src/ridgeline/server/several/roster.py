@@ -118,7 +118,7 @@ class Roster:
             return found
         for each in self.residents.values():
             deployments = each.service.deployments
-            if name in deployments.aliases or deployments.current.adapters.find(name.removeprefix(f"{each.name}:")) is not None:
+            if name in deployments.aliases or deployments.adapter_for_caller(name.removeprefix(f"{each.name}:")) is not None:
                 return each
         names = ", ".join(map(repr, self.residents))
         raise ApiError("model_not_found", f"there is no model of that name here; this server has {names}", param="model")

@@ -247,4 +247,3 @@ class Tally:
                 "e2e": compute_curve(e2e),
             },
         )
-

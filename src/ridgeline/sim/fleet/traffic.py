@@ -363,11 +363,13 @@ def read_steps(path: Path) -> list[tuple[int, int, float]]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 entry = _parse_object(path, number, line)
-                found.append((
-                    int(_parse_number(path, number, entry, "tokens", 1, MAX_TOKENS)),
-                    int(_parse_number(path, number, entry, "cached", 0, MAX_TOKENS * 4096)),
-                    _parse_number(path, number, entry, "seconds", 0, 3600),
-                ))
+                found.append(
+                    (
+                        int(_parse_number(path, number, entry, "tokens", 1, MAX_TOKENS)),
+                        int(_parse_number(path, number, entry, "cached", 0, MAX_TOKENS * 4096)),
+                        _parse_number(path, number, entry, "seconds", 0, 3600),
+                    )
+                )
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name} is not UTF-8 (byte {error.start}); give a jsonl step log") from None
     return found

@@ -21,7 +21,7 @@ _TYPES: Final = '("number" | "boolean" | "object" | "array" | "null")'
 """Names of types of values that are no texts, which parsers do not read."""
 MAX_ARGUMENTS: Final = 64
 """Arguments of a call whose names are free."""
-MARKUP: Final = frozenset("<>\"\n")
+MARKUP: Final = frozenset('<>"\n')
 
 
 def tags(lark: Lark, schema: Mapping[str, Any], parameter: str, strict: bool) -> str:
