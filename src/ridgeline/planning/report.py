@@ -57,6 +57,7 @@ class Report:
 
     weights_by_class_bytes  of one copy on one device (TP=1), in the planned format; weights_bytes includes copies on several ranks
     activation_bytes  with tiled attention; untiled_activation_bytes with stored scores of one layer
+    draft_bytes       weights and cache of the draft model
     overhead_bytes    driver, context and framework; reserve_bytes is not used because of --memory-utilization
     ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
     weights_format    name of the weights' format as users know it; Q4_K_M is several formats, of which `dtype` is the most frequent
@@ -93,6 +94,7 @@ class Report:
     reserve_bytes: int
     kv_budget_bytes: int
     shortfall_bytes: int
+    draft_bytes: int
     max_sequences: int
     max_context_tokens: int
     context_curve: list[CurvePoint]
@@ -155,6 +157,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         activation_bytes=memory.activations,
         untiled_activation_bytes=memory.untiled_activations,
         overhead_bytes=memory.overhead,
+        draft_bytes=memory.draft,
         reserve_bytes=memory.reserve,
         kv_budget_bytes=max(0, memory.kv_budget),
         shortfall_bytes=memory.shortfall,
