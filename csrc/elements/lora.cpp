@@ -1,7 +1,7 @@
 // Changes of products by adapters: low-rank pairs of matrices, one row per call, each with the pair of its own slot.
 //
-// An output has one accumulator and the order of its sums depends on the pair alone, so company changes no bit. Both matrices are read once,
-// ascending: with a few tokens this waits for memory.
+// An output has one accumulator and the order of its sums depends on the pair alone, so company changes no bit. Both matrices lie in the
+// order in which they are read, once and ascending: with a few tokens this waits for memory.
 #include <string.h>
 
 #include "runtime/rows.h"
@@ -13,7 +13,8 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kMostRank = 256;
-constexpr size_t kRows = 4, kWide = 8;   // rows of A that share a turn over x, rows of B that share one over outputs
+constexpr size_t kShared = sizeof(Part) == sizeof(Vec) ? 16 : 4;  // rows of A that share a turn over x: their sums stay in registers
+constexpr size_t kAhead = 1024;          // bytes: where a row ends, no processor fetches the next one by itself
 
 struct Float32 {
     using Type = float;
@@ -28,67 +29,52 @@ struct BFloat16 {
     static Vec of(const Type* p) { return load_bf16(p); }
 };
 
-// The first n lanes, the others zero.
-template <typename Kind>
-inline Vec take(const typename Kind::Type* p, size_t n) {
-    if (n == kLanes) return Kind::of(p);
-    typename Kind::Type part[kLanes] = {};
-    memcpy(part, p, n * sizeof *p);
-    return Kind::of(part);
-}
-
-// sums[r] = a[r] . x for kCount rows of A
+// sums[r] = a[r] . x for kCount rows of A, which lies in blocks of 16 columns [rank, 16].
 template <typename Kind, size_t kCount>
-inline void shrink(const typename Kind::Type* a, const float* x, size_t columns, float* sums) {
+inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
     Vec acc[kCount];
     for (size_t r = 0; r < kCount; ++r) acc[r] = zero();
-    size_t i = 0;
-    for (; i + kLanes <= columns; i += kLanes) {
-        const Vec v = load(x + i);
-        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(Kind::of(a + r * columns + i), v, acc[r]);
-    }
-    if (i < columns) {
-        const Vec v = load_first(x + i, columns - i);
-        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(take<Kind>(a + r * columns + i, columns - i), v, acc[r]);
+    for (size_t i = 0; i < columns; i += kLanes, a += rank * kLanes) {
+        const Vec v = i + kLanes <= columns ? load(x + i) : load_first(x + i, columns - i);
+        RIDGELINE_UNROLL
+        for (size_t r = 0; r < kCount; ++r) {
+            __builtin_prefetch(reinterpret_cast<const char*>(a + r * kLanes) + kAhead);
+            acc[r] = fma(Kind::of(a + r * kLanes), v, acc[r]);
+        }
     }
     for (size_t r = 0; r < kCount; ++r) sums[r] = sum_of(acc[r]);
 }
 
-// out += sums[r] * b[r] for kCount rows of B, one behind the other; zeros before the first.
-template <typename Kind, size_t kCount>
-inline void expand(const typename Kind::Type* b, const float* sums, size_t width, bool first, float* out) {
-    Vec by[kCount];
-    for (size_t r = 0; r < kCount; ++r) by[r] = all(sums[r]);
-    size_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) {
-        Vec acc = first ? zero() : load(out + i);
-        for (size_t r = 0; r < kCount; ++r) acc = fma(Kind::of(b + r * width + i), by[r], acc);
-        store(out + i, acc);
-    }
-    if (i < width) {
-        const size_t n = width - i;
-        Vec acc = first ? zero() : load_first(out + i, n);
-        for (size_t r = 0; r < kCount; ++r) acc = fma(take<Kind>(b + r * width + i, n), by[r], acc);
-        store_first(out + i, acc, n);
+// out = y + scale * sums . b for B in blocks of 32 columns [rank, 32].
+template <typename Kind>
+inline void expand(const typename Kind::Type* b, size_t rank, const float* sums, float by, const float* y, size_t width, float* out) {
+    const Vec scale = all(by);
+    for (size_t i = 0; i < width; i += 2 * kLanes) {
+        Vec first = zero(), second = zero();
+        for (size_t r = 0; r < rank; ++r, b += 2 * kLanes) {
+            __builtin_prefetch(reinterpret_cast<const char*>(b) + kAhead);
+            const Vec sum = all(sums[r]);
+            first = fma(Kind::of(b), sum, first);
+            second = fma(Kind::of(b + kLanes), sum, second);
+        }
+        const auto put = [&](size_t from, Vec change) {
+            if (from + kLanes <= width) return store(out + from, load(y + from) + change * scale);
+            if (from < width) store_first(out + from, load_first(y + from, width - from) + change * scale, width - from);
+        };
+        put(i, first);
+        put(i + kLanes, second);
     }
 }
 
 template <typename Kind>
 void change(const LoraPair& pair, const float* x, const float* y, size_t columns, size_t width, float* out) {
     const auto* a = reinterpret_cast<const typename Kind::Type*>(pair.a);
-    const auto* b = reinterpret_cast<const typename Kind::Type*>(pair.b);
     float sums[kMostRank];
     size_t r = 0;
-    for (; r + kRows <= pair.rank; r += kRows) shrink<Kind, kRows>(a + r * columns, x, columns, sums + r);
-    for (; r < pair.rank; ++r) shrink<Kind, 1>(a + r * columns, x, columns, sums + r);
-    for (r = 0; r + kWide <= pair.rank; r += kWide) expand<Kind, kWide>(b + r * width, sums + r, width, r == 0, out);
-    for (; r < pair.rank; ++r) expand<Kind, 1>(b + r * width, sums + r, width, r == 0, out);
-    const Vec scale = all(pair.scale);
-    for (size_t i = 0; i < width; i += kLanes) {
-        const size_t n = width - i < kLanes ? width - i : kLanes;
-        if (n == kLanes) store(out + i, load(y + i) + load(out + i) * scale);
-        else store_first(out + i, load_first(y + i, n) + load_first(out + i, n) * scale, n);
-    }
+    for (; r + kShared <= pair.rank; r += kShared) shrink<Kind, kShared>(a + r * kLanes, pair.rank, x, columns, sums + r);
+    for (; r + 4 <= pair.rank; r += 4) shrink<Kind, 4>(a + r * kLanes, pair.rank, x, columns, sums + r);
+    for (; r < pair.rank; ++r) shrink<Kind, 1>(a + r * kLanes, pair.rank, x, columns, sums + r);
+    expand<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.b), pair.rank, sums, pair.scale, y, width, out);
 }
 
 }  // namespace

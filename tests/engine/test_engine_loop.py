@@ -21,7 +21,9 @@ class LateExecutor:
     """Answers for a step only when it must: `collect` of the oldest, with as many submitted behind it as the engine lets."""
 
     grammars = None
+    trace = None
     adapters = None
+    pages = None
 
     def __init__(self, inner: SimExecutor) -> None:
         self.inner = inner

@@ -36,6 +36,7 @@ EVENTS = [
     events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5),
     events.Rejected("r", "full", 2.0),
     events.StepTimed(1, Timings(run=0.1)),
+    events.TierUsed("file", 1, 2, 3, 4, 5),
     events.StepLate(1, 0.5, 0.1, 4, 80),
     events.Idle(0.5, 1, 2, 3),
     events.Waiting("r", 0, events.Wait.PREFIX, None),
@@ -53,12 +54,14 @@ MESSAGES: list[Message] = [
     commands.SetKnob("step_ms", 30),
     commands.AdapterReady(b"d", "too large"),
     commands.PinAdapter(b"d", True),
+    commands.BlocksFetched("r", "file", ((0, 1, 7),)),
     messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT, SCORES), [*UNSENT, *EVENTS]),
     messages.Health(9, 1.5),
     messages.Fatal("out of memory", False),
     messages.Profile("a.pstats"),
+    messages.TraceSteps("a.json", 20),
 ]
 
 

@@ -1,6 +1,7 @@
 """The admin socket: who may use it, what it tells, what it changes, and the line that each change leaves."""
 
 import asyncio
+import json
 import logging
 import os
 import pstats
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 from ridgeline.cli import chaos
 from ridgeline.cli.admin_client import ask_admin
 from ridgeline.cli.main import make_app
+from ridgeline.cli.profile import print_steps
+from ridgeline.cli.profile import profile as steps_of_server
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.observe.metrics import Metrics
@@ -302,6 +305,40 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(opened.site.service.engine, "send", lambda command: None)
     monkeypatch.setattr(profile, "WRITE_SECONDS", 0.05)
     assert opened.ask("POST", "/profile", {"seconds": 0.01})["engine"] is None and not stale.exists()
+
+
+def test_the_next_steps_for_perfetto(new_site: Any, demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A real model: so many steps, by name; and those that ran in the time, where that is all."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    tmp_path.chmod(0o700)
+    site = new_site(EngineConfig(str(demo_file), runner="native", max_model_len=256, max_num_seqs=2, threads=1))
+    with admin_socket(str(tmp_path / "a.sock")) as listening:
+        opened = Opened(site, listening)
+        load = threading.Thread(target=site.complete, kwargs={"prompt": [5], "max_tokens": 30, "ignore_eos": True})
+        load.start()
+        found = opened.ask("POST", "/profile", {"steps": 4, "seconds": 5})
+        load.join()
+        file = Path(found["file"])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.parent == tmp_path / "run" / "ridgeline" / "profiles"
+        events = json.loads(file.read_text())
+        assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3}
+        assert sum(event["name"] == "step" for event in events) == 4
+        idle = opened.ask("POST", "/profile", {"steps": 4, "seconds": 0.1})
+        assert json.loads(Path(idle["file"]).read_text()) == [], "none ran"
+        with pytest.raises(ConfigError, match="outside 1 … 1000"):
+            opened.ask("POST", "/profile", {"steps": 1001})
+        steps_of_server(steps=4, seconds=0.1, server=opened.path)
+        assert "no step ran within 0.1 s" in capsys.readouterr().err
+        print_steps(file, 5.0)
+        told = capsys.readouterr()
+        assert "attention" in told.out and "of steps" in told.out and str(file) in told.err
+        site.loop.call_soon_threadsafe(opened.admin.close)
+        site.wait(asyncio.sleep(0.01))
+
+
+def test_steps_of_a_model_that_computes_nothing(opened: Opened) -> None:
+    with pytest.raises(ConfigError, match="the runner is 'fake', which computes nothing; steps are traced of native, numpy, cuda"):
+        opened.ask("POST", "/profile", {"steps": 4})
 
 
 def test_where_the_time_of_requests_went(opened: Opened) -> None:

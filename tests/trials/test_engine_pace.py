@@ -232,7 +232,7 @@ def test_a10_trace_is_written_and_its_path_is_checked_first(demo_file: Path, tmp
     path = tmp_path / "trace.json"
     with LLM(str(demo_file), trace=str(path), max_model_len=256, max_num_seqs=2) as llm:
         llm.generate(["hello"], SamplingParams(max_tokens=2))
-    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
+    events = json.loads(path.read_text())
     assert len({event["args"]["step"] for event in events if event["ph"] == "X"}) >= 2
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"--trace .*; give the path of a file that can be written"):

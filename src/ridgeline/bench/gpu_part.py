@@ -44,7 +44,9 @@ class TimedExecutor:
     """Wraps an executor and measures the CPU seconds spent in it."""
 
     grammars = None
+    trace = None
     adapters = None
+    pages = None
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor

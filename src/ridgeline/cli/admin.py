@@ -14,13 +14,13 @@ VERBS: Final[dict[str, str]] = {
     "cost": "Say what tenants and the last requests cost, and what was idle.",
     "knobs": "List the settings that can change now, or change one.",
     "swap": "Put another model in the place of the one that serves.",
-    "profile": "Profile front end and engine for some seconds.",
+    "profile": "Profile front end and engine, or trace the next steps.",
     "drain": "Take no new request, and end when the open ones have ended.",
 }
 
 SWAP_SECONDS: Final = 86_400.0
 
-admin = group(VERBS, dict.fromkeys(VERBS, "admin"))
+admin = group(VERBS, dict.fromkeys(VERBS, "admin") | {"profile": "profile"})
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
@@ -132,18 +132,3 @@ def swap(
         return
     print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
     print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")
-
-
-def profile(
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long; both are slower meanwhile.")] = 10.0,
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    as_json: Json = False,
-) -> None:
-    """Profile front end and engine for some seconds: a file for each, and their functions of most time."""
-    found = ask_admin(server, key_file, "POST", "/profile", {"seconds": seconds}, seconds + 60)
-    if as_json:
-        print_json(found)
-        return
-    for name, lines in (("front end", found["front_end_top"]), ("engine", found["engine_top"])):
-        print_status("\n".join([f"{name}: {found[name.replace(' ', '_')] or 'it wrote no file in time'}", *lines]))

@@ -317,6 +317,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "ps": _nothing,
     "chaos": _nothing,
     "top": _check_top,
+    "profile": _nothing,
     "admin status": _nothing,
     "admin cost": _nothing,
     "admin knobs": _nothing,

@@ -33,6 +33,7 @@ VERBS: Final = {
     "admin": "Look at a running server and change it.",
     "investigate": "Take an alert; say its phase, evidence and first lever.",
     "explain": "Say where the time of a server's requests went.",
+    "profile": "Trace a server's next steps for Perfetto, or profile it.",
     "chaos": "Inject a fault into a server that allows it.",
     "generate": "Continue prompts with a model, in this process.",
     "batch": "Answer a file of requests, in this process.",

@@ -82,6 +82,21 @@ class EngineConfig:
         "evicted KV blocks are copied back instead of computed again; on a CPU a larger KV cache serves better",
         "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large", unit="GiB",
     )  # fmt: skip
+    kv_cache_dir: str | None = _set(
+        None, "Folder for KV blocks that outlive the engine, made where there is none.",
+        "prompts that were computed before a restart are read instead of computed again; one engine per folder and model",
+        "ridgeline_tier_fetched_blocks stays 0 behind a restart: another secret; ridgeline_tier_dropped_blocks grows: a slow disk",
+        unit="FOLDER",
+    )  # fmt: skip
+    kv_cache_dir_bytes: int = _set(
+        4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
+        unit="bytes", bounds=(1 << 20, 1 << 50),
+    )  # fmt: skip
+    kv_cache_secret_file: str | None = _set(
+        None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
+        "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
+        unit="FILE",
+    )  # fmt: skip
     block_size: int = _set(
         16, "Tokens in a block of the KV cache.", "the cost is one block; a sequence wastes half a block on average",
         "vllm:prefix_cache_hits low against vllm:prefix_cache_queries: too large", unit="tokens", bounds=(1, 1_024),
@@ -100,13 +115,19 @@ class EngineConfig:
         "time between steps longer than a step: too shallow", bounds=(1, 4),
     )  # fmt: skip
     speculative: str = _set(
-        "off", "Speculative decoding: ngram (drafts from repeated text of the sequence), or off.",
+        "off", "Speculative decoding: ngram (what a sequence repeats), suffix (and recent answers), draft (--draft-model), auto, off.",
         "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
-        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off", choices=("off", "ngram"),
+        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
+        choices=("off", "ngram", "suffix", "draft", "auto"),
     )  # fmt: skip
     num_speculative_tokens: int = _set(
         4, "Most drafted ids per sequence and step.", "an upper bound: the number per step adapts to the acceptance",
         "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few", bounds=(1, 8),
+    )  # fmt: skip
+    draft_model: str | None = _set(
+        None, "A small model that drafts for --speculative draft or auto: as MODEL, with the same texts of tokens.",
+        "it runs in front of each step that verifies; answers stay the model's own",
+        "vllm:spec_decode_num_accepted_tokens below half of vllm:spec_decode_num_draft_tokens: another one",
     )  # fmt: skip
     seed: int | None = _set(
         None, "Seed from which requests without a seed draw theirs.", "requests without a seed derive theirs from it; open: random",
@@ -129,11 +150,6 @@ class EngineConfig:
         False, "On a GPU: answers do not depend on the batch; slower.",
         "on a GPU the last bits of an answer may depend on the batch; other runners are always invariant",
         "vllm:inter_token_latency_seconds: on",
-    )  # fmt: skip
-    attention_backend: str = _set(
-        "auto", "On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.",
-        "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
-        also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
     )  # fmt: skip
     pooling: str = _set(
         "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
@@ -224,6 +240,11 @@ class ServerConfig:
     cache_secret_file: str | None = _set(
         None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
         "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
+    )  # fmt: skip
+    router_key_file: str | None = _set(
+        None, "File with the key that `ridgeline route` and its replicas share, made where there is none [streams end with their replica].",
+        "a router that has it goes on with a stream at another replica when this one dies", "403 router_only: another file than its",
         unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(

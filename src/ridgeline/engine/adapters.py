@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from ridgeline.config.env import ModelStores
 from ridgeline.core.commands import PinAdapter
 from ridgeline.core.params import Adapter
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
 from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.hub.source import resolve_adapter
 from ridgeline.facts.model import ModelFacts
 
 MAX_ADAPTERS: Final = 4_096
@@ -34,13 +36,14 @@ class LoRARequest:
 @dataclass(frozen=True, slots=True)
 class KnownAdapter:
     """An adapter, its largest rank, and its bytes in memory at most. `number`: the id that vLLM's request gave it; 0: none.
-    `is_pinned`: it keeps its slot once it has one."""
+    `is_pinned`: it keeps its slot once it has one. `asked`: the path or the name that it was registered with."""
 
     adapter: Adapter
     rank: int
     bytes: int
     number: int = 0
     is_pinned: bool = False
+    asked: str = ""
 
 
 class AdapterLibrary:
@@ -48,10 +51,11 @@ class AdapterLibrary:
 
     path      of the model's files, whose facts are read when the first adapter is added; None: it has none
     max_rank  that is taken; 0: no adapters are
+    stores    where names of the hub are looked for
     """
 
-    def __init__(self, path: Path | None, max_rank: int) -> None:
-        self._path, self._max_rank = path, max_rank
+    def __init__(self, path: Path | None, max_rank: int, stores: ModelStores) -> None:
+        self._path, self._max_rank, self._stores = path, max_rank, stores
         self._known: dict[str, KnownAdapter] = {}
         self._told: set[bytes] = set()
 
@@ -80,7 +84,7 @@ class AdapterLibrary:
         return self._known.get(name)
 
     def add(self, name: str, path: str | Path, *, is_pinned: bool = False, number: int = 0) -> KnownAdapter:
-        """Registers an adapter, in the place of one that has the name.
+        """Registers an adapter, in the place of one that has the name. `path`: a text may also be a name of the hub.
 
         Raises ConfigError for a name that cannot be one, ModelFormatError and ModelNotFoundError for the adapter.
         """
@@ -88,14 +92,15 @@ class AdapterLibrary:
             raise ConfigError(f"an adapter cannot be named {name!r:.80}; use up to 64 letters, digits, points, hyphens and underscores")
         if len(self._known) >= MAX_ADAPTERS and name not in self._known:
             raise ConfigError(f"{MAX_ADAPTERS} adapters are known, which is the most; unload one")
-        place = Path(path).expanduser()
+        place = resolve_adapter(path, self._stores) if isinstance(path, str) else path
         found = read_adapter(place, self._facts, self._max_rank)
         adapter = Adapter(name, digest_of(file_contents(found)), str(place.resolve()))
-        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, number, is_pinned)
+        self._known[name] = known = KnownAdapter(adapter, found.rank, found.bytes, number, is_pinned, str(path))
         return known
 
     def add_all(self, named: Sequence[str]) -> None:
-        """Registers adapters given as NAME=PATH, or as a path whose last part is the name. Raises ConfigError."""
+        """Registers adapters given as NAME=PATH, or as a path whose last part is the name; names of the hub count as paths. Raises
+        ConfigError."""
         for each in named:
             name, equals, path = each.partition("=")
             try:
@@ -120,8 +125,7 @@ class AdapterLibrary:
         if asked.lora_int_id < 1:
             raise RequestError(f"lora_int_id is {asked.lora_int_id}; it must be at least 1", param="lora_request")
         found = self.find(asked.lora_name)
-        place = str(Path(asked.lora_path).expanduser().resolve())
-        if found is None or (found.number, found.adapter.path) != (asked.lora_int_id, place):
+        if found is None or (found.number, found.asked) != (asked.lora_int_id, asked.lora_path):
             try:
                 found = self.add(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
             except (ConfigError, ModelFormatError, ModelNotFoundError) as error:

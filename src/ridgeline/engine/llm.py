@@ -101,7 +101,7 @@ class LLM:
         vocab = self._files.vocab(info.vocab)
         self.limits = ModelLimits(vocab, info.max_model_len, self._files.eos_ids(vocab), info.kv)
         self._draw_seed = make_seed_source(self.config.seed)
-        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0)
+        self.adapters = AdapterLibrary(self._files.path, self.config.max_lora_rank if self.config.adapter_slots else 0, model_stores())
         try:
             self.adapters.add_all(self.config.lora)
         except BaseException:

@@ -85,7 +85,15 @@ class Profile:
     path: str | None
 
 
-Message = Command | Progress | Ready | Frame | Health | Fatal | Profile
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Tells in a new file at `path` what the next so many steps do, as `Executor.trace`; 0 steps end that file."""
+
+    path: str
+    steps: int
+
+
+Message = Command | Progress | Ready | Frame | Health | Fatal | Profile | TraceSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,8 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
     Profile,
     commands.AdapterReady,
     commands.PinAdapter,
+    commands.BlocksFetched,
+    TraceSteps,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted,
@@ -152,6 +162,7 @@ EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Waiting,
     events.Ready,
     events.PrefixMiss,
+    events.TierUsed,
 )
 """Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import BinaryIO, get_args
 
@@ -25,7 +25,7 @@ from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor
-from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, WireError, encode
+from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, TraceSteps, WireError, encode
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
@@ -47,6 +47,8 @@ class Connection:
         self._stream = stream
         self._buffer = FrameBuffer()
         self._profiler: cProfile.Profile | None = None
+        self.trace: Callable[[str, int], None] | None = None
+        """`Executor.trace` of the engine that reads here."""
 
     def send(self, message: Message) -> None:
         """Blocks until the kernel has taken the frame: a front end that does not read stops the engine rather than filling memory."""
@@ -74,6 +76,11 @@ class Connection:
             for message in self._buffer.feed(data):
                 if isinstance(message, Profile):
                     self._profile(message)
+                    continue
+                if isinstance(message, TraceSteps):
+                    if self.trace is not None:
+                        with suppress(OSError):
+                            self.trace(message.path, message.steps)
                     continue
                 if not isinstance(message, COMMANDS):
                     raise WireError(f"the engine was sent a {type(message).__name__}")
@@ -117,6 +124,7 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
     beats  file descriptor of a pipe that gets a byte whenever the executor has moved
     """
     engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
+    connection.trace = engine.executor.trace
     try:
         gc.collect()
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
@@ -126,7 +134,7 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
             engine.executor.grammars.warm_up()
         run(engine, connection)
     finally:
-        engine.executor.close()
+        engine.close()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ def routes(service: Service) -> list[BaseRoute]:
         return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")
 
     async def listed(request: Request) -> Response:
-        known = service.deployment.adapters.known
+        known = service.deployments.adapters_for_caller
         return json_response([replies.LoraAdapter(number, each.adapter.name, 0.0) for number, each in enumerate(known)])
 
     return [

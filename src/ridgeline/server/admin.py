@@ -52,7 +52,7 @@ ADMIN_ROWS: Final = (
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
     Row("GET", "/explain", "Where the time of requests went", Explained, (404, 503), access="admin", query=EXPLAIN_QUERY),
     Row("GET", "/prefix", "Why prompts missed the prefix cache", PrefixReport, (503,), access="admin", query=PREFIX_QUERY),
-    Row("POST", "/profile", "Profiles front end and engine", shapes.ProfileReport, (503,), shapes.ProfileRequest, access="admin"),
+    Row("POST", "/profile", "Profiles both loops, or traces steps", shapes.Profiled, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
 
@@ -135,8 +135,8 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
 
     async def profile(request: Request) -> Response:
         asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
-        audit(request, "profile", profile_seconds=asked.seconds)
-        return json_response(await profiler.profile(asked.seconds))
+        audit(request, "profile", profile_seconds=asked.seconds, steps=asked.steps)
+        return json_response(await profiler.report(asked))
 
     async def explain(request: Request) -> Response:
         return json_response(await explain_many(service, request.query_params))

@@ -137,7 +137,10 @@ class SwapReport(Struct, frozen=True):
 
 
 class ProfileRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`steps`: trace the next so many steps of the engine instead of the loops' functions, for `seconds` at most."""
+
     seconds: float = 10.0
+    steps: int | None = None
 
 
 class ProfileReport(Struct, frozen=True):
@@ -149,3 +152,13 @@ class ProfileReport(Struct, frozen=True):
     engine: str | None
     front_end_top: list[str]
     engine_top: list[str]
+
+
+class StepsReport(Struct, frozen=True):
+    """`file`: for Perfetto, of the steps that ran in the time, as many as were asked for at most. Null where none was written in time."""
+
+    steps: int
+    file: str | None
+
+
+Profiled = ProfileReport | StepsReport

@@ -58,7 +58,7 @@ class Deployment:
         on_progress: Callable[[str, float], None],
     ) -> None:
         self.startup = Startup()
-        self.adapters = AdapterLibrary(None, 0)
+        self.adapters = AdapterLibrary(None, 0, model_stores())
         self.engine_config = engine_config
         self.users = 0
         """HTTP requests that have begun with it."""
@@ -91,7 +91,7 @@ class Deployment:
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
         self._template = assets.chat
         if config.adapter_slots:
-            self.adapters = AdapterLibrary(path, config.max_lora_rank)
+            self.adapters = AdapterLibrary(path, config.max_lora_rank, model_stores())
             await asyncio.to_thread(self.adapters.add_all, config.lora)
         if self._config.chat_template is not None:
             await client.start()

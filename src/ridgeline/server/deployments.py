@@ -15,7 +15,9 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
 from ridgeline.core.params import Adapter
+from ridgeline.engine.adapters import KnownAdapter
 from ridgeline.errors import ConfigError
+from ridgeline.server.callers import current_caller
 from ridgeline.server.deployment import Deployment
 
 Progress = Callable[[str, float], None]
@@ -76,12 +78,22 @@ class Deployments:
         mine = self.mine
         if name is None or name == mine.model.name or name in self.aliases:
             return
-        known = mine.adapters.find(name.removeprefix(f"{mine.model.name}:")) if takes_adapters else None
+        known = self.adapter_for_caller(name.removeprefix(f"{mine.model.name}:")) if takes_adapters else None
         pin = _PIN.get()
         if known is None or pin is None:
             mine.model.check_name(name)
         else:
             pin.adapter = known.adapter
+
+    def adapter_for_caller(self, name: str) -> KnownAdapter | None:
+        """The adapter of a name; None where there is none, and where it is not for the caller of this task, who learns of neither."""
+        return self.mine.adapters.find(name) if current_caller().may_use(name) else None
+
+    @property
+    def adapters_for_caller(self) -> list[KnownAdapter]:
+        """All that are for the caller of this task."""
+        caller = current_caller()
+        return [each for each in self.mine.adapters.known if caller.may_use(each.adapter.name)]
 
     @property
     def adapter(self) -> Adapter | None:

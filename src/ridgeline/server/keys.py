@@ -1,33 +1,34 @@
-"""API keys: from a setting and from a file of several, kept as SHA-256, read again on SIGHUP; and the secret of prefix domains.
+"""API keys: from a setting and from a file of several, kept as SHA-256, read again on SIGHUP.
 
 A line of the file is KEY, NAME KEY, or NAME KEY OPTION=VALUE …; empty lines and those that begin with # do not count. A key may be
 written as `sha256:` and its digest in hex. Keys are never printed, names may be.
 """
 
 import hashlib
-import os
 import re
-import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
 from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
+if TYPE_CHECKING:
+    from ridgeline.server.relay import Relay
+
 FLAG: Final = "--api-key-file"
-SECRET_FLAG: Final = "--cache-secret-file"
 MAX_KEYS: Final = 4_096
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_TENANTS: Final = 1_024
 MAX_WEIGHT: Final = 1_000
-MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
-OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "sheddable", "brown_out_tokens", *NAMES)
+ADAPTER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}|\*")
+MAX_ADAPTERS: Final = 256
+OPTIONS: Final = ("tenant", "weight", "scope", "adapters", *RATES, "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Key:
     is_sheddable      in a brown-out its requests are the first that are not taken
     brown_out_tokens  in a brown-out its answers have at most so many tokens; None: as many as ever
     targets of its requests that name none
+    adapters  that its tenant may use, by name; `*`: all
     """
 
     digest: bytes
@@ -50,12 +52,14 @@ class Key:
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
-    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's."""
+    always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
+    `adapters` names those that there are for it, None: all; `relay` is there where a router asks for the holder."""
 
     tenant: str = ""
     weight: int = 1
@@ -65,6 +69,12 @@ class Caller:
     is_sheddable: bool = False
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
+    adapters: frozenset[str] | None = None
+    relay: "Relay | None" = None
+
+    def may_use(self, adapter: str) -> bool:
+        """True if there is an adapter of this name for it."""
+        return self.adapters is None or adapter in self.adapters
 
 
 class ApiKeys:
@@ -94,7 +104,8 @@ class ApiKeys:
         found = [] if self._file is None else read_keys(self._file)
         if self._own is not None and all(key.digest != self._own for key in found):
             found.append(Key(self._own, is_admin=True))
-        self._keys = {key.digest: (key, self._caller(key)) for key in found}
+        owned = adapters_of_tenants(found)
+        self._keys = {key.digest: (key, self._caller(key, None if key.is_admin else owned[key.tenant])) for key in found}
         return len(self._keys)
 
     def find(self, key: str) -> Caller | None:
@@ -103,11 +114,20 @@ class ApiKeys:
         found = self._keys.get(hashlib.sha256(key.encode("latin-1")).digest())
         return None if found is None else found[1]
 
-    def _caller(self, key: Key) -> Caller:
+    def _caller(self, key: Key, adapters: frozenset[str] | None) -> Caller:
         old, caller = self._keys.get(key.digest, (None, None))
         quota = caller.quota if caller is not None and old is not None and old.rates == key.rates else Quota.of(key.rates)
         owner = hashlib.sha256(b"owner" + key.digest).digest()
-        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets)
+        return Caller(key.tenant, key.weight, key.is_admin, quota, owner, key.is_sheddable, key.brown_out_tokens, key.targets, adapters)
+
+
+def adapters_of_tenants(keys: Sequence[Key]) -> dict[str, frozenset[str] | None]:
+    """Adapters that the lines of each tenant name; None, all: with `*`, and for everybody where no line names any."""
+    named: dict[str, frozenset[str]] = {}
+    for key in keys:
+        named[key.tenant] = named.get(key.tenant, frozenset()) | key.adapters
+    are_owned = any(named.values())
+    return {tenant: names if are_owned and "*" not in names else None for tenant, names in named.items()}
 
 
 def read_keys(path: str) -> list[Key]:
@@ -170,49 +190,17 @@ def _parse_options(digest: bytes, words: list[str], where: str) -> Key:
     tokens = options.pop("brown_out_tokens", None)
     limit = None if tokens is None else _number("brown_out_tokens", tokens, MAX_RATE, where)
     targets = Targets(**{name: _number(name, options.pop(name), MAX_MS, where) for name in NAMES if name in options})
+    adapters = frozenset(options.pop("adapters").split(",")) if "adapters" in options else frozenset[str]()
+    if len(adapters) > MAX_ADAPTERS or not all(ADAPTER.fullmatch(name) for name in adapters):
+        raise ConfigError(f"{where} adapters is *, or up to {MAX_ADAPTERS} names with commas between them")
     rates = tuple((name, _number(name, value, MAX_RATE, where)) for name, value in sorted(options.items()))
-    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets)
+    return Key(digest, tenant, weight, scope == "admin", rates, sheddable == "yes", limit, targets, adapters)
 
 
 def _number(name: str, value: str, most: int, where: str) -> int:
     if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:20]) <= most:
         raise ConfigError(f"{where} {name} is a whole number from 1 to {most:,}")
     return int(value)
-
-
-def read_cache_secret(path: str | None) -> bytes:
-    """Secret of prefix domains, 32 bytes: from a private file that replicas share, which is made where there is none; random without one.
-    Who has another secret finds nothing in the cache, and no more than that. Raises ConfigError."""
-    if path is None:
-        return secrets.token_bytes(32)
-    file = Path(path).expanduser()
-    if not file.exists():
-        _create_secret(file, path)
-    check_private(path, SECRET_FLAG)
-    text = read_bounded(path, SECRET_FLAG).strip()
-    if len(text) < MIN_SECRET_CHARACTERS:
-        raise ConfigError(
-            f"{SECRET_FLAG} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
-            "new one is made", fix={SECRET_FLAG: None}
-        )  # fmt: skip
-    return hashlib.sha256(text.encode()).digest()
-
-
-def _create_secret(file: Path, path: str) -> None:
-    """Makes the file whole or not at all: of replicas that start at once, all read the first one's."""
-    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as opened:
-                opened.write(secrets.token_hex(32) + "\n")
-            os.link(draft, file)
-        finally:
-            draft.unlink()
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{SECRET_FLAG} {path!r:.200} cannot be made: {error.strerror}", fix={SECRET_FLAG: None}) from None
 
 
 def _can_be_sent(key: str) -> bool:

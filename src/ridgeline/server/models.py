@@ -44,13 +44,19 @@ def routes(service: Service) -> list[BaseRoute]:
             return json_response(_page(loaded, request.query_params))
         card = _card(loaded)
         names = [(alias, card.parent) for alias in service.deployments.aliases]
-        names += [(each.adapter.name, card.id) for each in service.deployment.adapters.known]
+        names += [(each.adapter.name, card.id) for each in service.deployments.adapters_for_caller]
         return json_response(replies.ModelList("list", [card, *(structs.replace(card, id=name, parent=of) for name, of in names)]))
 
     async def model(request: Request) -> Response:
         loaded = service.model
-        service.deployments.check_name(request.path_params["name"])
-        return json_response(_info(loaded) if dialect_of(request.scope) == "anthropic" else _card(loaded))
+        name, card = request.path_params["name"], _card(loaded)
+        if dialect_of(request.scope) == "anthropic":
+            service.deployments.check_name(name)
+            return json_response(_info(loaded))
+        if service.deployments.adapter_for_caller(name) is not None:
+            return json_response(structs.replace(card, id=name, parent=card.id))
+        service.deployments.check_name(name)
+        return json_response(card)
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request)

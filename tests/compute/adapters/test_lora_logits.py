@@ -14,7 +14,7 @@ from native import NativeDriver
 from tiny import Driver, dense, log_softmax
 
 from ridgeline.compute.adapters.merge import merge
-from ridgeline.compute.adapters.store import load_adapter
+from ridgeline.compute.adapters.store import read_pairs
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
@@ -70,7 +70,9 @@ def drivers(facts: ModelFacts) -> list[LoraDriver]:
 def fill(driver: LoraDriver, slot: int, path: Path) -> None:
     found = read_adapter(path, driver.facts)
     adapter = Adapter("one", digest_of(file_contents(found)), str(path))
-    driver.runner.adapters.fill(slot, load_adapter(adapter, driver.facts, 256))  # type: ignore[union-attr]
+    slots = driver.runner.adapters
+    assert slots is not None
+    slots.fill(slot, slots.pack(read_pairs(adapter, driver.facts, 256)))
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hub_server import COMMIT, serve_hub, stores_at
 from lora_files import write_tensors
 from tiny import write_tiny
 
 from ridgeline.compute.adapters import store
+from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
+from ridgeline.config.env import ModelStores
 from ridgeline.core.params import Adapter
 from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
-from ridgeline.errors import ModelFormatError
+from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -45,7 +48,8 @@ class Loading:
 
     def __init__(self, folder: Path, matrices: tuple[str, ...] = ("blk.0.attn_q.pairs",), **bounds: int) -> None:
         self.facts = read_model_facts(write_tiny(folder / "base.gguf"))
-        self.store = AdapterStore(self.facts, **{"most": 4, "most_bytes": 1 << 20, "max_rank": 64} | bounds, matrices=matrices)
+        slots = AdapterSlots(dict.fromkeys(matrices, (32, 32)), 1)
+        self.store = AdapterStore(self.facts, **{"most": 4, "most_bytes": 1 << 20, "max_rank": 64} | bounds, slots=slots)
         self.folder = folder
 
     def adapter(self, name: str, value: float = 1.0) -> Adapter:
@@ -72,12 +76,12 @@ def test_a_matrix_that_the_runner_does_not_change(tmp_path: Path) -> None:
 
 
 def test_any_error_is_reported_and_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loading, real = Loading(tmp_path), store.load_adapter
+    loading, real = Loading(tmp_path), store.read_pairs
 
     def broken(adapter: Adapter, *rest: Any) -> Any:
         return real(adapter, *rest) if adapter.name == "two" else {}["strange"]
 
-    monkeypatch.setattr(store, "load_adapter", broken)
+    monkeypatch.setattr(store, "read_pairs", broken)
     assert loading.load(loading.adapter("one")) == "the adapter 'one' cannot be loaded: KeyError: 'strange'"
     assert loading.load(loading.adapter("two", 2.0)) is None
     with monkeypatch.context() as patch:
@@ -88,7 +92,7 @@ def test_any_error_is_reported_and_others_load(tmp_path: Path, monkeypatch: pyte
 
 def test_another_id_reads_the_path_again(tmp_path: Path) -> None:
     """vLLM's callers save a tune to the same path and count the id up."""
-    library = AdapterLibrary(write_tiny(tmp_path / "base.gguf"), 64)
+    library = AdapterLibrary(write_tiny(tmp_path / "base.gguf"), 64, ModelStores(tmp_path))
     path = write_tensors(tmp_path / "own", pair())
     first = library.named(LoRARequest("own", 1, str(path)))
     write_tensors(path, pair(value=2.0))
@@ -103,8 +107,8 @@ def test_adapters_are_bounded_by_their_bytes(tmp_path: Path) -> None:
     one, two, three = (loading.adapter(name, value) for name, value in (("one", 1.0), ("two", 2.0), ("three", 3.0)))
     for each in (one, two, three):
         assert loading.load(each, (one.digest,)) is None
-    pair = loading.store.get(one.digest)["blk.0.attn_q.pairs"]
-    assert pair.a.base is None and pair.b.base is None and pair.a.nbytes + pair.b.nbytes == 1024
+    pair = loading.store.get(one.digest).pairs["blk.0.attn_q.pairs"]
+    assert pair.a.flags.owndata and pair.b.flags.owndata and pair.a.nbytes + pair.b.nbytes == 1024
     assert loading.store.get(three.digest)
     with pytest.raises(KeyError):
         loading.store.get(two.digest)
@@ -112,3 +116,33 @@ def test_adapters_are_bounded_by_their_bytes(tmp_path: Path) -> None:
     loading.store.begin((one.digest, three.digest))
     assert not loading.store.pending, "all are in use"
     loading.store.close()
+
+
+def test_an_adapter_by_its_name_of_the_hub(tmp_path: Path) -> None:
+    """Two files are fetched, once; a second start asks nobody. Code, pickles and repositories without an adapter are not taken."""
+    model, here = write_tiny(tmp_path / "base.gguf"), write_tensors(tmp_path / "here", pair())
+    files = {path.name: path.read_bytes() for path in here.iterdir()}
+    with serve_hub() as hub:
+        hub.files["org/law"] = files | {"evil.py": b"import os", "adapter_model.bin": b"pickle", "tokenizer.json": b"{}"}
+        hub.files["org/pickled"] = {"adapter_config.json": b"{}", "adapter_model.bin": b"pickle"}
+        hub.files["org/model"] = {"config.json": b"{}", "model.safetensors": b"x"}
+        library = AdapterLibrary(model, 64, stores_at(tmp_path / "home", hub.url))
+        library.add_all(["org/law", f"pinned=org/law@{COMMIT}"])
+        library.add_all([f"local={here}"])
+        assert [each.adapter.name for each in library.known] == ["law", "pinned", "local"]
+        assert len({each.adapter.digest for each in library.known}) == 1
+        assert not any(word in asked for asked in hub.asked for word in ("evil", ".bin", "tokenizer"))
+        for name, cause in (("org/pickled", "can run any code"), ("org/model", "holds no LoRA adapter"), ("org/none", "org/none")):
+            with pytest.raises(ConfigError, match=cause):
+                library.add_all([name])
+        hub.requests.clear()
+        again = AdapterLibrary(model, 64, stores_at(tmp_path / "home", hub.url))
+        again.add_all(["org/law"])
+        vllm = again.named(LoRARequest("other", 1, "org/law"))
+        assert vllm == again.named(LoRARequest("other", 1, "org/law")) and vllm.digest == library.known[0].adapter.digest
+        assert hub.asked == []
+        assert load_pairs(again.known[0].adapter, model).keys() == {"blk.0.attn_q.pairs"}
+
+
+def load_pairs(adapter: Adapter, model: Path) -> Any:
+    return store.read_pairs(adapter, read_model_facts(model), 64)

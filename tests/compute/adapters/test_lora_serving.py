@@ -43,8 +43,8 @@ def served(tmp_path: Path) -> Any:
     (root / "out").symlink_to(tmp_path / "one")
     engine = EngineConfig(str(model), lora=(f"one={tmp_path / 'one'}",), max_loras=1, max_cpu_loras=1, max_model_len=128)
 
-    async def run(scenario: Any) -> None:
-        service = Service(engine, ServerConfig(api_key="secret", lora_root=str(root)))
+    async def run(scenario: Any, **more: Any) -> None:
+        service = Service(engine, ServerConfig(api_key="secret", lora_root=str(root), **more))
         await service.start()
         try:
             transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
@@ -53,7 +53,7 @@ def served(tmp_path: Path) -> Any:
         finally:
             await service.stop()
 
-    return lambda scenario: asyncio.run(run(scenario))
+    return lambda scenario, **more: asyncio.run(run(scenario, **more))
 
 
 async def answer(client: httpx.AsyncClient, model: str | None, status: int = 200) -> Any:
@@ -130,3 +130,39 @@ def test_what_is_refused(served: Any, tmp_path: Path) -> None:
         assert wrong.status_code == 401
 
     served(scenario)
+
+
+def test_an_adapter_belongs_to_tenants(served: Any, tmp_path: Path) -> None:
+    """Who may not use one is told what a name of none is told, and finds it in no list."""
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "own k1 tenant=own adapters=one\nalso k2 tenant=own\nother k3 tenant=other adapters=two\n"
+        "third k4 tenant=third\nall k5 tenant=all adapters=*\n"
+    )
+    keys.chmod(0o600)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        plain, one = await answer(client, None), await answer(client, "base:one")
+        assert (await load(client, "two")) and plain != one
+        seen = {"k1": ["one"], "k2": ["one"], "k3": ["two"], "k4": [], "k5": ["one", "two"], "secret": ["one", "two"]}
+        for key, names in seen.items():
+            client.headers["Authorization"] = f"Bearer {key}"
+            cards = (await client.get("/v1/models")).json()["data"]
+            assert [card["id"] for card in cards] == ["base", *names]
+            assert [each["path"] for each in (await client.get("/lora-adapters")).json()] == names
+            none = await client.get("/v1/models/none")
+            for name in ("one", "two"):
+                found = await client.get(f"/v1/models/{name}")
+                if name in names:
+                    assert found.json()["parent"] == "base" and await answer(client, name) and await answer(client, f"base:{name}")
+                else:
+                    assert (found.status_code, found.text) == (404, none.text.replace("none", name))
+                    for asked in ("%s", "base:%s"):
+                        refused = await answer(client, asked % name, 404)
+                        assert refused == {**await answer(client, asked % "none", 404), "message": refused["message"]}
+                        assert refused["message"] == (await answer(client, asked % "none", 404))["message"].replace("none", name)
+            if "one" in names:
+                assert await answer(client, "one") == one
+            assert await answer(client, None) == plain
+
+    served(scenario, api_key_file=str(keys))

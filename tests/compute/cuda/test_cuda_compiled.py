@@ -1,4 +1,4 @@
-"""Every kernel compiles for an A100 and an H200 as it is launched there: shared memory, spills, instructions. Nothing is run."""
+"""Every kernel compiles for every kind of GPU, as it is launched there: shared memory, spills, instructions. Nothing is run."""
 
 import ast
 import json
@@ -16,6 +16,9 @@ REDUCING = {"rotation_kernel"}
 LATER = {("matmul", "linear_fp8_kernel"): 89}
 """Kernels that only machines from a capability on launch."""
 
+SPILLS = {100: 40, 120: 24}
+"""Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
+
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 
@@ -23,7 +26,7 @@ KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 pytestmark = pytest.mark.timeout(600)
 
 
-ALL = [pytest.param((80,), marks=pytest.mark.night), pytest.param((90,), marks=pytest.mark.night), (90, "once")]
+ALL = [*(pytest.param((capability,), marks=pytest.mark.night) for capability in SHARED), (90, "once")]
 
 
 @pytest.fixture(scope="module", params=ALL, ids=lambda words: " ".join(map(str, words)))
@@ -66,7 +69,7 @@ def test_shared_memory(compiled: list[Compiled]) -> None:
 
 
 def test_nothing_spills(compiled: list[Compiled]) -> None:
-    assert not [made for made in compiled if made.stack and made.kernel not in REDUCING]
+    assert not [made for made in compiled if made.stack > SPILLS.get(made.capability, 0) and made.kernel not in REDUCING]
 
 
 def test_expected_instructions(compiled: list[Compiled]) -> None:

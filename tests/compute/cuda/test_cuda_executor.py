@@ -1,5 +1,7 @@
 """The engine over a device: greedy ids equal the numpy runner's, whatever the chunk, depth, cache, preemption and company."""
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
+from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
@@ -100,6 +103,22 @@ def test_prompts_are_scored(model: Path) -> None:
     found, theirs = serve(model, [[asks]]).scores["r7"], serve(model, [[asks]], runner="numpy", dtype="auto").scores["r7"]
     assert len(found) == len(theirs) == 4
     assert all(abs(a.logprob - b.logprob) < 1e-4 and a.top[0][0] == b.top[0][0] for a, b in zip(found, theirs, strict=True))
+
+
+def test_a_trace_names_the_ops_of_so_many_steps(model: Path, expected: dict[tuple[str, int], Answer], tmp_path: Path) -> None:
+    """By torch.profiler, here of the host alone; answers stay, and a file that ended early is there too."""
+
+    def prepare(engine: Engine) -> None:
+        assert engine.executor.trace is not None
+        engine.executor.trace(str(tmp_path / "none.json"), 2)
+        engine.executor.trace(str(tmp_path / "two.json"), 2)
+
+    found = serve(model, [[replace(REQUESTS[0], max_tokens=3)]], prepare)
+    assert found.answers["r0", 0][0] == expected["r0", 0][0][:3]
+    assert (tmp_path / "none.json").stat().st_mode & 0o777 == 0o600
+    names = Counter(event["name"] for event in json.loads((tmp_path / "two.json").read_text())["traceEvents"] if event.get("ph") == "X")
+    assert names["sample"] == names["store ids"] == names["resolve ids"] == 2, names
+    assert sum(count for name, count in names.items() if name.startswith("attention ->")) == 2 * SIZE.layers
 
 
 def test_drafts_change_no_id(model: Path) -> None:

@@ -18,7 +18,7 @@ def native(given: Any, rows: list[int]) -> np.ndarray:
     x, y, numbers = (np.ascontiguousarray(given[name][rows]) for name in ("x", "y", "slots"))
     slots = NativeAdapterSlots({"m": (y.shape[1], x.shape[1])}, max(len(given["pairs"]), 4))
     for slot, pair in enumerate(given["pairs"]):
-        slots.fill(slot, {} if pair is None else {"m": pair})
+        slots.fill(slot, slots.pack({} if pair is None else {"m": pair}))
     out = np.full_like(y, np.nan)
     places = {"x": x, "y": y, "slots": numbers, "pairs": slots.records["m"], "out": out}
     values = {name: array.ctypes.data for name, array in places.items()} | {"columns": x.shape[1], "width": y.shape[1]}

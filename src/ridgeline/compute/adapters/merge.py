@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.adapters.store import load_adapter
+from ridgeline.compute.adapters.store import read_pairs
 from ridgeline.compute.load.views import halves_order
 from ridgeline.compute.lowering.adapters import pairs_of
 from ridgeline.compute.ops.lora import Pair, widened
@@ -32,7 +32,7 @@ def merge(base: Path, adapter: Path, out: Path) -> int:
     quantised = next((part.name for part in found.parts if facts.tensors[part.name].kind not in _TYPES), None)
     if quantised is not None:
         raise ModelFormatError(f"{quantised} is stored as {facts.tensors[quantised].kind}; merge into the checkpoint before quantisation")
-    loaded = load_adapter(Adapter(adapter.name, digest_of(file_contents(found)), str(adapter)), facts, MAX_RANK)
+    loaded = read_pairs(Adapter(adapter.name, digest_of(file_contents(found)), str(adapter)), facts, MAX_RANK)
     part = out.with_name(f"{out.name}.part")
     shutil.copytree(base, part)
     try:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.adapters.slots import LoadedAdapter
+from ridgeline.compute.adapters.slots import AdapterSlots, LoadedAdapter
 from ridgeline.compute.load.views import halves_order
 from ridgeline.compute.lowering.adapters import pairs_of
 from ridgeline.compute.ops.lora import Pair, widened
@@ -33,11 +33,11 @@ class AdapterStore:
 
     most_bytes  of the matrices that are held, as far as adapters in use and those that are being read allow
     max_rank  that is taken
-    matrices  names of the pairs that the runner's slots have
+    slots     of the runner, whose order of matrices is packed
     """
 
-    def __init__(self, facts: ModelFacts, *, most: int, most_bytes: int, max_rank: int, matrices: Collection[str]) -> None:
-        self._facts, self._max_rank, self._matrices = facts, max_rank, frozenset(matrices)
+    def __init__(self, facts: ModelFacts, *, most: int, most_bytes: int, max_rank: int, slots: AdapterSlots) -> None:
+        self._facts, self._max_rank, self._slots = facts, max_rank, slots
         self._most, self._most_bytes = most, most_bytes
         self._held: OrderedDict[bytes, LoadedAdapter] = OrderedDict()
         self._asked: OrderedDict[bytes, Adapter] = OrderedDict()
@@ -110,7 +110,7 @@ class AdapterStore:
         """Forgets those that nobody has used for longest, until there is room for one as large as the largest. False where all are in
         use."""
         while self._held or self._loading:
-            sizes = [sum(pair.a.nbytes + pair.b.nbytes for pair in loaded.values()) for loaded in self._held.values()]
+            sizes = [loaded.nbytes for loaded in self._held.values()]
             reserved = max(sizes, default=0) * (len(self._loading) + 1)
             if len(sizes) + len(self._loading) < self._most and sum(sizes) + reserved <= self._most_bytes:
                 return True
@@ -125,9 +125,10 @@ class AdapterStore:
         while (adapter := self._work.get()) is not None:
             loaded: LoadedAdapter | str
             try:
-                loaded = load_adapter(adapter, self._facts, self._max_rank)
-                if strange := loaded.keys() - self._matrices:
+                pairs = read_pairs(adapter, self._facts, self._max_rank)
+                if strange := pairs.keys() - self._slots.pairs.keys():
                     raise ModelFormatError(f"the runner adds no change to {min(strange).removesuffix('.pairs')}; merge it into the model")
+                loaded = self._slots.pack(pairs)
             except Exception as error:  # whatever it is, the requests that wait for the adapter are told, and others load theirs
                 cause = str(error) if isinstance(error, (RidgelineError, OSError, ValueError)) else f"{type(error).__name__}: {error}"
                 loaded = f"the adapter {adapter.name!r} cannot be loaded: {cause}"
@@ -135,9 +136,12 @@ class AdapterStore:
             os.write(self._wake, b".")
 
 
-def load_adapter(adapter: Adapter, facts: ModelFacts, max_rank: int) -> LoadedAdapter:
-    """Reads an adapter into memory. Raises ModelFormatError, ModelNotFoundError where it does not fit the model, ValueError where its files
-    are others than those that the digest is of."""
+def read_pairs(adapter: Adapter, facts: ModelFacts, max_rank: int) -> dict[str, Pair]:
+    """Reads an adapter: views of its files' bytes, by the names of pairs.
+
+    Raises ModelFormatError, ModelNotFoundError where it does not fit the model, ValueError where its files are others than those that the
+    digest is of.
+    """
     found = read_adapter(Path(adapter.path), facts, max_rank)
     contents = {path: path.read_bytes() for path in found.files}
     if digest_of(contents[path] for path in found.files) != adapter.digest:
@@ -153,7 +157,7 @@ def _pair(part: LowRank, contents: dict[Path, bytes], head_dim: int) -> Pair:
     kind = part.a.kind
     if part.b.kind != kind:
         kind, a, b = "F32", widened(part.a.kind, a), widened(part.b.kind, b)
-    return Pair(kind, np.array(a, order="C"), np.array(b.T, order="C"), part.scale)  # copies: the file's bytes go
+    return Pair(kind, a, b.T, part.scale)
 
 
 def _array(tensor: TensorFacts, content: bytes) -> NDArray[Any]:

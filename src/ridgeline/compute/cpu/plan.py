@@ -6,6 +6,7 @@ Owns the memory of values and keeps alive whatever the plan points to. What the 
 
 import mmap
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -64,7 +65,7 @@ class NativePlan:
         if self.screened:
             self.native.screen()
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """What each native phase computes, for people."""
         found: list[str] = []

@@ -1,11 +1,9 @@
 """The native runner: one call per step into the extension, which walks the lowered list with a team of threads.
 
-Owns the team, the plan and the file of a trace; never owns weights or the cache, and knows nothing of requests.
+Owns the team and the plan; never owns weights or the cache, and knows nothing of requests.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -25,39 +23,8 @@ from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import Places, finite_tokens, stored_names
+from ridgeline.compute.trace import RUN, StepTrace
 from ridgeline.core.plan import KVShape
-
-
-class StepTrace:
-    """A file of what every thread did in every phase of every step, in the format that Perfetto and chrome://tracing open.
-
-    Complete events ("ph": "X"), a thread per track. The array is left open at its end, as the format allows: a killed process leaves a file
-    that opens. Costs two looks at the clock per chunk, and one line per phase and thread.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self._file.write("[\n")
-        self._steps = 0
-
-    def write(self, began: float, names: Sequence[str], columns: NDArray[np.int64]) -> None:
-        """One step that began at `began` seconds: columns int64 [threads, phases, 3] of first and last nanosecond, and chunks."""
-        for thread, phases in enumerate(columns.tolist()):
-            for name, (first, last, chunks) in zip(names, phases, strict=True):
-                if chunks:
-                    event = {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": began * 1e6 + first / 1e3, "dur": (last - first) / 1e3}
-                    self._file.write(json.dumps({**event, "args": {"step": self._steps, "chunks": chunks}}) + ",\n")
-        self._steps += 1
-        self._file.flush()
-
-    def count(self, at: float, name: str, counts: Mapping[str, int]) -> None:
-        """Counters at a point in time, drawn as a track of their own."""
-        event = {"name": name, "ph": "C", "pid": 1, "ts": at * 1e6, "args": dict(counts)}
-        self._file.write(json.dumps(event) + ",\n")
-
-    def close(self) -> None:
-        """Ends the file. Safe to call twice."""
-        self._file.close()
 
 
 class _Lists(NamedTuple):
@@ -78,8 +45,9 @@ class NativeRunner:
     tokens, selected  the most that a step has
     vocab     ids that may be sampled, the first ones of the logits
     threads   that share a step; no result depends on how many
-    trace     takes what they did
+    trace     takes what they do, from step to step; it may be another or None in each
     slots     how many adapters its steps may have; 0: none
+    team      of another runner, which computes at other times; None: its own
     """
 
     def __init__(
@@ -94,6 +62,7 @@ class NativeRunner:
         threads: int = 1,
         trace: StepTrace | None = None,
         slots: int = 0,
+        team: Any = None,
     ) -> None:
         check(oplist)
         formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, PackedWeight)}
@@ -110,8 +79,8 @@ class NativeRunner:
         ends = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
         self._maxima = np.empty((selected, -(-vocab // ext.native().SAMPLE_BLOCK)), np.float32) if ends else None
         self._most = Sizes(T=tokens, R=selected, S=selected)
-        self._trace = trace
-        self._team = ext.native().Team(threads)
+        self.trace = trace
+        self._team = ext.native().Team(threads) if team is None else team
         self._plans: dict[tuple[bool, bool], NativePlan] = {}
         """By (a row has an adapter, all tokens are computed to the end)."""
         self._head: NativePlan | None = None
@@ -188,8 +157,8 @@ class NativeRunner:
         """Ends the runner's threads. Safe to call twice."""
         self._plans = {}
         self._head = self._team = None
-        if self._trace is not None:
-            self._trace.close()
+        if self.trace is not None:
+            self.trace.close()
 
     def _wanted(self, logits: Floats, keep: NDArray[np.int32] | None) -> tuple[tuple[int, int, int], dict[str, NDArray[Any]]]:
         """Where a plan finds and writes what is wanted of the logits, and what it writes by name: see `run`."""
@@ -214,8 +183,7 @@ class NativeRunner:
         """One call, or two where the last product waits for masks. bounded: that product leaves out what masks do."""
         best, keep, maxima = wanted
         given, phases, first, count = arguments(inputs), plan.native.phases, 0, len(inputs.select)
-        traced = self._trace is not None
-        columns = np.zeros((self._team.threads, phases, 3), np.int64) if traced else None
+        columns = None if self.trace is None else np.zeros((self._team.threads, phases, 3), np.int64)
         trace = 0 if columns is None else columns.ctypes.data
         began = perf_counter()
         allowed: NDArray[np.int64] | None = None
@@ -232,12 +200,13 @@ class NativeRunner:
         address = 0 if allowed is None else ext.address(allowed, np.int64, (count,))
         passed = perf_counter() - began
         plan.native.run(*given, first, phases, trace, best, keep, address, maxima, *following)
-        if self._trace is None or columns is None:
+        if self.trace is None or columns is None:
             return
+        self.trace.span(RUN, began, perf_counter(), tokens=len(inputs.ids), rows=len(inputs.kv_len))
         columns[:, first:, :2] += int(passed * 1e9) if first else 0
         if any(wanted[:2]) and plan.screened:
-            self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
-        self._trace.write(began, plan.names, columns)
+            self.trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
+        self.trace.phases(began, plan.names, columns)
 
     def _of(self, kv: NativeKVCache, *, changed: bool = False, whole: bool = False) -> NativePlan:
         """The plan of a step over `kv`, made for the first such step. changed: a row has an adapter; whole: all tokens to the end."""

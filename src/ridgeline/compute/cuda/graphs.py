@@ -7,16 +7,15 @@ that takes. Graphs are captured at the start, over addresses that never change; 
 Owns what buckets share: there are thousands, and only attention depends on all sizes of a bucket.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ridgeline.compute.cuda.attention import AttentionBackend
 from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Event, Graph
 from ridgeline.compute.cuda.plan import Binding, DevicePlan, Run
-from ridgeline.compute.cuda.providers import PROVIDERS, Provider
+from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.sampler import SampledIds
 from ridgeline.compute.cuda.step import StepBuffers
 from ridgeline.compute.graph import Op
@@ -32,10 +31,12 @@ Capture = Callable[[Callable[[], None], Any], Graph]
 
 
 class Launch(NamedTuple):
-    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments."""
+    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments; `name`:
+    in a trace."""
 
     run: Run
     attention: Op | None = None
+    name: str = "launch"
 
 
 class BucketLaunches(NamedTuple):
@@ -68,9 +69,8 @@ class Marks:
 class LaunchCache:
     """Launches of the buckets of one plan, over the cache that is attached; bound when a bucket is first met. Launches nothing itself."""
 
-    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, attention: AttentionBackend, marks: Marks) -> None:
-        self._plan, self._buffers, self._ids, self._attention, self._marks = plan, buffers, ids, attention, marks
-        self._providers: Mapping[str, Provider] = {**PROVIDERS, "attention": attention.bind}
+    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, marks: Marks) -> None:
+        self._plan, self._buffers, self._ids, self._marks = plan, buffers, ids, marks
         self._select = head_of(plan.oplist) - 1
         self._results = plan.oplist.outputs["logits"], plan.oplist.taps["hidden"]
         self._buckets: dict[Bucket, BucketLaunches] = {}
@@ -91,7 +91,7 @@ class LaunchCache:
 
     def bind(self, binding: Binding, op: Op) -> Run:
         """The launch of one op over the views of a bucket."""
-        return self._providers[op.name](binding, op)
+        return PROVIDERS[op.name](binding, op)
 
     def launches(self, bucket: Bucket) -> BucketLaunches:
         """All launches of a bucket."""
@@ -102,7 +102,10 @@ class LaunchCache:
             binding = self.binding(bucket)
             key = (bucket.tokens,)
             if key not in self._shared:
-                self._shared[key] = [Launch(partial(self._ids.resolve, binding)), *self._bound(binding, 0, self._select)]
+                self._shared[key] = [
+                    Launch(partial(self._ids.resolve, binding), name="resolve ids"),
+                    *self._bound(binding, 0, self._select),
+                ]
             body = [self._rebound(binding, launch) for launch in self._shared[key]]
             found = self._buckets[bucket] = BucketLaunches(body, self._tail(binding))
         return found
@@ -113,14 +116,17 @@ class LaunchCache:
         key = bucket.tokens, bucket.rows
         if key not in self._shared:
             logits, hidden = binding.values(self._results)
-            sampling = [Launch(self._ids.sampling(binding, logits, hidden)), Launch(partial(self._ids.store_last, binding))]
+            sampling = [
+                Launch(self._ids.sampling(binding, logits, hidden), name="sample"),
+                Launch(partial(self._ids.store_last, binding), name="store ids"),
+            ]
             self._shared[key] = [*self._bound(binding, self._select, len(self._plan.oplist.ops)), *sampling]
         return self._shared[key]
 
     def _bound(self, binding: Binding, first: int, end: int) -> list[Launch]:
         """Launches of the ops first ≤ n < end."""
         ops = self._plan.oplist.ops[first:end]
-        return [Launch(self.bind(binding, op), op if op.name == "attention" else None) for op in ops]
+        return [Launch(self.bind(binding, op), op if op.name == "attention" else None, str(op)) for op in ops]
 
     def _rebound(self, binding: Binding, launch: Launch) -> Launch:
         """The launch for another bucket of as many tokens: itself, unless it is an attention. One of a large step places a mark."""
@@ -128,7 +134,7 @@ class LaunchCache:
             return launch
         run = self.bind(binding, launch.attention)
         is_large = binding.inputs.bucket.tokens > SEGMENT_TOKENS[-1]
-        return Launch(partial(_run_and_mark, run, self._marks) if is_large else run, launch.attention)
+        return Launch(partial(_run_and_mark, run, self._marks) if is_large else run, launch.attention, launch.name)
 
 
 def _run_and_mark(run: Run, marks: Marks) -> None:
@@ -157,12 +163,13 @@ def segments(launches: Sequence[Launch]) -> Iterator[tuple[list[Launch], Launch 
 class Graphs:
     """Graphs of decode steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
 
-    capture  makes a graph; None where the device has none
-    pool     memory that all graphs share: one of them runs at a time
+    capture   makes a graph; None where the device has none
+    new_pool  a pool of memory that all graphs share: one of them runs at a time. A pool whose graphs are all gone takes no others
     """
 
-    def __init__(self, capture: Capture | None, pool: Any = None) -> None:
-        self.capture, self._pool = capture, pool
+    def __init__(self, capture: Capture | None, new_pool: Callable[[], Any] = lambda: None) -> None:
+        self.capture, self._new_pool = capture, new_pool
+        self._pool = new_pool()
         self._decode: dict[Bucket, Graph] = {}
         self._segments: dict[int, list[Graph]] = {}
 
@@ -173,6 +180,7 @@ class Graphs:
         """Drops all graphs: their addresses are about to be freed."""
         self._decode.clear()
         self._segments.clear()
+        self._pool = self._new_pool()
 
     def add_decode(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
         """Captures a decode step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""

@@ -101,6 +101,7 @@ class DevicePlan:
     ) -> None:
         self.oplist, self.weights, self.device, self.dtype = oplist, weights, device, dtype
         self.scratch, self.invariant = scratch, invariant
+        self.tokens, self.rows = tokens, rows
         self._places, size = place_values(oplist, dtype, tokens, rows, reuse=reuse)
         self._memory = device.empty(size, dtype=torch.uint8)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}

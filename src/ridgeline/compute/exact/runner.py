@@ -7,6 +7,7 @@ the cache, and knows nothing of requests.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ridgeline.compute.ops.definition import CACHE_READS, Floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import Weight
 from ridgeline.compute.runner import Places, finite_tokens, stored_names
+from ridgeline.compute.trace import RUN, StepTrace
 from ridgeline.core.plan import KVShape
 
 Values = dict[str, Any]
@@ -75,6 +77,7 @@ class NumpyRunner:
         self.adapters: AdapterSlots | None = None
         self._shape = shape
         self._team = Team(threads)
+        self.trace: StepTrace | None = None
         self._ops_done = 0
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         self._steps = self._bound(self.oplist, weights)
@@ -100,7 +103,10 @@ class NumpyRunner:
         is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)
+        began = perf_counter() if self.trace is not None else 0.0
         self._run(self._of(inputs), values)
+        if self.trace is not None:
+            self.trace.span(RUN, began, perf_counter(), tokens=len(inputs.ids), rows=len(inputs.kv_len))
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
         finite = finite_tokens(values[self.oplist.taps["hidden"]])
         return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
@@ -165,7 +171,12 @@ class NumpyRunner:
         """Runs ops over named values, which it makes and, after their last use, drops."""
         with one_blas_thread(), np.errstate(all="ignore"):
             for step in steps:
-                step.run(values)
+                if self.trace is None:
+                    step.run(values)
+                else:
+                    began = perf_counter()
+                    step.run(values)
+                    self.trace.span(str(step.op), began, perf_counter())
                 self._ops_done += 1
                 for name in step.dead:
                     del values[name]

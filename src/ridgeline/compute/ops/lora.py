@@ -16,7 +16,7 @@ from ridgeline.compute.ops.definition import Floats, Ints, Sample, fits, floats,
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The change scale · (b · a) of a matrix [N, K]: `a` [rank, K] and `b` [rank, N], its columns lying together, of one type.
+    """The change scale · (b · a) of a matrix [N, K]: `a` [rank, K] and `b` [rank, N], of one type.
 
     kind  F32: float32; F16: float16; BF16: uint16, the upper half of an fp32
     """

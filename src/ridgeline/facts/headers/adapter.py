@@ -20,11 +20,12 @@ from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
 from ridgeline.facts.headers.gguf import gguf_names
 from ridgeline.facts.headers.tensors import canonical_names
+from ridgeline.facts.hub.select import ADAPTER_FILES
 from ridgeline.facts.model import ModelFacts, TensorFacts
 from ridgeline.models.table import ARCHITECTURES
 
 MAX_RANK: Final = 256
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
 KINDS: Final = ("F32", "F16", "BF16")
 """Types of tensors of adapters."""
 _MAX_ALPHA: Final = 1e6

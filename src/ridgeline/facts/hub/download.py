@@ -20,7 +20,7 @@ from ridgeline.facts.hub.client import HubClient, RemoteFile, Repository
 from ridgeline.facts.hub.local import PARTIAL, folder_of
 from ridgeline.facts.hub.locks import writer_tag
 from ridgeline.facts.hub.names import HubName
-from ridgeline.facts.hub.select import is_safe_path, select_files
+from ridgeline.facts.hub.select import Select, is_safe_path, select_files
 from ridgeline.facts.hub.transfer import Stopped, Transfer
 
 CONNECTIONS: Final = 4
@@ -45,10 +45,10 @@ class Selection:
         return sum(file.bytes for file in self.files)
 
 
-def select_remote(client: HubClient, name: HubName) -> Selection:
+def select_remote(client: HubClient, name: HubName, select: Select = select_files) -> Selection:
     """Asks the hub what `name` is. Raises ModelNotFoundError, ModelFormatError where no digest is known or another than the table's."""
     repository = client.repository(name)
-    files = [repository.files[path] for path in select_files(name, repository.files)]
+    files = [repository.files[path] for path in select(name, repository.files)]
     files = [file if file.digest else replace(file, digest=client.stated_digest(repository, file.path)) for file in files]
     pinned = dict(name.sha256)
     for file in files:

@@ -13,7 +13,7 @@ from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.files.shards import INDEX, MAX_INDEX_BYTES, SINGLE
 from ridgeline.facts.hub.names import HubName, parse_hub_name
-from ridgeline.facts.hub.select import gguf_models, is_safe_path, select_files
+from ridgeline.facts.hub.select import Select, gguf_models, is_safe_path, select_adapter_files, select_files
 
 MAX_FILES: Final = 10_000
 """Files of a snapshot, repositories of a cache, manifests of a store: more are not looked at."""
@@ -53,6 +53,19 @@ def folder_of(hub: Path, repository: str) -> Path:
 
 def find_in_hub(hub: Path, name: HubName) -> Path | None:
     """Path of the model `name` in the cache `hub`; None where it is not there, or not whole."""
+    found = _find(hub, name, select_files)
+    if found is None or found.suffix == ".gguf":
+        return found
+    return found if _is_whole(found, _snapshot_files(folder_of(hub, name.repository), found)) else None
+
+
+def find_adapter_in_hub(hub: Path, name: HubName) -> Path | None:
+    """Path of the LoRA adapter `name` in the cache `hub`, of its GGUF file or of the folder of PEFT's files; None where it is not there."""
+    return _find(hub, name, select_adapter_files)
+
+
+def _find(hub: Path, name: HubName, select: Select) -> Path | None:
+    """The snapshot that has the selected files, or the first of them where they are GGUF files."""
     folder = folder_of(hub, name.repository)
     commit = _commit(folder, name.revision)
     if commit is None:
@@ -60,15 +73,13 @@ def find_in_hub(hub: Path, name: HubName) -> Path | None:
     snapshot = folder / "snapshots" / commit
     present = _snapshot_files(folder, snapshot)
     try:
-        selected = select_files(name, present)
+        selected = select(name, present)
     except (ModelFormatError, ModelNotFoundError):
         return None
     pinned = dict(name.sha256)
     if any(pinned.get(file, present[file].name) != present[file].name for file in selected):
         return None
-    if selected[0].endswith(".gguf"):
-        return snapshot / selected[0]
-    return snapshot if _is_whole(snapshot, present) else None
+    return snapshot / selected[0] if selected[0].endswith(".gguf") else snapshot
 
 
 def hub_models(hub: Path) -> Iterator[LocalModel]:

@@ -4,7 +4,7 @@ Owns which paths are safe to write, and which quantisation is taken where a name
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,9 @@ SIDE_FILES: Final = frozenset(
     }
 )  # fmt: skip
 """Files that belong to the weights of a checkpoint, where the repository has them."""
+ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of a LoRA adapter as PEFT writes it."""
+ADAPTER_PICKLE: Final = "adapter_model.bin"
 DEFAULT_ORDER: Final = (
     "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q6_K", "Q8_0", "IQ4_XS", "IQ4_NL", "Q3_K_L", "Q3_K_M", "Q3_K_S",
     "MXFP4", "Q2_K", "BF16", "F16", "F32",
@@ -36,6 +39,10 @@ _QUANTISATION = re.compile(
     r"(?=[-./]|$)",
     re.IGNORECASE,
 )
+
+
+Select = Callable[[HubName, Iterable[str]], list[str]]
+"""Chooses the files that a name means among those of its repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,18 @@ def select_files(name: HubName, files: Iterable[str]) -> list[str]:
     if len({file.casefold() for file in selected}) != len(selected):
         raise ModelFormatError(f"{name.repository} holds files whose names differ in their case alone; that is not accepted")
     return selected
+
+
+def select_adapter_files(name: HubName, files: Iterable[str]) -> list[str]:
+    """Files of a repository that make up the LoRA adapter `name`: PEFT's two, or a GGUF file. Raises as `select_files`."""
+    names = sorted(file for file in files if is_safe_path(file))
+    if name.file is None and name.quantisation is None and {*ADAPTER_FILES} <= {*names}:
+        return [*ADAPTER_FILES]
+    if any(file.endswith(".gguf") for file in names):
+        return _select_gguf(name, names)
+    pickled = ADAPTER_PICKLE in names
+    reason = f"; {ADAPTER_PICKLE} can run any code when it is read and is not accepted" if pickled else ""
+    raise ModelFormatError(f"{name.repository} holds no LoRA adapter: neither {' and '.join(ADAPTER_FILES)} nor GGUF{reason}")
 
 
 def _select(name: HubName, names: list[str]) -> list[str]:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import ModelNotFoundError, nearest
-from ridgeline.facts.hub.local import find_in_hub
+from ridgeline.facts.hub.local import find_adapter_in_hub, find_in_hub
 from ridgeline.facts.hub.names import HubName, is_short_name, parse_hub_name, short_name, short_names
 from ridgeline.facts.hub.others import find_in_llama, find_in_ollama
 from ridgeline.facts.hub.packaged import PACKAGED, Progress, assemble_model
 from ridgeline.facts.hub.records import note_use
+from ridgeline.facts.hub.select import select_adapter_files
 
 if TYPE_CHECKING:
     from ridgeline.config.env import ModelStores
@@ -32,6 +33,22 @@ def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda 
         path = find_here(name, stores, progress) or _pull(name, stores, progress)
         note_use(stores.cache, path)
     return path
+
+
+def resolve_adapter(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path:
+    """Path of the LoRA adapter that `name` means: a folder of PEFT's or a GGUF file; where nothing lies at that path, a name of the hub as
+    `resolve_model` has them. One that lies here already is used without asking the hub. Raises as `resolve_model`."""
+    path, hub_name = Path(name).expanduser(), parse_hub_name(name)
+    if hub_name is None or path.exists():
+        return path
+    found = None if stores.hub is None else find_adapter_in_hub(stores.hub, hub_name)
+    if found is None:
+        from ridgeline.facts.hub.client import HubClient
+        from ridgeline.facts.hub.download import select_remote
+
+        client = HubClient(stores.endpoint, stores.token, stores.offline)
+        found = _download(client, select_remote(client, hub_name, select_adapter_files), stores, progress)
+    return found
 
 
 def find_here(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path | None:
@@ -77,7 +94,10 @@ def find_local(name: str, stores: "ModelStores") -> Path | None:
 
 
 def _pull(name: str, stores: "ModelStores", progress: Progress) -> Path:
-    client, selection = find_remote(name, stores)
+    return _download(*find_remote(name, stores), stores, progress)
+
+
+def _download(client: "HubClient", selection: "Selection", stores: "ModelStores", progress: Progress) -> Path:
     stage = f"downloading {selection.repository.name} ({selection.bytes / 1e9:.2f} GB)"
     return download_remote(client, selection, stores, lambda done, total: progress(stage, done / total if total else 1.0))
 
