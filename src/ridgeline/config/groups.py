@@ -92,6 +92,15 @@ class EngineConfig:
         4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
         unit="bytes", bounds=(1 << 20, 1 << 50),
     )  # fmt: skip
+    kv_cache_redis: str | None = _set(
+        None, "Redis or Valkey server for KV blocks that engines share: unix:///path, rediss://host:port, redis://127.0.0.1:port.",
+        "an engine finds what another has computed; needs ridgeline[redis], and --kv-cache-secret-file where they share no folder",
+        "ridgeline_tier_failures grows: slow, or gone", unit="URL",
+    )  # fmt: skip
+    kv_cache_redis_password_file: str | None = _set(
+        None, "File with the password of --kv-cache-redis.", "others see what stands in a URL", "ridgeline_tier_failures grows: another",
+        unit="FILE",
+    )  # fmt: skip
     kv_cache_secret_file: str | None = _set(
         None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
         "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
@@ -204,6 +213,11 @@ class EngineConfig:
     def adapter_slots(self) -> int:
         """Adapters that the sequences of one step may have; 0: none is taken."""
         return self.max_loras if self.enable_lora or self.lora else 0
+
+    @property
+    def has_tiers(self) -> bool:
+        """True if KV blocks outlive the engine."""
+        return self.kv_cache_dir is not None or self.kv_cache_redis is not None
 
     @property
     def rows(self) -> int:
