@@ -248,6 +248,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     runner.attach(cache)
     decisions = _capture(runner, device, progress)
     tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
+    if tier is not None:
+        tier.compile_kernels()
     backend = CudaBackend(runner, cache, rows=config.rows, tier=tier)
     return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions)
 

@@ -18,6 +18,10 @@ from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 DENSE_ELEMENTS: Final = 64 << 20
 """Weights that are dequantised at a time, for cuBLAS: large enough to fill the device, and 128 MB of bf16."""
 
+PACKED_ROWS: Final = 256
+"""Rows up to which packed integers are multiplied as they are; with more, every block of them would unpack the matrix again, and to
+dequantise it once for cuBLAS takes less."""
+
 _ALIGNMENT: Final = 256
 _LIBRARY_UNIT: Final = 16
 """`_scaled_mm` takes inputs and outputs in multiples of this."""
@@ -61,7 +65,7 @@ def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -
     if isinstance(weight, Fp8Matrix):
         return _aligned(rows * inputs) + _aligned(4 * rows) if native_fp8(weight.codes.device) else dense
     ordered = _aligned(4 * rows * inputs) if weight.order is not None else 0
-    packed = rows if invariant else min(rows, grouped.MAX_ROWS)  # rows for which codes are multiplied as they are packed
+    packed = rows if invariant else min(rows, PACKED_ROWS)  # rows for which codes are multiplied as they are packed
     return ordered + max(_aligned(grouped.scratch_bytes(weight, packed)), dense if rows > packed else 0)
 
 
@@ -70,8 +74,8 @@ def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, in
         ordered, scratch = _split_scratch(scratch, x.shape, x.dtype)
         torch.index_select(x, 1, weight.order, out=ordered)
         x = ordered
-    if invariant or len(x) <= grouped.MAX_ROWS:
-        grouped.linear_grouped(x, weight, out, scratch, block_rows=grouped.MAX_ROWS if invariant else None)
+    if invariant or len(x) <= PACKED_ROWS:
+        grouped.linear_grouped(x, weight, out, scratch, block_rows=grouped.INVARIANT_ROWS if invariant else None)
     else:
         _dense(x, weight, out, scratch, invariant)
 
