@@ -104,7 +104,8 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     if slots and not -1 <= min(slots) <= max(slots) < limits.adapter_slots:
         raise LawViolation(5, f"{name} names slots {slots} of {limits.adapter_slots}")
     for pair in plan.copies:
-        if not 1 <= min(pair) <= shape.blocks < max(pair) <= shape.blocks + shape.host_blocks:
+        low, high = min(pair), max(pair)
+        if not (pair[0] == low < 0 < high <= shape.blocks or 1 <= low <= shape.blocks < high <= shape.blocks + shape.host_blocks):
             raise LawViolation(5, f"{name} copies {pair}; the device has {shape.blocks} blocks, the host {shape.host_blocks}")
 
 

@@ -83,7 +83,7 @@ class Plan:
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
     """(row, group, index of the first block, block ids) appended to the block tables of earlier rows; 0 as in `NewRow`."""
     copies: tuple[tuple[int, int], ...] = ()
-    """(from, to): blocks copied in this order before the step computes, one of each pair on the host."""
+    """(from, to): blocks copied in this order before the step computes, one of each pair on the host; from −n, content n of a tier."""
     score: tuple[tuple[int, int, int], ...] = ()
     fills: tuple[SlotFill, ...] = ()
     pool: tuple[int, ...] = ()

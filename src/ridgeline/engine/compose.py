@@ -21,7 +21,7 @@ from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
-from ridgeline.engine.engine import Engine, MonotonicClock
+from ridgeline.engine.engine import Engine, MonotonicClock, Store
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError, unwritable
 from ridgeline.facts.headers.read import RANDOM_PREFIX
@@ -76,12 +76,18 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         drafter = make_drafter(config.speculative, config.num_speculative_tokens, info.price, config.depth > 1, info.drafts)
         decisions += (_speculation_decision(config, info),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
+    store = None
+    if config.has_tiers:
+        from ridgeline.engine.tiers.opening import open_store  # what nobody asks for is not loaded
+
+        store, more = open_store(config, executor)
+        decisions += more
     if config.record is not None:
-        return _recorded(scheduler, executor, config, Path(config.record)), decisions
-    return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+        return _recorded(scheduler, executor, store, config, Path(config.record)), decisions
+    return Engine(scheduler, executor, MonotonicClock(), config.depth, store), decisions
 
 
-def _recorded(scheduler: Scheduler, executor: Executor, config: EngineConfig, path: Path) -> Engine:
+def _recorded(scheduler: Scheduler, executor: Executor, store: Store | None, config: EngineConfig, path: Path) -> Engine:
     """An engine that records itself. Raises ConfigError where the file cannot be written."""
     from ridgeline.engine.record import RecordedEngine, Recorder, Setup  # needs msgspec, which `LLM` does without
 
@@ -94,7 +100,7 @@ def _recorded(scheduler: Scheduler, executor: Executor, config: EngineConfig, pa
         recorder = Recorder(executor, path, setup)
     except OSError as error:
         raise unwritable("--record", path, error) from None
-    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder)
+    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder, store)
 
 
 def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:

@@ -113,6 +113,19 @@ class Adapters(Protocol):
         ...
 
 
+class Pages(Protocol):
+    """Contents of KV blocks as bytes, for tiers that keep them; each has `KVShape.block_bytes`.
+
+    staged  number → content that the copies of a plan may name, which takes it away when it is submitted
+    """
+
+    staged: dict[int, bytes]
+
+    def read(self, block_id: int) -> bytes:
+        """The content of a published block of the device. Called between a commit and the next plan, while others may be in flight."""
+        ...
+
+
 class Executor(Protocol):
     """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
 
@@ -124,6 +137,11 @@ class Executor(Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """Compiles grammars that rows follow; None where they cannot."""
+        ...
+
+    @property
+    def pages(self) -> Pages | None:
+        """Contents of its blocks; None where only it can reach them."""
         ...
 
     @property

@@ -19,7 +19,7 @@ from ridgeline.core.plan import KVShape, Plan, Result, Timings
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine import record_v2
-from ridgeline.engine.engine import Clock, Engine, Turn
+from ridgeline.engine.engine import Clock, Engine, Store, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
 from ridgeline.errors import ConfigError
@@ -125,6 +125,7 @@ class Recorder:
         self._executor = executor
         self.grammars = executor.grammars
         self.adapters = executor.adapters
+        self.pages = executor.pages
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
         self._write(setup)
@@ -184,8 +185,8 @@ class Recorder:
 class RecordedEngine(Engine):
     """An engine that records its turns."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, depth: int, recorder: Recorder) -> None:
-        super().__init__(scheduler, recorder, clock, depth)
+    def __init__(self, scheduler: Scheduler, clock: Clock, depth: int, recorder: Recorder, store: Store | None = None) -> None:
+        super().__init__(scheduler, recorder, clock, depth, store)
         self._recorder = recorder
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:

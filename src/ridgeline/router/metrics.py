@@ -37,6 +37,6 @@ class RouterMetrics:
         for each in replicas.all:
             self._open.labels(each.upstream.url).set(each.load.requests)
             self._ready.labels(each.upstream.url).set(each.number in ready)
-        self._matched.set(replicas.matched_tokens)
-        self._prompts.set(replicas.prompt_tokens)
+        self._matched.set(replicas.chooser.matched_tokens)
+        self._prompts.set(replicas.chooser.prompt_tokens)
         return generate_latest(self._registry)

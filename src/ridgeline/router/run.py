@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ridgeline.config.groups import ServerConfig
+from ridgeline.config.secret import read_router_key
 from ridgeline.core.routing import ROUTING
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.observe.logs import with_fields
@@ -21,7 +22,7 @@ from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler
 from ridgeline.server.auth import AccessGuard, check_exposure
 from ridgeline.server.http_server import HttpServer, listening_socket, loop_factory, url_of
-from ridgeline.server.keys import ApiKeys, read_router_key
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.listener import Connections, connection_limit
 from ridgeline.server.origins import parse_origins
 from ridgeline.server.tls import Certificate

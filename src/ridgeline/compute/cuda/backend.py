@@ -118,6 +118,8 @@ class CudaBackend:
         sampling = DeviceSampling(rows.row_ids, on_device, self._columns.of(rows.row_ids))
         return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()))
 
+    pages = None
+
     def must_read_first(self, ticket: _InFlight) -> bool:
         """True where the host samples or scores: the next step overwrites the logits and hidden states that it reads."""
         return bool(ticket.split.host) or bool(ticket.work.plan.score) or bool(ticket.work.rows.pooled)
@@ -246,6 +248,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     runner.attach(cache)
     decisions = _capture(runner, device, progress)
     tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
+    if tier is not None:
+        tier.compile_kernels()
     backend = CudaBackend(runner, cache, rows=config.rows, tier=tier)
     return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions)
 

@@ -163,12 +163,13 @@ def segments(launches: Sequence[Launch]) -> Iterator[tuple[list[Launch], Launch 
 class Graphs:
     """Graphs of decode steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
 
-    capture  makes a graph; None where the device has none
-    pool     memory that all graphs share: one of them runs at a time
+    capture   makes a graph; None where the device has none
+    new_pool  a pool of memory that all graphs share: one of them runs at a time. A pool whose graphs are all gone takes no others
     """
 
-    def __init__(self, capture: Capture | None, pool: Any = None) -> None:
-        self.capture, self._pool = capture, pool
+    def __init__(self, capture: Capture | None, new_pool: Callable[[], Any] = lambda: None) -> None:
+        self.capture, self._new_pool = capture, new_pool
+        self._pool = new_pool()
         self._decode: dict[Bucket, Graph] = {}
         self._segments: dict[int, list[Graph]] = {}
 
@@ -179,6 +180,7 @@ class Graphs:
         """Drops all graphs: their addresses are about to be freed."""
         self._decode.clear()
         self._segments.clear()
+        self._pool = self._new_pool()
 
     def add_decode(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
         """Captures a decode step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""

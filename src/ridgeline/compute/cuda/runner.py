@@ -105,7 +105,7 @@ class CudaRunner:
         self.trace: DeviceTrace | None = None
         """What starts steps while they are traced."""
         self._launches = LaunchCache(self.plan, self.buffers, self.ids, self.marks)
-        self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
+        self._graphs = Graphs(device.capture if device.real else None, device.graph_pool) if graphs is None else graphs
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from ridgeline.compute.runtime.draft_model import TokenMap
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
-from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.engine.executor import ExecutorInfo, Pages, Ticket
 
 
 @dataclass(slots=True)
@@ -58,6 +58,11 @@ class StepExecutor:
         """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""
         self.grammars = GrammarCompiler(load, self._info.vocab)
         self.backend.use_grammars(self.grammars)
+
+    @property
+    def pages(self) -> Pages | None:
+        """Contents of blocks; None where the backend's memory is out of reach."""
+        return self.backend.pages
 
     def use_token_map(self, inputs: Sequence[int], logits: Sequence[int]) -> None:
         """Ids of the draft model differ from the target's (`runtime.draft_model.TokenMap`). Only before the first plan."""

@@ -29,6 +29,7 @@ SITUATIONS = (
     "block moved to the host",
     "block of the host forgotten",
     "prefix hit on the host",
+    "prefix hit in a tier",
     "resumed from the host",
     "fetched beside blocks that move out",
     "preempted",
@@ -260,6 +261,7 @@ class Coverage:
         size = self._world.info.kv.block_tokens
         self.counts["prefix hit"] += 1
         self._count("prefix hit on the host", event.from_host > 0)
+        self._count("prefix hit in a tier", event.from_tier > 0)
         self._count("resumed from the host", event.from_host > 0 and self._preemptions[key] > 0)
         self._prefix_hits.add(key)
         self._count("prefix hit by a sibling choice", event.choice > 0)

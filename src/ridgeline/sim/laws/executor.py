@@ -6,6 +6,7 @@ the stamps at its offset, so rejected drafts leave nothing behind, and checks th
 block: token, position, identity and group of every slot are checked with one comparison per block.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,6 +25,30 @@ from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedMode
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
 """A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
 EMPTY_STAMP = (0,)
+
+
+class StampPages:
+    """Implements `engine.executor.Pages`: the content of a block is its stamps, as 64-bit integers behind the number of their group."""
+
+    def __init__(self, stamps: list[list[list[int]]]) -> None:
+        self.staged: dict[int, bytes] = {}
+        self._stamps = stamps
+        self._taken: dict[int, bytes] = {}
+
+    def read(self, block_id: int) -> bytes:
+        group = next((number for number, stamps in enumerate(self._stamps) if stamps[block_id]), 0)
+        return array("q", [group, *self._stamps[group][block_id]]).tobytes()
+
+    def take(self, number: int) -> None:
+        """Takes content for a copy of a plan that is submitted."""
+        self._taken[number] = self.staged.pop(number)
+
+    def fill(self, number: int, block_id: int) -> None:
+        """Writes content that has been taken."""
+        group, *stamps = array("q", self._taken.pop(number))
+        for others in self._stamps:
+            others[block_id].clear()
+        self._stamps[group][block_id].extend(stamps)
 
 
 class SimExecutor:
@@ -55,6 +80,7 @@ class SimExecutor:
         self._owner: list[tuple[ResidentRow, int, int] | None] = [None] * places
         """Writer of each block's content, also of a step in flight: (row, group, index in the table)."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
+        self.pages = StampPages(self._stamps)
         self._rows: list[ResidentRow | None] = [None] * info.rows
         self._adapters: dict[int, bytes] = {}
         """Digest by slot."""
@@ -144,7 +170,9 @@ class SimExecutor:
     def _change_owners(self, plan: Plan) -> None:
         for source, target in plan.copies:
             self._check_untouched(target, "written by a copy")
-            self._owner[target] = self._owner[source]
+            self._owner[target] = self._owner[source] if source > 0 else None
+            if source < 0:
+                self.pages.take(-source)
 
     def _check_untouched(self, block_id: int, why: str) -> None:
         """Raises LawViolation if a step in flight may still read or write the block."""
@@ -204,6 +232,9 @@ class SimExecutor:
 
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
         for source, target in plan.copies:
+            if source < 0:
+                self.pages.fill(-source, target)
+                continue
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()
         drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans)

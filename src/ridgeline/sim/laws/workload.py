@@ -59,6 +59,11 @@ class World:
     prior: StepSeconds | None = None
     """Of a scheduler that learns its pace; None: its prefill budget stays."""
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if a tier keeps what is published, and brings it to later requests and engines."""
+        return self.limits.prefix_caching and self.seed % 10 in (1, 4, 7)
+
     def pace(self) -> Pace | None:
         """A pace for one scheduler, whose prior is wrong."""
         return None if self.prior is None else Pace(self.prior, self.latency.step_seconds + PACED_TOKENS * self.latency.token_seconds)
