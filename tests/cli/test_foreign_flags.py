@@ -21,6 +21,7 @@ VALUES = {
     "threads": "2", "kv_dtype": "bf16", "swap_space": "2", "seed": "5", "runner": "native", "scheduling_policy": "priority",
     "num_speculative_tokens": "3", "served_model_name": "name", "host": "::1", "chat_template": "t.jinja", "ssl_certfile": "c.pem",
     "ssl_keyfile": "k.pem", "log_level": "error",
+    "draft_model": "draft.gguf",
 }  # fmt: skip
 """Setting → a value of other servers that is not Ridgeline's default."""
 
@@ -97,15 +98,13 @@ def test_words_of_others() -> None:
         "bfloat16",
         "--kv-dtype",
         "q8_0",
-        "--attention-backend",
-        "FLASH_ATTN",
         "--threads",
         "-1",
         "--generation-config",
         "vllm",
     )
     engine = found.engine
-    assert (engine.dtype, engine.kv_dtype, engine.attention_backend, engine.threads) == ("bf16", "int8", "flash-attention", None)
+    assert (engine.dtype, engine.kv_dtype, engine.threads) == ("bf16", "int8", None)
     assert found.server.generation_config == "none"
     assert parse("fake:{}", "--max-model-len", "auto", "--seed", "-1").engine == EngineConfig("fake:{}")
 

@@ -46,7 +46,7 @@ def test_adapters_have_memory_of_their_own() -> None:
         (EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
         (EngineConfig("m", max_num_seqs=64, depth=5), "--depth is 5"),
         (EngineConfig("m", max_num_seqs=64, num_speculative_tokens=9), "--num-speculative-tokens is 9, outside 1 … 8"),
-        (EngineConfig("m", max_num_seqs=64, speculative="eagle"), "--speculative is 'eagle'; it must be one of off, ngram"),
+        (EngineConfig("m", max_num_seqs=64, speculative="eagle"), "--speculative is 'eagle'; it must be one of off, ngram, suffix, draft"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan, which is not a number"),

@@ -45,12 +45,13 @@ class Loop:
         pace: Pace | None = None,
         step_seconds: float = 0.0,
         token_seconds: float = 0.0,
+        draft_blocks: int = 0,
         **limits: Any,
     ) -> None:
         self.model = model or FakeModel()
         self.executor = fake_executor(
             rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks,
-            step_seconds=step_seconds, token_seconds=token_seconds,
+            step_seconds=step_seconds, token_seconds=token_seconds, draft_blocks=draft_blocks,
         )  # fmt: skip
         self.scheduler = Scheduler(
             Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy], drafter, pace

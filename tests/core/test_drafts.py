@@ -9,7 +9,7 @@ from ridgeline.core.commands import Abort, Close, SetKnob
 from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Closed, Computed, Finish, Preempted
 from ridgeline.core.params import Sampling
-from ridgeline.core.plan import LAST, Plan, Result, TokenLogprobs
+from ridgeline.core.plan import LAST, DraftSpan, Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel
@@ -25,6 +25,9 @@ class Given:
 
     def should_wait(self, running: list[Sequence]) -> bool:
         return self.waiting
+
+    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+        return ()
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         return [tuple(self.of(sequence)) for sequence, _ in rows]

@@ -23,6 +23,7 @@ class LateExecutor:
     grammars = None
     trace = None
     adapters = None
+    pages = None
 
     def __init__(self, inner: SimExecutor) -> None:
         self.inner = inner

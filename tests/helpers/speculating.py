@@ -12,7 +12,7 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import Admitted, Sampling
-from ridgeline.core.plan import Plan, Result
+from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence as Running
 from ridgeline.core.thinking import ReasoningMarks, Thinking
 from ridgeline.engine.engine import Engine
@@ -44,6 +44,9 @@ class Scripted:
     def propose(self, rows: list[tuple[Running, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         self.wrong.clear()
         return [self._draft(sequence, room) for sequence, room in rows]
+
+    def spans(self, rows: list[Running], tokens: int) -> tuple[DraftSpan, ...]:
+        return ()
 
     def on_commit(self, sequences: list[Running], plan: Plan, result: Result) -> None:
         for samples, ids in zip(plan.sample, result.sampled, strict=True):

@@ -29,7 +29,7 @@ class Engine:
         self.aborted: list[str] = []
         self.answering: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: Admitted, wakeup: Wakeup) -> RequestStream:
+    def submit(self, request: Admitted, wakeup: Wakeup, behind: None) -> RequestStream:
         stream = RequestStream(request, wakeup)
         self.answering.add(asyncio.create_task(self.answer(stream)))
         return stream

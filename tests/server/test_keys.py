@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.config.groups import ServerConfig
+from ridgeline.config.secret import read_cache_secret
 from ridgeline.errors import ConfigError
 from ridgeline.server.auth import check_exposure
-from ridgeline.server.keys import ApiKeys, read_cache_secret
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.origins import allows, parse_origins
 from ridgeline.server.tls import Certificate
 

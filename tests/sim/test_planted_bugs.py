@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import ridgeline.core
+from ridgeline.core.drafts import model
 from ridgeline.engine import engine
 from ridgeline.sim.laws import executor, rows
 from ridgeline.sim.laws.run import Violation
@@ -38,7 +39,7 @@ Edits = list[tuple[str, str, str]]
 Function = Callable[..., Any]
 
 CORE = [import_module(f"ridgeline.core.{each.name}") for each in pkgutil.iter_modules(ridgeline.core.__path__)]
-MODULES = [*CORE, engine, executor, rows]
+MODULES = [*CORE, model, engine, executor, rows]
 """The simulated executor stands for whoever samples."""
 
 

@@ -56,7 +56,8 @@ def make_query(request: str | None, slowest: int | None, window: str) -> dict[st
 
 
 def _print_request(found: dict[str, Any]) -> None:
-    tokens = f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached, {found['output_tokens']} of output"
+    tiers = "".join(f", {tokens} in tier {tier}" for tier, tokens in found["cached_in"].items())
+    tokens = f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached{tiers}, {found['output_tokens']} of output"
     of = f", tenant {found['tenant']}" if found["tenant"] else ""
     print_notes(f"{found['id']} ({found['state']}{of}): {tokens}", found["summary"])
     for title, part in (("to the first token", found["ttft"]), ("in all", found["total"])):

@@ -16,6 +16,8 @@ REPLICA: Final = typer.Option("--replica", help="Address of a server, http://hos
 CANARY: Final = typer.Option("--canary", help="A server that gets a share of requests [0.05] while it is as good as the others: …=0.1.")
 ROUTING: Final = typer.Option(help="cache-aware, least-tokens, least-requests, prefix, two-choices, round-robin or random.")
 
+ROUTER_KEY: Final = "Key that the servers have too: with it a stream goes on at another server when its own dies."
+
 
 def route(
     replica: Annotated[list[str], REPLICA],
@@ -24,6 +26,7 @@ def route(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
     api_key_file: Annotated[str | None, typer.Option(help="Keys that clients need: the servers' own file.")] = None,
+    router_key_file: Annotated[str | None, typer.Option(help=ROUTER_KEY)] = None,
     ssl_certfile: Annotated[str | None, typer.Option(help="Certificate of https, with its chain.")] = None,
     ssl_keyfile: Annotated[str | None, typer.Option(help="Its key.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(min=0, max=3600, help="Seconds that open requests have at the end.")] = 30.0,
@@ -52,6 +55,6 @@ def config_of(given: Mapping[str, Any]) -> "RouterConfig":
     from ridgeline.config.groups import ServerConfig
     from ridgeline.router.run import RouterConfig
 
-    names = ("host", "port", "api_key_file", "ssl_certfile", "ssl_keyfile")
+    names = ("host", "port", "api_key_file", "router_key_file", "ssl_certfile", "ssl_keyfile")
     server = ServerConfig(**{name: given[name] for name in names})
     return RouterConfig(server, given["replica"], given["canary"] or (), given["routing"], given["shutdown_timeout"])

@@ -22,6 +22,7 @@ from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
 from ridgeline.core.thinking import ThinkingState
+from ridgeline.engine.executor import Pages
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
@@ -78,6 +79,7 @@ class Work:
     keep          int32 [S]  number of largest logits that each sampled position needs, with those equal to the last; 0: all
     drafts        of each row that samples the ids of its last tokens, which its samples are compared with
     adapters      those that the plan's fills name, held here until the step has run
+    contents      of tiers, which the plan's copies name, in their order
     """
 
     plan: Plan
@@ -88,10 +90,12 @@ class Work:
     keep: NDArray[np.int32]
     drafts: Sequence[Sequence[int]]
     adapters: Sequence[LoadedAdapter] = ()
+    contents: Sequence[bytes] = ()
 
 
 class StepOutput(NamedTuple):
-    """Results of a step: fields of `core.plan.Result`, the seconds that it took, and when it ended (`perf_counter`)."""
+    """Results of a step: fields of `core.plan.Result`, the seconds that it took, in all and in the draft model, and when it ended
+    (`perf_counter`)."""
 
     sampled: tuple[tuple[int, ...], ...]
     finite: bytearray
@@ -101,6 +105,8 @@ class StepOutput(NamedTuple):
     ended: float
     failures: tuple[tuple[int, str], ...] = ()
     vectors: tuple[bytes, ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
+    draft_seconds: float = 0.0
 
 
 class Backend(Protocol):
@@ -118,6 +124,11 @@ class Backend(Protocol):
 
     def enqueue(self, work: Work) -> Any:
         """Takes the step and returns its ticket at once; never waits for a device."""
+        ...
+
+    @property
+    def pages(self) -> Pages | None:
+        """As `Executor.pages`."""
         ...
 
     def must_read_first(self, ticket: Any) -> bool:

@@ -9,6 +9,7 @@ from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
@@ -27,6 +28,7 @@ class ModelSource:
     memory_bytes         that this process may use
     decisions            made so far
     blocks, host_blocks  of the KV cache
+    drafts               facts of the draft model; None: there is none
     """
 
     config: EngineConfig
@@ -35,6 +37,7 @@ class ModelSource:
     decisions: tuple[Decision, ...] = ()
     blocks: int = 0
     host_blocks: int = 0
+    drafts: ModelFacts | None = None
 
     @property
     def costs(self) -> KVCosts:
@@ -87,6 +90,8 @@ class OpenedModel:
     """Shown to users: how it was loaded."""
     adapters: AdapterStore | None = None
     """Of which rows may have one; None where they may not."""
+    drafts: DraftCache | None = None
+    """Of the draft model; None where there is none."""
 
 
 OpenModel = Callable[[ModelSource, Progress], OpenedModel]

@@ -2,9 +2,11 @@
 help and its entry in `config explain` are made of it. `None` means that `config.resolve` decides.
 """
 
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
+
+from ridgeline.config.setting import Setting, setting_of
+from ridgeline.config.setting import described as _set
 
 FAKE_PREFIX: Final = "fake:"
 """Prefix of a model without weights, `fake:{…}`: the JSON object holds the arguments of `sim.laws.executor.fake_executor`."""
@@ -15,37 +17,6 @@ _DTYPES: Final = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8",
     "q8_0": "int8",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Description of a setting.
-
-    help     what it is, for `--help`; in brackets what an open value means
-    why      what speaks for its default, or what it costs
-    wrong    metric or sign that shows a bad value
-    bounds   range of a number, both ends included
-    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT", "FILE", "FOLDER" say what it is
-    choices  words that are possible, where they do not depend on the runner
-    also     words of other servers → ours
-    name     public name, where it is not the field's
-    secret   its value is never printed
-    """
-
-    help: str
-    why: str = ""
-    wrong: str = ""
-    bounds: tuple[float, float] | None = None
-    unit: str = ""
-    choices: tuple[str, ...] = ()
-    also: Mapping[str, str] = field(default_factory=dict)
-    name: str = ""
-    secret: bool = False
-
-
-def _set(default: Any, help: str, why: str = "", wrong: str = "", **more: Any) -> Any:
-    setting = Setting(help, why, wrong, **more)
-    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +53,30 @@ class EngineConfig:
         "evicted KV blocks are copied back instead of computed again; on a CPU a larger KV cache serves better",
         "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large", unit="GiB",
     )  # fmt: skip
+    kv_cache_dir: str | None = _set(
+        None, "Folder for KV blocks that outlive the engine, made where there is none.",
+        "prompts that were computed before a restart are read instead of computed again; one engine per folder and model",
+        "ridgeline_tier_fetched_blocks stays 0 behind a restart: another secret; ridgeline_tier_dropped_blocks grows: a slow disk",
+        unit="FOLDER",
+    )  # fmt: skip
+    kv_cache_dir_bytes: int = _set(
+        4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
+        unit="bytes", bounds=(1 << 20, 1 << 50),
+    )  # fmt: skip
+    kv_cache_redis: str | None = _set(
+        None, "Redis or Valkey server for KV blocks that engines share: unix:///path, rediss://host:port, redis://127.0.0.1:port.",
+        "an engine finds what another has computed; needs ridgeline[redis], and --kv-cache-secret-file where they share no folder",
+        "ridgeline_tier_failures grows: slow, or gone", unit="URL",
+    )  # fmt: skip
+    kv_cache_redis_password_file: str | None = _set(
+        None, "File with the password of --kv-cache-redis.", "others see what stands in a URL", "ridgeline_tier_failures grows: another",
+        unit="FILE",
+    )  # fmt: skip
+    kv_cache_secret_file: str | None = _set(
+        None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
+        "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
+        unit="FILE",
+    )  # fmt: skip
     block_size: int = _set(
         16, "Tokens in a block of the KV cache.", "the cost is one block; a sequence wastes half a block on average",
         "vllm:prefix_cache_hits low against vllm:prefix_cache_queries: too large", unit="tokens", bounds=(1, 1_024),
@@ -100,13 +95,19 @@ class EngineConfig:
         "time between steps longer than a step: too shallow", bounds=(1, 4),
     )  # fmt: skip
     speculative: str = _set(
-        "off", "Speculative decoding: ngram (drafts from repeated text of the sequence), or off.",
+        "off", "Speculative decoding: ngram (what a sequence repeats), suffix (and recent answers), draft (--draft-model), auto, off.",
         "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
-        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off", choices=("off", "ngram"),
+        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
+        choices=("off", "ngram", "suffix", "draft", "auto"),
     )  # fmt: skip
     num_speculative_tokens: int = _set(
         4, "Most drafted ids per sequence and step.", "an upper bound: the number per step adapts to the acceptance",
         "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few", bounds=(1, 8),
+    )  # fmt: skip
+    draft_model: str | None = _set(
+        None, "A small model that drafts for --speculative draft or auto: as MODEL, with the same texts of tokens.",
+        "it runs in front of each step that verifies; answers stay the model's own",
+        "vllm:spec_decode_num_accepted_tokens below half of vllm:spec_decode_num_draft_tokens: another one",
     )  # fmt: skip
     seed: int | None = _set(
         None, "Seed from which requests without a seed draw theirs.", "requests without a seed derive theirs from it; open: random",
@@ -129,11 +130,6 @@ class EngineConfig:
         False, "On a GPU: answers do not depend on the batch; slower.",
         "on a GPU the last bits of an answer may depend on the batch; other runners are always invariant",
         "vllm:inter_token_latency_seconds: on",
-    )  # fmt: skip
-    attention_backend: str = _set(
-        "auto", "On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.",
-        "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
-        also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
     )  # fmt: skip
     pooling: str = _set(
         "auto", "Vector of a text: last, mean or cls (of its tokens' final states), or auto: as the model's files say, else last.",
@@ -190,6 +186,11 @@ class EngineConfig:
         return self.max_loras if self.enable_lora or self.lora else 0
 
     @property
+    def has_tiers(self) -> bool:
+        """True if KV blocks outlive the engine."""
+        return self.kv_cache_dir is not None or self.kv_cache_redis is not None
+
+    @property
     def rows(self) -> int:
         """`max_num_seqs` after resolution."""
         assert self.max_num_seqs is not None, "max_num_seqs is None: config.runner resolves it"
@@ -224,6 +225,11 @@ class ServerConfig:
     cache_secret_file: str | None = _set(
         None, "File with the secret that parts the tenants' prefixes in the cache, made where there is none [a new secret at every start].",
         "replicas and restarts that share it find the same prefixes", "vllm:prefix_cache_hits stays 0 behind a restart: another file",
+        unit="FILE",
+    )  # fmt: skip
+    router_key_file: str | None = _set(
+        None, "File with the key that `ridgeline route` and its replicas share, made where there is none [streams end with their replica].",
+        "a router that has it goes on with a stream at another replica when this one dies", "403 router_only: another file than its",
         unit="FILE",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = _set(
@@ -354,12 +360,6 @@ class ServerConfig:
 
 
 Group = type[EngineConfig] | type[ServerConfig]
-
-
-def setting_of(each: "Field[Any]") -> Setting:
-    """The description of a field of a group."""
-    found: Setting = each.metadata["setting"]
-    return found
 
 
 def public_name(each: "Field[Any]") -> str:

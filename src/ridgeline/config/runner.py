@@ -13,9 +13,6 @@ KV_DTYPES: Final = {"cuda": ("bf16", "fp16", "f32", "fp8", "int8"), "native": ("
 DTYPES: Final = ("bf16", "fp16", "f32", "fp8")
 """Compute types of a GPU, the default first."""
 
-ATTENTION_BACKENDS: Final = ("triton", "flash-attention", "flashinfer")
-"""Attention backends of a GPU, the default first; the others are optional packages."""
-
 SIZES: Final = {
     "cuda": {
         "max_num_seqs": (256, "a decode step of so many rows is still memory-bound"),
@@ -32,7 +29,7 @@ SIZES: Final = {
 def resolve_runner(
     config: EngineConfig, *, no_extension: str | None, no_gpu: str | None, cpu_cores: int
 ) -> tuple[EngineConfig, tuple[Decision, ...]]:
-    """Resolves `runner`, `dtype`, `kv_dtype`, `attention_backend`, `threads`, `max_num_seqs` and `max_num_batched_tokens`.
+    """Resolves `runner`, `dtype`, `kv_dtype`, `threads`, `max_num_seqs` and `max_num_batched_tokens`.
 
     no_extension  why the native extension is unavailable; None where it is available
     no_gpu        why no GPU can be used; None where one can
@@ -84,19 +81,13 @@ def _runner(config: EngineConfig, no_extension: str | None, no_gpu: str | None) 
 
 
 def _gpu_settings(config: EngineConfig, runner: str) -> list[Decision]:
-    """Compute type and attention backend of a GPU. The CPU runners have no choice of them, and are always batch-invariant.
-
-    Packages of attention backends are checked when the model is loaded.
-    """
+    """Compute type of a GPU. The CPU runners have no choice of it, and are always batch-invariant."""
     if runner == "cuda":
-        dtype = _choice(config, "dtype", DTYPES, DTYPES[0], "the fastest on GPUs with the range of f32")
-        reason = "the only one compared with the reference on hardware"
-        return [dtype, _choice(config, "attention_backend", ATTENTION_BACKENDS, ATTENTION_BACKENDS[0], reason)]
-    for name, default in (("dtype", "auto"), ("batch_invariant", False), ("attention_backend", "auto")):
-        if getattr(config, name) == default:
-            continue
-        why = "has one attention" if name == "attention_backend" else "is exact and computes with the file's own formats"
-        raise ConfigError(f"{_flag(name)} is for --runner cuda; the {runner} runner {why}", fix={_flag(name): None})
+        return [_choice(config, "dtype", DTYPES, DTYPES[0], "the fastest on GPUs with the range of f32")]
+    for name, default in (("dtype", "auto"), ("batch_invariant", False)):
+        if getattr(config, name) != default:
+            why = "is exact and computes with the file's own formats"
+            raise ConfigError(f"{_flag(name)} is for --runner cuda; the {runner} runner {why}", fix={_flag(name): None})
     return []
 
 

@@ -26,10 +26,12 @@ class Delivered:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Queues a request. With `delivered` it is a continuation: the engine that had it has ended, and these choices, which had not ended,
-    go on behind what has been delivered of them; empty: all choices begin."""
+    go on behind what has been delivered of them; empty: all choices begin. `fetching`: a tier is asked for blocks of its prompt, which
+    `BlocksFetched` answers."""
 
     request: Admitted
     delivered: tuple[Delivered, ...] = ()
+    fetching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,19 @@ class AdapterReady:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksFetched:
+    """What tiers have brought of a request's prompt, perhaps nothing: it waits no longer.
+
+    tier    that brought the most
+    blocks  (block of the prompt, KV group, number of the content, by which copies of plans name it), ascending
+    """
+
+    request_id: str
+    tier: str = ""
+    blocks: tuple[tuple[int, int, int], ...] = ()
+
+
 Knob = Literal["step_ms", "num_speculative_tokens"]
 
 
@@ -88,7 +103,7 @@ class PinAdapter:
     is_pinned: bool
 
 
-Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob | PinAdapter
+Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob | PinAdapter | BlocksFetched
 
 
 class Output(NamedTuple):

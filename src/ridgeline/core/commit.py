@@ -14,7 +14,7 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
-from ridgeline.core.plan import Plan, Result, TokenLogprobs
+from ridgeline.core.plan import DRAFT, IntColumn, Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import LawViolation
 
@@ -88,7 +88,7 @@ def finish_reason(sequence: Sequence) -> Finish | None:
 def _verified(sequences: list[Sequence], plan: Plan, result: Result) -> Iterator[Row]:
     """Yields the rows of a step with drafts: the positions, ids and log-probabilities that count. Advances `scheduled` and `target` by the
     accepted drafts. Raises LawViolation if the ids of a row do not fit its drafts."""
-    tokens, end = plan.tokens, 0
+    tokens, end = _drafted(plan, result) if plan.spans or result.drafted else plan.tokens, 0
     logprobs_of = result.logprobs or repeat(None, len(sequences))
     columns = zip(sequences, plan.count, plan.sample, result.sampled, result.finite, logprobs_of, strict=True)
     for sequence, count, samples, sampled, finite, logprobs in columns:
@@ -105,6 +105,21 @@ def _verified(sequences: list[Sequence], plan: Plan, result: Result) -> Iterator
             if sequence.state is RUNNING:
                 sequence.scheduled += kept - 1
         yield sequence, count - samples + kept, sampled, finite, logprobs
+
+
+def _drafted(plan: Plan, result: Result) -> IntColumn:
+    """The plan's tokens with the ids that the draft model has drafted. Raises LawViolation if these are not those that the plan names."""
+    tokens = plan.tokens[:]
+    if [len(ids) for ids in result.drafted] != [span.drafts for span in plan.spans]:
+        raise LawViolation(4, f"step {plan.step} drafts {[len(ids) for ids in result.drafted]} ids, not {[s.drafts for s in plan.spans]}")
+    by_row = {span.row: ids for span, ids in zip(plan.spans, result.drafted, strict=True) if ids}
+    end = 0
+    for row, count in zip(plan.row, plan.count, strict=True):
+        end += count
+        if tokens[end - 1] == DRAFT:
+            ids = by_row[row]
+            tokens[end - len(ids) : end] = IntColumn("i", ids)
+    return tokens
 
 
 def _check_verification(plan: Plan, index: int, ids: Ids, drafts: Items[int], finite: bool) -> None:

@@ -13,14 +13,15 @@ from ridgeline.core.plan import IntColumn, Timings
 
 class Wait(StrEnum):
     """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
-    block of its prefix, steps in flight still use its row, its grammar is being compiled, its adapter is being read, or others use all
-    slots for adapters."""
+    block of its prefix, steps in flight still use its row, its grammar is being compiled, its adapter is being read, others use all
+    slots for adapters, or a tier is asked for blocks of its prompt."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
     GRAMMAR = "grammar"
     ADAPTER = "adapter"
     SLOT = "adapter slot"
+    KV_FETCH = "kv fetch"
 
 
 Lack = Literal["", "rows", "blocks", "budget", "order", "adapter slot"]
@@ -122,12 +123,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """`tokens` need not be computed; `from_host` of them are copied back from the host tier."""
+    """`tokens` need not be computed; `from_host` of them are copied back from the host tier, `from_tier` were brought by another one."""
 
     request_id: str
     choice: int
     tokens: int
     from_host: int = 0
+    from_tier: int = 0
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,19 @@ class Moved(NamedTuple):
     def out(self) -> bool:
         """True if the content left the device."""
         return self.to > self.block_id
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsed:
+    """What a tier has done since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
+    failed or could not keep up; and calls that failed."""
+
+    tier: str
+    fetched: int = 0
+    kept: int = 0
+    bad: int = 0
+    dropped: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,5 +246,6 @@ Event = (
     | Rejected
     | StepTimed
     | StepLate
+    | TierUsed
     | Idle
 )

@@ -5,6 +5,7 @@ content moves there, and back to the device on a hit.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 from ridgeline.core.block_pool import BlockPool, HostBlocks
 from ridgeline.core.events import Event, Evicted, Moved
@@ -18,6 +19,8 @@ class KVBlocks:
     """Keeps block pools, prefix index and the tables of sequences consistent.
 
     copies  (from, to): block copies that the next plan carries out, in this order
+    fresh   (block of its sequence, block id) published since the list was emptied last, for tiers that keep them; None: there are none
+    unused  numbers of content that tiers have brought in vain
     """
 
     def __init__(self, shape: KVShape, shared: bool, emit: Callable[[Event], None]) -> None:
@@ -26,6 +29,8 @@ class KVBlocks:
         self.pool = BlockPool(shape.blocks, self._on_evict)
         self.host = HostBlocks(shape.blocks + 1, shape.host_blocks, self._forget)
         self.copies: list[tuple[int, int]] = []
+        self.fresh: list[tuple[int, int]] | None = None
+        self.unused: list[int] = []
         self._emit = emit
 
     def _on_evict(self, block_id: int) -> None:
@@ -74,6 +79,33 @@ class KVBlocks:
         sequence.computed = sequence.scheduled = blocks * size
         sequence.set_capacity(blocks * size)
         self._mark_published(sequence, blocks)
+
+    def land(self, sequence: Sequence, brought: Items[tuple[int, int, int]]) -> set[int]:
+        """Publishes content that tiers have brought, as (block, group, number), in blocks without holders, which the next plan fills. As
+        much as there are such blocks, and as is not here already. Returns the sequence's blocks that got content."""
+        left, landed = self.pool.available, set[int]()
+        self.index.keys(sequence, 1 + max((block for block, *_ in brought), default=-1))
+        for block, group, number in brought:
+            if not left or not self.index.misses(sequence, block, group):
+                self.unused.append(number)
+                continue
+            left -= 1
+            (block_id,) = self.pool.allocate(1)
+            self.index.add(sequence, block, group, block_id)
+            self.pool.published[block_id] = 1
+            self.pool.drop(block_id)
+            self.copies.append((-number, block_id))
+            landed.add(block)
+        return landed
+
+    def attach_brought(self, sequence: Sequence, hit: int, brought: Items[tuple[int, int, int]]) -> tuple[int, int]:
+        """Lands what tiers have brought, and attaches what that adds to the first `hit` blocks, which the sequence has. Returns the blocks
+        that it has then, and the tokens of those that got content."""
+        landed = self.land(sequence, brought)
+        longer = self.find_longest_hit(sequence)
+        if longer > hit:
+            self.attach_prefix(sequence, longer)
+        return longer, sum([block < longer for block in landed]) * self.shape.block_tokens
 
     def count_host_blocks(self, sequence: Sequence) -> int:
         """Returns the number of host blocks in the sequence's tables."""
@@ -182,8 +214,11 @@ class KVBlocks:
             return
         self.index.keys(sequence, filled)
         for block in range(sequence.published, filled):
-            for block_id in self.index.publish(sequence, block):
+            published = self.index.publish(sequence, block)
+            for block_id in published:
                 self.pool.published[block_id] = 1
+            if self.fresh is not None:
+                self.fresh += [(block, block_id) for block_id in published]
         self._mark_published(sequence, filled)
 
     def _mark_published(self, sequence: Sequence, blocks: int) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import accumulate
 
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import KVShape, Plan
+from ridgeline.core.plan import DRAFT, KVShape, Plan
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import LawViolation
@@ -81,9 +81,18 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
         raise LawViolation(5, f"{name}: columns do not fit each other")
     if sum(plan.sample) > limits.max_samples or any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
         raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions, {limits.max_samples} are allowed")
-    for end, samples in zip(accumulate(plan.count), plan.sample, strict=True):
-        if samples > 1 and min(plan.tokens[end - samples : end]) < 0:
+    spans = {span.row: span for span in plan.spans}
+    for row, end, samples in zip(plan.row, accumulate(plan.count), plan.sample, strict=True):
+        ids = plan.tokens[end - samples : end].tolist()
+        own = samples > 1 and ids[1:] == [DRAFT] * (samples - 1) and row in spans and spans[row].drafts == samples - 1
+        if samples > 1 and min(ids[:1] if own else ids) < 0:
             raise LawViolation(4, f"{name} has drafts behind an id that is not known, or drafts without an id")
+        if row in spans and spans[row].drafts and not own:
+            raise LawViolation(4, f"{name} has ids drafted for row {row} that it does not verify")
+    if len(spans) < len(plan.spans) or not spans.keys() <= set(plan.row) or any(not span.ids for span in plan.spans):
+        raise LawViolation(5, f"{name}: spans of the draft model do not fit its rows")
+    if sum([len(span.ids) for span in plan.spans]) > limits.token_budget:
+        raise LawViolation(5, f"{name}: the draft model computes more known ids than the budget of {limits.token_budget} tokens")
     for index, first, count in plan.score:
         if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
             raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")
@@ -95,7 +104,8 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     if slots and not -1 <= min(slots) <= max(slots) < limits.adapter_slots:
         raise LawViolation(5, f"{name} names slots {slots} of {limits.adapter_slots}")
     for pair in plan.copies:
-        if not 1 <= min(pair) <= shape.blocks < max(pair) <= shape.blocks + shape.host_blocks:
+        low, high = min(pair), max(pair)
+        if not (pair[0] == low < 0 < high <= shape.blocks or 1 <= low <= shape.blocks < high <= shape.blocks + shape.host_blocks):
             raise LawViolation(5, f"{name} copies {pair}; the device has {shape.blocks} blocks, the host {shape.host_blocks}")
 
 

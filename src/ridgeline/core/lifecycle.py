@@ -12,7 +12,8 @@ from operator import attrgetter
 
 from ridgeline.core.adapters import AdapterSlots
 from ridgeline.core.admission import rejection_reason, whole_text_reason
-from ridgeline.core.commands import Delivered
+from ridgeline.core.brought import Brought
+from ridgeline.core.commands import BlocksFetched, Delivered
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
 from ridgeline.core.fairness import FairShares
@@ -39,6 +40,7 @@ class Lifecycle:
     itl_rows          running sequences with an `itl_ms` of their own
     adapters          which adapters lie in the executor's slots
     starts            of sequences so far
+    brought           what tiers have brought of prompts, until they start
     lengths           of outputs of closed sequences, from which blocks are reserved
     rows, freed_rows  free rows; those of them that the executor has not been told of
     """
@@ -57,6 +59,7 @@ class Lifecycle:
         self.itl_rows = 0
         self.starts = 0
         self.lengths = OutputLengths()
+        self.brought = Brought(cache.unused)
         self.adapters = AdapterSlots(limits.adapter_slots)
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
@@ -64,8 +67,8 @@ class Lifecycle:
         self._slack = Slack(pace) if policy.has_targets else None
         self._emit = emit
 
-    def admit(self, request: Admitted, now: float, delivered: Items[Delivered] = ()) -> None:
-        """Queues every choice of the request, or those of a continuation; or rejects the request."""
+    def admit(self, request: Admitted, now: float, delivered: Items[Delivered] = (), fetching: bool = False) -> None:
+        """Queues every choice of the request, or those of a continuation; or rejects the request. `fetching`: as in `Admit`."""
         rejection = self._rejection(request, is_new=not delivered)
         if rejection is not None:
             self._emit(Rejected(request.request_id, *rejection))
@@ -93,6 +96,8 @@ class Lifecycle:
             if request.adapter is not None:
                 self.adapters.name(request.adapter, 1)
                 self.add_wait(sequence, Wait.ADAPTER, None)
+            if fetching:
+                self.add_wait(sequence, Wait.KV_FETCH, None)
         if self._slack is not None:
             self._demote_late(self._slack.now)
 
@@ -119,6 +124,15 @@ class Lifecycle:
                 sequence.message = error
                 self._stop(sequence)
                 self._close(sequence, Finish.ERROR, 0, now)
+
+    def on_fetched(self, fetched: BlocksFetched) -> None:
+        """Ends the wait of a request for tiers. What they have brought is used when its first choice starts."""
+        choices = self.open.get(fetched.request_id, {})
+        self.brought.put(fetched)
+        if not any(Wait.KV_FETCH in sequence.waiting_for for sequence in choices.values()):
+            self.brought.drop(fetched.request_id)
+        for sequence in choices.values():
+            self.clear_wait(sequence, Wait.KV_FETCH)
 
     def _rejection(self, request: Admitted, is_new: bool) -> tuple[str, float | None] | None:
         if request.request_id in self.open:
@@ -264,6 +278,7 @@ class Lifecycle:
         del choices[sequence.choice]
         if not choices:
             del self.open[request.request_id]
+            self.brought.drop(request.request_id)
             self.unstarted.discard(request.request_id)
         if request.adapter is not None:
             self.adapters.name(request.adapter, -1)

@@ -16,6 +16,8 @@ else:
 
 LAST = -1
 """In `Plan.tokens`: the id that was sampled last for the row, which the executor fills in."""
+DRAFT = -2
+"""In `Plan.tokens`: an id that the draft model drafts in front of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,33 @@ class SlotFill(NamedTuple):
     digest: bytes
 
 
+class DraftSpan(NamedTuple):
+    """What the draft model computes for a row, in front of the step.
+
+    row     permanent row
+    start   absolute; the positions before it are in the draft model's own cache
+    ids     known ids from there on; where it drafts, up to the newest
+    drafts  number of ids that it drafts behind them; 0: it catches up
+    blocks  (group, index of the first block, block ids) of that cache, appended to the row's tables there; from 0 on for a new sequence
+    """
+
+    row: int
+    start: int
+    ids: tuple[int, ...]
+    drafts: int
+    blocks: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
     start    absolute; beyond the end of the row's last step if blocks that others have published were attached
-    tokens   per row known ids, then LAST, or drafted ids behind a known one
+    tokens   per row known ids, then LAST, or behind a known one drafted ids, all of them DRAFT where the draft model makes them
     sample   number of the row's last positions that sample, ≤ count: 0, 1, or 1 + its drafts
     score    (row index, first, count): prompt positions whose next token is scored, `first` counted from the row's first token
     pool     indices of rows whose text ends in this step: their vectors are results (`RowParams.pooling`)
+    spans    what the draft model computes, at most one of each row
     """
 
     step: int
@@ -63,10 +83,11 @@ class Plan:
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
     """(row, group, index of the first block, block ids) appended to the block tables of earlier rows; 0 as in `NewRow`."""
     copies: tuple[tuple[int, int], ...] = ()
-    """(from, to): blocks copied in this order before the step computes, one of each pair on the host."""
+    """(from, to): blocks copied in this order before the step computes, one of each pair on the host; from −n, content n of a tier."""
     score: tuple[tuple[int, int, int], ...] = ()
     fills: tuple[SlotFill, ...] = ()
     pool: tuple[int, ...] = ()
+    spans: tuple[DraftSpan, ...] = ()
 
     @property
     def drafts(self) -> bool:
@@ -86,11 +107,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one step in the executor: waiting for its turn, making its inputs, running."""
+    """Seconds of one step in the executor: waiting for its turn, making its inputs, running, and of that in the draft model."""
 
     queue: float = 0.0
     prepare: float = 0.0
     run: float = 0.0
+    draft: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +127,7 @@ class Result:
     scores    per entry of `Plan.score` as many as it names; None if there are none
     failures  (row index, reason) of rows that cannot go on for another reason; their `finite` is 0
     vectors   per entry of `Plan.pool` the text's vector, little-endian float32; anything where the row is not finite
+    drafted   per entry of `Plan.spans` the ids that the draft model drafted, as many as it names
     """
 
     step: int
@@ -115,6 +138,7 @@ class Result:
     scores: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     failures: tuple[tuple[int, str], ...] = ()
     vectors: tuple[bytes, ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

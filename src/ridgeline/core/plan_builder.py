@@ -3,7 +3,7 @@
 from array import array
 
 from ridgeline.core.events import Lack
-from ridgeline.core.plan import LAST, NewRow, Plan, SlotFill
+from ridgeline.core.plan import LAST, DraftSpan, NewRow, Plan, SlotFill
 from ridgeline.core.sequence import Sequence
 
 Ids = tuple[int, ...]
@@ -17,6 +17,7 @@ class PlanBuilder:
     chunks         row index → (tokens, samples) of rows that do anything but compute one token and sample once
     score, pool    as in `Plan`
     drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
+    spans          as in `Plan`
     new_sequences  sequences whose row is new
     starts_closed  no further waiting sequence may start in this step
     lack           what the first one that could not start lacks
@@ -33,6 +34,7 @@ class PlanBuilder:
         self.score: list[tuple[int, int, int]] = []
         self.pool: list[int] = []
         self.drafted = 0
+        self.spans: tuple[DraftSpan, ...] = ()
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.starts_closed = False
@@ -128,6 +130,7 @@ class PlanBuilder:
             score=tuple(self.score),
             fills=tuple(fills),
             pool=tuple(self.pool),
+            spans=self.spans,
         )
 
 

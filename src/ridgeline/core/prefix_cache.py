@@ -132,6 +132,21 @@ class PrefixIndex:
             self.by_block_id[block_id] = found
         return [block_id for _, block_id in taken]
 
+    def misses(self, sequence: Sequence, block: int, group: int) -> bool:
+        """True if the group's block could be published with content from elsewhere. Its key has been made."""
+        found = self.blocks.get(sequence.keys[block])
+        return found is None or (not found.block_ids[group] and self._same(found, sequence, block))
+
+    def add(self, sequence: Sequence, block: int, group: int, block_id: int) -> None:
+        """Publishes one group's block, which `misses`, and which nobody of this engine has computed."""
+        key, size = sequence.keys[block], self.shape.block_tokens
+        found = self.blocks.get(key)
+        if found is None:
+            ids = tuple(sequence.known[block * size : (block + 1) * size])
+            self.blocks[key] = found = PrefixBlock(key, ids, self.identity(sequence), [0] * self._groups)
+        found.block_ids[group] = block_id
+        self.by_block_id[block_id] = found
+
     def remove(self, block_id: int) -> None:
         """Removes an evicted block."""
         found = self.by_block_id.pop(block_id)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
 
-from ridgeline.core.commands import Abort, AdapterReady, Admit, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
+from ridgeline.core.commands import Abort, AdapterReady, Admit, BlocksFetched, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -73,7 +73,7 @@ class Scheduler:
         for command in commands:
             match command:
                 case Admit():
-                    self.lifecycle.admit(command.request, now, command.delivered)
+                    self.lifecycle.admit(command.request, now, command.delivered, command.fetching)
                 case Close(request_id, choice, keep, reason):
                     self.lifecycle.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
@@ -82,6 +82,8 @@ class Scheduler:
                     self.lifecycle.on_ready(Wait.GRAMMAR, digest, error, now)
                 case AdapterReady(digest, error):
                     self.lifecycle.on_ready(Wait.ADAPTER, digest, error, now)
+                case BlocksFetched():
+                    self.lifecycle.on_fetched(command)
                 case PinAdapter(digest, is_pinned):
                     self.lifecycle.adapters.pin(digest, is_pinned)
                 case SetKnob("step_ms", value) if self.pace is not None:
@@ -273,15 +275,17 @@ class Scheduler:
             self.lifecycle.add_wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.attach_prefix(sequence, hit)
+        fetched = self.lifecycle.brought.pop(sequence.request.request_id)
+        hit, from_tier = (hit, 0) if fetched is None else self.cache.attach_brought(sequence, hit, fetched.blocks)
         if not self.preemptor.can_start(sequence, builder):
             self.cache.free(sequence)
             self._blocked_start = sequence, self.cache.pool.available, len(self.lifecycle.running)
             builder.close_starts("blocks")
             return
-        fetched = self.cache.restore_from_host(sequence)
+        restored = self.cache.restore_from_host(sequence)
         count = self.preemptor.ensure_tokens(sequence, self._tokens_to_schedule(sequence, builder), builder)
         self.lifecycle.clear_wait(sequence, Wait.PREFIX)
-        self._emit_prefix_events(sequence, hit, fetched)
+        self._emit_prefix_events(sequence, hit, restored, from_tier, fetched.tier if from_tier and fetched else "")
         self.lifecycle.start(sequence, now)
         self.cache.index.mark_computing(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.allocate(sequence, sequence.scheduled + count)
@@ -297,12 +301,12 @@ class Scheduler:
         self._blocked_start = sequence, self.cache.pool.available, running
         return True
 
-    def _emit_prefix_events(self, sequence: Sequence, hit: int, fetched: int) -> None:
+    def _emit_prefix_events(self, sequence: Sequence, hit: int, restored: int, from_tier: int, tier: str) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = tokens
         if tokens:
-            self._emit(PrefixHit(name, sequence.choice, tokens, fetched))
+            self._emit(PrefixHit(name, sequence.choice, tokens, restored, from_tier, tier))
         if self.cache.index.is_shareable(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 
@@ -325,6 +329,7 @@ class Scheduler:
         left = min(builder.budget - len(builder.tokens), self._max_samples - builder.sample_count, self._prefill_left(builder))
         if left < 1:
             return
+        tokens = min(builder.budget_left, self._prefill_left(builder))
         proposed = drafter.propose(rows, len(builder.tokens), left)
         for (index, end), (sequence, below_limit), ids in zip(places, rows, proposed, strict=True):
             count = min(len(ids), below_limit, left)
@@ -334,6 +339,7 @@ class Scheduler:
             if count > 0:
                 left -= count
                 builder.add_drafts(index, end, ids[:count])
+        builder.spans = drafter.spans([sequence for sequence, _ in rows], tokens - builder.drafted)
 
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
         """Commits the oldest step in flight. Returns new ids, and the ends of sequences that they bring."""

@@ -21,7 +21,7 @@ from ridgeline.core.params import Admitted
 from ridgeline.engine.child import EngineProcess
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, TraceSteps, WireError, encode
 from ridgeline.engine.open_requests import OpenRequests
-from ridgeline.engine.streams import RequestStream, Wakeup
+from ridgeline.engine.streams import Behind, RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
 
 _log: Final = logging.getLogger("ridgeline.engine")
@@ -156,12 +156,15 @@ class EngineClient:
         """Open choices of each tenant that has some."""
         return self._open.choices
 
-    def submit(self, request: Admitted, wakeup: Wakeup | None = None, *, goes_on: bool = True) -> RequestStream:
+    def submit(
+        self, request: Admitted, wakeup: Wakeup | None = None, *, goes_on: bool = True, behind: Behind | None = None
+    ) -> RequestStream:
         """Gives the request to the engine, or to the next one; `wakeup` is set whenever its stream has something new; `goes_on`: in the
-        next engine, where this one ends. Raises EngineDeadError before the first engine is ready, and when no other will be."""
+        next engine, where this one ends; `behind`: what another server has put out of it. Raises EngineDeadError before the first engine is
+        ready, and when no other will be."""
         if self._permanent or self._open.fingerprint is None:
             raise EngineDeadError(f"the engine is {self.state}; try again in a few seconds")
-        stream = self._open.add(request, wakeup, goes_on)
+        stream = self._open.add(request, wakeup, goes_on, behind)
         if self.state is State.READY and (admission := stream.admission()) is not None:
             self.send(admission)
         return stream

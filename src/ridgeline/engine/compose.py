@@ -15,13 +15,13 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.values import check_settings
-from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.drafts.kinds import make_drafter
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
-from ridgeline.engine.engine import Engine, MonotonicClock
+from ridgeline.engine.engine import Engine, MonotonicClock, Store
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError, unwritable
 from ridgeline.facts.headers.read import RANDOM_PREFIX
@@ -40,6 +40,12 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
     check_settings(config)
+    needs_model, may_have_one = config.speculative == "draft", config.speculative in ("draft", "auto")
+    if not (may_have_one if config.draft_model is not None else not needs_model):
+        raise ConfigError(
+            "--speculative draft and --draft-model MODEL come together (auto takes one too), and one of them is missing; give both or none",
+            fix={"--speculative": None, "--draft-model": None},
+        )
     executor, decisions = start_executor(config, progress)
     engine, more = make_engine(executor, config)
     return engine, decisions + more
@@ -64,26 +70,37 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         pace = Pace(info.seconds, config.step_ms / 1e3)
         decisions = (prefill_budget(config, info.seconds),)
     drafter = None
+    if config.speculative == "draft" and info.drafts is None:
+        raise ConfigError(f"--speculative draft: {config.model:.200} has no weights to draft for", fix={"--speculative": "ngram"})
     if config.speculative != "off":
-        drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
+        drafter = make_drafter(config.speculative, config.num_speculative_tokens, info.price, config.depth > 1, info.drafts)
         decisions += (_speculation_decision(config, info),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
+    store = None
+    if config.has_tiers:
+        from ridgeline.engine.tiers.opening import open_store  # what nobody asks for is not loaded
+
+        store, more = open_store(config, executor)
+        decisions += more
     if config.record is not None:
-        return _recorded(scheduler, executor, config, Path(config.record)), decisions
-    return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+        return _recorded(scheduler, executor, store, config, Path(config.record)), decisions
+    return Engine(scheduler, executor, MonotonicClock(), config.depth, store), decisions
 
 
-def _recorded(scheduler: Scheduler, executor: Executor, config: EngineConfig, path: Path) -> Engine:
+def _recorded(scheduler: Scheduler, executor: Executor, store: Store | None, config: EngineConfig, path: Path) -> Engine:
     """An engine that records itself. Raises ConfigError where the file cannot be written."""
     from ridgeline.engine.record import RecordedEngine, Recorder, Setup  # needs msgspec, which `LLM` does without
 
     info, drafts = executor.info, config.num_speculative_tokens if scheduler.drafter else 0
-    setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price, info.seconds, config.step_ms)
+    setup = Setup(
+        scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price, info.seconds, config.step_ms,
+        config.speculative, info.drafts,
+    )  # fmt: skip
     try:
         recorder = Recorder(executor, path, setup)
     except OSError as error:
         raise unwritable("--record", path, error) from None
-    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder)
+    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder, store)
 
 
 def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
@@ -116,8 +133,22 @@ def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, 
             raise ConfigError("--trace needs the native runner; a fake model has no threads to trace", fix={"--trace": None})
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
+    if config.draft_model is not None and worker.info.drafts is not None:
+        _map_tokens(worker, config)
     worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))
     return worker, worker.decisions
+
+
+def _map_tokens(worker: Any, config: EngineConfig) -> None:
+    """Tells the executor which ids of the draft model have the texts of the target's, where they differ. Raises ConfigError."""
+    from ridgeline.engine.token_map import map_tokens  # what it needs of tokenizers is loaded for a draft model alone
+
+    assert config.draft_model is not None
+    found = map_tokens(
+        _vocabulary(config.model, worker.info.vocab), _vocabulary(config.draft_model, worker.info.drafts.vocab), config.draft_model
+    )
+    if found is not None:
+        worker.use_token_map(*found)
 
 
 def _vocabulary(model: str, vocab: int) -> Any:

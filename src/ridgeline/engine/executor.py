@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import Adapter, Grammar, Pooling
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
@@ -22,6 +23,7 @@ class ExecutorInfo:
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     has_grammars   True where rows may follow grammars
+    drafts         cache and price of the draft model; None: there is none
     timed          (rows, tokens of each, seconds) of the steps of which `seconds` was made
     pooling        how the model's description makes a vector of a text; None: this runner makes none
     width          numbers of a vector
@@ -48,6 +50,7 @@ class ExecutorInfo:
     findings: tuple[Finding, ...] = ()
     adapter_slots: int = 0
     timed: tuple[tuple[int, int, float], ...] = ()
+    drafts: DraftCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,19 @@ class Adapters(Protocol):
         ...
 
 
+class Pages(Protocol):
+    """Contents of KV blocks as bytes, for tiers that keep them; each has `KVShape.block_bytes`.
+
+    staged  number → content that the copies of a plan may name, which takes it away when it is submitted
+    """
+
+    staged: dict[int, bytes]
+
+    def read(self, block_id: int) -> bytes:
+        """The content of a published block of the device. Called between a commit and the next plan, while others may be in flight."""
+        ...
+
+
 class Executor(Protocol):
     """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
 
@@ -121,6 +137,11 @@ class Executor(Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """Compiles grammars that rows follow; None where they cannot."""
+        ...
+
+    @property
+    def pages(self) -> Pages | None:
+        """Contents of its blocks; None where only it can reach them."""
         ...
 
     @property

@@ -109,7 +109,7 @@ class LocalEngine:
         """Frees the model. Safe to call twice."""
         self._closed = True
         self._open.clear()
-        self._engine.executor.close()
+        self._engine.close()
 
     def _submit(self, request: OpenRequest) -> None:
         self._open[request.request.request_id] = request

@@ -142,6 +142,7 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
     Profile,
     commands.AdapterReady,
     commands.PinAdapter,
+    commands.BlocksFetched,
     TraceSteps,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
@@ -161,6 +162,7 @@ EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Waiting,
     events.Ready,
     events.PrefixMiss,
+    events.TierUsed,
 )
 """Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}

@@ -16,7 +16,7 @@ from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, Event, Finish, Preempted, PrefixHit, Rejected, Started
 from ridgeline.core.params import Admitted
 from ridgeline.engine.messages import Frame
-from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, RequestStream, Wakeup
+from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, Behind, RequestStream, Wakeup
 from ridgeline.errors import EngineDeadError, OverloadedError, RequestError
 
 BLAME: Final = 4
@@ -59,11 +59,18 @@ class OpenRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._streams
 
-    def add(self, request: Admitted, wakeup: Wakeup | None, goes_on: bool = True) -> RequestStream:
-        """Opens the stream of a new request; without `goes_on` it ends with its engine."""
-        stream = self._streams[request.request_id] = RequestStream(request, wakeup)
+    def add(self, request: Admitted, wakeup: Wakeup | None, goes_on: bool = True, behind: Behind | None = None) -> RequestStream:
+        """Opens the stream of a new request; without `goes_on` it ends with its engine. `behind`: what another server has put out of it.
+        Raises RequestError for one that is open."""
+        if request.request_id in self._streams:
+            raise RequestError("this request has not ended here yet", code="cannot_continue", status=409)
+        stream = RequestStream(request, wakeup)
         stream.goes_on = goes_on
-        self.choices[request.tenant] = self.choices.get(request.tenant, 0) + request.choices
+        if behind is not None:
+            stream.go_behind(behind)
+        if stream.choices:
+            self._streams[request.request_id] = stream
+            self.choices[request.tenant] = self.choices.get(request.tenant, 0) + len(stream.choices)
         return stream
 
     def waiting_before(self, tenant: str, now: float, latest: float) -> int:

@@ -134,7 +134,7 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
             engine.executor.grammars.warm_up()
         run(engine, connection)
     finally:
-        engine.executor.close()
+        engine.close()
 
 
 def main(arguments: Sequence[str]) -> None:

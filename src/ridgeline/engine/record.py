@@ -12,13 +12,14 @@ from typing import Any, BinaryIO, Final, TypeVar
 import msgspec
 
 from ridgeline.core.commands import Command
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan, Result, Timings
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine import record_v2
-from ridgeline.engine.engine import Clock, Engine, Turn
+from ridgeline.engine.engine import Clock, Engine, Store, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
 from ridgeline.errors import ConfigError
@@ -37,6 +38,7 @@ class Setup:
     drafts   ids drafted per row, at most; `price`: their cost, measured at the start
     seconds  of steps, measured at the start; None: the prefill budget is that of `limits`, whatever steps take
     step_ms  milliseconds that a step with decoding rows may take
+    speculative  who drafts, as `core.drafts.kinds.make_drafter` takes it; draft_cache: of a draft model
     """
 
     limits: Limits
@@ -47,6 +49,8 @@ class Setup:
     price: tuple[tuple[int, int, float], ...] = ()
     seconds: StepSeconds | None = None
     step_ms: int = 60
+    speculative: str = "ngram"
+    draft_cache: DraftCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class RecordedTurn:
     decisions  the submitted plans as lines (`decision_line`)
     step, sampled, finite    of the committed result; step is −1 if there is none
     tokens, cached, seconds  of its step: computed tokens, positions that its rows attend to, duration
+    drafted, draft_seconds   ids that the draft model drafted, and its part of the duration
     ended      (request id, output tokens) of choices that were closed
     """
 
@@ -71,6 +76,8 @@ class RecordedTurn:
     cached: int = 0
     seconds: float = 0.0
     ended: tuple[tuple[str, int], ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
+    draft_seconds: float = 0.0
 
     def decode_commands(self) -> list[Command]:
         """Returns the commands."""
@@ -78,7 +85,8 @@ class RecordedTurn:
 
     def result(self) -> Result:
         """The committed result; only where `step` ≥ 0."""
-        return Result(self.step, self.sampled, bytearray(self.finite), None, Timings(run=self.seconds))
+        timings = Timings(run=self.seconds, draft=self.draft_seconds)
+        return Result(self.step, self.sampled, bytearray(self.finite), None, timings, drafted=self.drafted)
 
 
 class _Params:
@@ -105,7 +113,8 @@ def decision_line(plan: Plan) -> str:
     pool = f" pool {list(plan.pool)}" if plan.pool else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
     fills = f" fills {[(fill.slot, fill.digest.hex()) for fill in plan.fills]}" if plan.fills else ""
-    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{pool}{copies}{fills}"
+    spans = f" spans {[(span.row, span.start, span.ids, span.drafts) for span in plan.spans]}" if plan.spans else ""
+    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{pool}{copies}{fills}{spans}"
 
 
 class Recorder:
@@ -116,6 +125,7 @@ class Recorder:
         self._executor = executor
         self.grammars = executor.grammars
         self.adapters = executor.adapters
+        self.pages = executor.pages
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
         self._write(setup)
@@ -154,7 +164,8 @@ class Recorder:
             else:
                 plan, result = self._collected
                 work = len(plan.tokens), sum(plan.start) + len(plan.tokens), result.timings.run
-                self._write(RecordedTurn(turn.time, frames, decisions, plan.step, result.sampled, bytes(result.finite), *work, ended))
+                done = plan.step, result.sampled, bytes(result.finite), *work, ended, result.drafted, result.timings.draft
+                self._write(RecordedTurn(turn.time, frames, decisions, *done))
         self._decisions.clear()
         self._collected = None
 
@@ -174,8 +185,8 @@ class Recorder:
 class RecordedEngine(Engine):
     """An engine that records its turns."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, depth: int, recorder: Recorder) -> None:
-        super().__init__(scheduler, recorder, clock, depth)
+    def __init__(self, scheduler: Scheduler, clock: Clock, depth: int, recorder: Recorder, store: Store | None = None) -> None:
+        super().__init__(scheduler, recorder, clock, depth, store)
         self._recorder = recorder
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:

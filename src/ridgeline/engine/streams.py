@@ -7,6 +7,8 @@ import asyncio
 import math
 from array import array
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ridgeline.core.commands import Admit, Close, Delivered, Output
@@ -94,6 +96,18 @@ class OpenChoice:
             self.cached_tokens = (self.cached_tokens or 0) + tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What another server has put out of a request.
+
+    items   outputs and ends of choices, in order
+    cached  choice → prompt tokens that came from that server's prefix cache
+    """
+
+    items: Sequence[Output | Closed]
+    cached: Mapping[int, int]
+
+
 class RequestStream:
     """The stream of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `pop` or by iteration.
 
@@ -112,7 +126,7 @@ class RequestStream:
         """`wakeup` is set whenever something arrives; several streams may share one."""
         self.request = request
         self.choices = {number: OpenChoice() for number in range(request.choices)}
-        self._first = self.choices[0]
+        self._all = tuple(self.choices.values())
         self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
         self.goes_on = True
         self.blame = 0
@@ -125,7 +139,24 @@ class RequestStream:
     def cached_tokens(self) -> int:
         """Tokens of the first choice's prompt that came from the prefix cache, as far as the engine has said. Its end may be here before
         its first output is read."""
-        return self._first.cached_tokens or 0
+        return self.cached_of(0)
+
+    def cached_of(self, choice: int) -> int:
+        """The same of any choice."""
+        return self._all[choice].cached_tokens or 0
+
+    def go_behind(self, behind: Behind) -> None:
+        """Takes over what another server has put out, as if its engine had been one of this one's."""
+        for item in behind.items:
+            if isinstance(item, Closed):
+                del self.choices[item.choice]
+            else:
+                self.choices[item.choice].ids.extend(item.ids)
+                self.choices[item.choice].has_ended = item.end is not None
+        for number, tokens in behind.cached.items():
+            self._all[number].cached_tokens = tokens
+        self.engines = 1
+        self.engine_lost()
 
     def __aiter__(self) -> "RequestStream":
         return self

@@ -26,6 +26,7 @@ CAUSES: Final = {
     "drain": "steps in flight still used its row",
     "adapter": "its adapter was being loaded",
     "adapter slot": "others' adapters had all slots (--max-loras)",
+    "kv fetch": "blocks of its prompt were being read from a tier",
     "prefill": "its own prompt was computed",
     "others_prefill": "others' prompts were computed in its steps",
     "others_decode": "others' tokens were decoded in the steps of its prompt",

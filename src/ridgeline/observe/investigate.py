@@ -17,7 +17,7 @@ GENERATION: Final = frozenset({
 })  # fmt: skip
 PHASES: Final = {
     **dict.fromkeys(("network", "template", "tokenise", "grammar"), "ingress"),
-    **dict.fromkeys(("turn", "rows", "budget", "order", "prefix", "drain", "adapter", "adapter slot"), "queue"),
+    **dict.fromkeys(("turn", "rows", "budget", "order", "prefix", "drain", "adapter", "adapter slot", "kv fetch"), "queue"),
     **dict.fromkeys(("blocks", "preempted", "recompute"), "KV cache"),
     **dict.fromkeys(("prefill", "others_decode"), "prefill"),
     **dict.fromkeys(("decode", "others_prefill"), "decode"),
@@ -39,6 +39,7 @@ LEVERS: Final = {
     "drain": "lower the number of steps in flight",
     "adapter": "keep the adapter loaded",
     "adapter slot": "raise --max-loras, or send requests of few adapters to each replica",
+    "kv fetch": "give --kv-cache-dir a faster disk; a fetch never takes longer than computing would",
     "prefill": "cache its prefix: `ridgeline explain --prefix` says what makes it miss; else shorten the prompt",
     "others_prefill": "lower --step-ms: prompts get fewer tokens in steps with decoding rows",
     "others_decode": "lower --max-num-seqs, or raise --step-ms: streams take the steps that prompts would have",

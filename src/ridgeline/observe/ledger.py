@@ -44,6 +44,8 @@ class ChoiceRecord:
     marks: list[Mark] = field(default_factory=list)
     hit_tokens: int = 0
     """Prompt tokens that it took from the prefix cache when it first started, and behind that."""
+    tier_tokens: dict[str, int] = field(default_factory=dict)
+    """Of those, tokens whose blocks were not on the device: by the tier that had them, host memory among them."""
     missed_block: int | None = None
     times: ChoiceTimes | None = None
     output_tokens: int = 0
@@ -218,6 +220,9 @@ class Ledger:
         choice = self._choice(event.request_id, event.choice)
         if choice is not None:
             choice.hit_tokens += event.tokens
+            for tier, tokens in (("host", event.from_host), (event.tier, event.from_tier)):
+                if tokens:
+                    choice.tier_tokens[tier] = choice.tier_tokens.get(tier, 0) + tokens
 
     def _missed(self, event: events.PrefixMiss) -> None:
         choice = self._choice(event.request_id, event.choice)

@@ -15,6 +15,7 @@ from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
 """Codes of errors by which a request is told to come back later."""
+TIER_COUNTS: Final = ("fetched", "kept", "bad", "dropped", "failures")
 NO_OBJECTIVE: Final = Objective()
 
 
@@ -47,6 +48,8 @@ class Metrics(Histograms):
         """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
+        self.tiers: dict[str, Counter[str]] = {}
+        """By tier: tokens that prompts had of it, and the blocks of `events.TierUsed`."""
         self.engine_starts = 0
         """Starts of the engine's process, the first included."""
         self.steps = 0
@@ -117,6 +120,10 @@ class Metrics(Histograms):
             case events.PrefixHit():
                 self.prefix_hits += event.tokens
                 self.host_hits += event.from_host
+                if event.from_tier:
+                    self._tier(event.tier)["hits"] += event.from_tier
+            case events.TierUsed():
+                self._tier(event.tier).update({each: getattr(event, each) for each in TIER_COUNTS})
             case events.Preempted():
                 self.preemptions += 1
                 self._count_preemption(event)
@@ -125,6 +132,9 @@ class Metrics(Histograms):
                 self._closed(event)
             case _:
                 pass
+
+    def _tier(self, name: str) -> Counter[str]:
+        return self.tiers.setdefault(name, Counter())
 
     def engine_lost(self) -> None:
         """Takes all choices from their rows: the engine has ended. Those that are open go on in another one, or are closed by an event."""

@@ -76,6 +76,8 @@ class _Collector(Collector):
         yield from self._histograms()
         if self._kv.host_blocks:
             yield from self._host()
+        if self._metrics.tiers:
+            yield from self._by_tier()
         if self._tenants:
             yield from self._by_tenant()
         if self._is_vllm:
@@ -157,6 +159,18 @@ class _Collector(Collector):
             ("ridgeline_host_cache_hits", "Tokens not computed, since their KV was copied back from the host.", m.host_hits),
         ):
             yield self._counter(name, text, [((), value)])
+
+    def _by_tier(self) -> Iterator[Metric]:
+        """Metrics of the tiers that keep blocks beyond this engine."""
+        for name, text, key in (
+            ("ridgeline_tier_hits", "Tokens not computed, since a tier brought their KV.", "hits"),
+            ("ridgeline_tier_fetched_blocks", "KV blocks that a tier brought.", "fetched"),
+            ("ridgeline_tier_kept_blocks", "KV blocks that a tier took.", "kept"),
+            ("ridgeline_tier_bad_blocks", "KV blocks of a tier that were other than their names say, and not used.", "bad"),
+            ("ridgeline_tier_dropped_blocks", "KV blocks that a tier did not take, since it failed or could not keep up.", "dropped"),
+            ("ridgeline_tier_failures", "Calls of a tier that failed.", "failures"),
+        ):
+            yield self._counter(name, text, [((tier,), counts[key]) for tier, counts in sorted(self._metrics.tiers.items())], "tier")
 
     def _by_tenant(self) -> Iterator[Metric]:
         open_choices = GaugeMetricFamily("ridgeline_tenant_open_choices", "Choices that are running or waiting.", labels=TENANT)

@@ -24,6 +24,7 @@ class RouterMetrics:
             buckets=SECONDS,
         )  # fmt: skip
         self.retries = Counter("ridgeline_router_retries", "Requests that went to another replica.", registry=own)
+        self.continued = Counter("ridgeline_router_continued_answers", "Streams that a replica went on with.", ("replica",), registry=own)
         self.broken = Counter("ridgeline_router_broken_answers", "Answers whose replica ended before they did.", registry=own)
         self._open = Gauge("ridgeline_router_requests_running", "Requests that a replica has.", ("replica",), registry=own)
         self._ready = Gauge("ridgeline_router_replica_ready", "1 while a replica gets requests.", ("replica",), registry=own)
@@ -36,6 +37,6 @@ class RouterMetrics:
         for each in replicas.all:
             self._open.labels(each.upstream.url).set(each.load.requests)
             self._ready.labels(each.upstream.url).set(each.number in ready)
-        self._matched.set(replicas.matched_tokens)
-        self._prompts.set(replicas.prompt_tokens)
+        self._matched.set(replicas.chooser.matched_tokens)
+        self._prompts.set(replicas.chooser.prompt_tokens)
         return generate_latest(self._registry)

@@ -1,20 +1,26 @@
 """The router's ASGI application: its own probes, and everything else from one of the replicas.
 
 A request whose replica cannot be reached, or is not ready, goes to another one while nothing of an answer has been sent, within a budget of
-retries. An answer that breaks off later ends with an error of the dialect. A client that goes ends its request at the replica.
+retries. A stream that breaks off later goes on at another replica, where router and replicas share a key; any other answer ends with an
+error of the dialect. A client that goes ends its request at the replica.
 """
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.observe.logs import with_fields
+from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
-from ridgeline.router.prompts import RESPONSE_ID, read_prompt
+from ridgeline.router.prompts import RESPONSE_ID, Prompt, read_prompt
 from ridgeline.router.replicas import Replica, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.access import ACCESS_KEY
@@ -33,6 +39,8 @@ from ridgeline.server.transport import (
     unless_disconnected,
 )
 
+log = logging.getLogger("ridgeline.router")
+
 MOST_BODY_BYTES: Final = 16 << 20
 """Bytes of a body of a path that this version of the table of routes has no bound for."""
 RETRY_AFTER_SECONDS: Final = 1
@@ -46,6 +54,14 @@ PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
 REWRITTEN: Final = (b"x-request-id", b"request-id", b"date")
 """Headers of a replica's answer that the router's own takes the place of."""
 MOST_ERROR_BYTES: Final = 1 << 16
+FREE_RETRIES: Final = 2
+"""Replicas that may end, or be gone, under one request before another one is taken out of the budget of retries."""
+CONTINUE_SECONDS: Final = 30.0
+"""For which a stream waits for a replica that goes on with it."""
+MOST_STALLS: Final = 2
+"""Replicas that may end in a row while they have a stream that gets no further."""
+PAUSE_SECONDS: Final = 0.1
+"""Between looks for a replica that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +81,22 @@ class Elsewhere(Exception):
         self.answer = answer
 
 
+class Broken(Exception):
+    """The replica has ended in the middle of its answer, of which this much has been sent."""
+
+    def __init__(self, headers: Headers, journal: Journal) -> None:
+        super().__init__()
+        self.headers = headers
+        self.journal = journal
+
+
 class Proxy:
     """The application over `replicas`."""
 
-    def __init__(self, replicas: Replicas, metrics: RouterMetrics) -> None:
+    def __init__(self, replicas: Replicas, metrics: RouterMetrics, key: bytes | None = None) -> None:
+        """`key`: shared with the replicas; None: streams end with their replica."""
         self._replicas = replicas
+        self._key = key
         self._metrics = metrics
         self._own: dict[str, Callable[[], Response]] = {
             "/livez": lambda: PlainTextResponse("ok\n"),
@@ -120,15 +147,20 @@ class Proxy:
         prompt = read_prompt(scope["path"], body, current_caller().tenant.encode())
         tried: set[int] = set()
         refused: Answer | None = None
+        lost = 0
         while (replica := self._replicas.choose(prompt, tried)) is not None:
             tried.add(replica.number)
             try:
                 with replica.serving(prompt.tokens) as turn:
                     await unless_disconnected(receive, self._forward(scope, send, replica, body, turn))
                 return
+            except Broken as broken:
+                await unless_disconnected(receive, self._go_on(scope, send, body, prompt, broken, replica))
+                return
             except Elsewhere as error:
                 refused = error.answer or refused
-                if not self._replicas.may_retry():
+                lost += error.answer is None
+                if (error.answer or lost > FREE_RETRIES) and not self._replicas.may_retry():
                     break
                 self._metrics.retries.inc()
         if refused is None:
@@ -137,8 +169,10 @@ class Proxy:
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
 
     async def _forward(self, scope: Scope, send: Send, replica: Replica, body: bytes, turn: Turn) -> None:
-        """Sends the request to the replica and its answer to the client. Raises Elsewhere while nothing has been sent."""
-        connection, status = await self._exchange(scope, replica, body, turn)
+        """Sends the request to the replica and its answer to the client. Raises Elsewhere while nothing has been sent, Broken where the
+        answer breaks off."""
+        journal = Journal(self._key)
+        connection, status = await self._exchange(scope, replica, body, turn, journal.headers)
         try:
             self._metrics.answers.labels(replica.upstream.url, f"{status // 100}xx").inc()
             headers = [each for each in connection.headers if each[0] not in REWRITTEN]
@@ -154,22 +188,80 @@ class Proxy:
                 replica.note_answer()
             else:
                 replica.note_failure()
+            if not _is_stream(headers):
+                journal = Journal(None)
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._stream(scope, send, replica, connection, turn)
+            await self._stream(scope, send, replica, connection, turn, journal)
             turn.judge(is_good=status < 500)
         except UpstreamError:
-            turn.judge(is_good=False)
-            replica.note_failure()
-            self._metrics.broken.inc()
-            await _end_broken(scope, send, connection.headers)
+            self._note_break(replica, turn)
+            raise Broken(connection.headers, journal) from None
         finally:
             replica.upstream.release(connection)
 
-    async def _exchange(self, scope: Scope, replica: Replica, body: bytes, turn: Turn) -> tuple[Connection, int]:
+    def _note_break(self, replica: Replica, turn: Turn) -> None:
+        turn.judge(is_good=False)
+        replica.note_failure()
+        self._metrics.broken.inc()
+
+    # ── a stream whose replica has gone ─────────────────────────────────────────────────────────────────────────────
+
+    async def _go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken, lost: Replica) -> None:
+        """Goes on with a stream at other replicas, one after the other. Where none can, it ends with an error.
+
+        A request that ends replicas must not end all of them: two that end in a row, without an event between, are the last.
+        """
+        journal, refusing, stalls = broken.journal, set[int](), 0
+        until = time.monotonic() + CONTINUE_SECONDS
+        while journal.can_continue and stalls < MOST_STALLS and time.monotonic() < until:
+            journal.lose()
+            before, free = journal.events, replace(prompt, bound_to=b"")
+            replica = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing)
+            if replica is None:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            try:
+                with replica.serving(prompt.tokens) as turn:
+                    await self._continue_at(scope, send, replica, body, turn, journal)
+                return
+            except Elsewhere as error:
+                if error.answer is not None and error.answer.status not in ELSEWHERE:
+                    refusing.add(replica.number)
+                await asyncio.sleep(PAUSE_SECONDS)
+            except Broken:
+                lost = replica
+                stalls = 0 if journal.events > before else stalls + 1
+                until = time.monotonic() + CONTINUE_SECONDS
+        if journal.is_whole:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await _end_broken(scope, send, broken.headers)
+
+    async def _continue_at(self, scope: Scope, send: Send, replica: Replica, body: bytes, turn: Turn, journal: Journal) -> None:
+        """The rest of a stream from this replica. Raises Elsewhere where it does not take it, Broken where it ends too."""
+        connection, status = await self._exchange(scope, replica, journal.body(body), turn, journal.headers)
+        try:
+            if status != HTTPStatus.OK or not _is_stream(connection.headers):
+                answer = Answer(status, connection.headers, await _whole(connection))
+                log.info("replica does not go on with a stream", extra=with_fields(replica=replica.upstream.url, status=status))
+                raise Elsewhere(answer)
+            replica.note_answer()
+            self._metrics.continued.labels(replica.upstream.url).inc()
+            await self._stream(scope, send, replica, connection, turn, journal)
+            turn.judge(is_good=True)
+        except UpstreamError:
+            self._note_break(replica, turn)
+            raise Broken(connection.headers, journal) from None
+        finally:
+            replica.upstream.release(connection)
+
+    # ── one exchange ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _exchange(self, scope: Scope, replica: Replica, body: bytes, turn: Turn, more: Headers) -> tuple[Connection, int]:
         """The connection with the beginning of the answer, and its status. A kept connection that the replica has just closed says nothing
         about the replica: a fresh one is tried."""
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        own = [(b"x-request-id", scope[ACCESS_KEY].request_id)]
+        own = [(b"x-request-id", scope[ACCESS_KEY].request_id), *more]
         request = replica.upstream.request(scope["method"], target, scope["headers"], body, own)
         is_fresh = False
         while True:
@@ -192,7 +284,9 @@ class Proxy:
                     replica.upstream.release(connection)
                 raise
 
-    async def _stream(self, scope: Scope, send: Send, replica: Replica, connection: Connection, turn: Turn) -> None:
+    async def _stream(
+        self, scope: Scope, send: Send, replica: Replica, connection: Connection, turn: Turn, journal: Journal
+    ) -> None:  # fmt: skip
         """Passes a body on. Raises UpstreamError where it breaks off."""
         is_first = True
         while data := await connection.read():
@@ -201,8 +295,14 @@ class Proxy:
                 self._metrics.first_byte.labels(replica.upstream.url).observe(turn.first_byte())
                 if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
                     self._replicas.bind(found[1], replica)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if passed := journal.take(data):
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+        await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
+
+
+def _is_stream(headers: Headers) -> bool:
+    """True for server-sent events, in front of which a replica can tell more."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 async def _end_broken(scope: Scope, send: Send, headers: Headers) -> None:

@@ -7,7 +7,6 @@ are no failures. The choice itself is a policy of `core.routing`, the one that t
 
 import asyncio
 import logging
-import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,10 @@ from math import inf, sqrt
 from statistics import median
 from typing import Final
 
-from ridgeline.core.routing import PrefixMap, ReplicaLoad, RoutedRequest, RoutingPolicy
+from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
-from ridgeline.router.prompts import BYTES_PER_TOKEN, PART_BYTES, Prompt
+from ridgeline.router.chooser import Chooser
+from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
 
 log = logging.getLogger("ridgeline.router")
@@ -34,8 +34,6 @@ RETRY_SHARE: Final = 0.2
 """Retries per request, over the last while."""
 MOST_RETRIES: Final = 10.0
 """Retries that may be saved up."""
-MOST_PARTS: Final = 1 << 17
-"""Parts of prompts that are remembered, some 20 MB."""
 MOST_RESPONSES: Final = 1 << 16
 """Stored responses whose replica is remembered."""
 OUTPUT_TOKENS: Final = 256
@@ -174,15 +172,9 @@ class Replicas:
 
     def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None) -> None:
         self.all = replicas
-        self._policy = policy
-        self._random = random.Random(seed)
-        self._prefixes = PrefixMap(MOST_PARTS)
+        self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
-        self._requests = 0
         self._retries = MOST_RETRIES
-        self.matched_tokens = 0
-        """Prompt tokens whose replica was sent them before."""
-        self.prompt_tokens = 0
 
     @property
     def open_requests(self) -> int:
@@ -203,21 +195,12 @@ class Replicas:
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
-        chance = self._random.random()
+        chance = self.chooser.draw()
         shares = accumulate(each.share for each in ready)
         canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
         ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
-        self._requests += 1
-        tokens = PART_BYTES // BYTES_PER_TOKEN
-        cached = {number: parts * tokens for number, parts in self._prefixes.match(prompt.chain).items()}
-        key = prompt.chain[0] if prompt.chain else self._requests.to_bytes(8, "big")
-        request = RoutedRequest(self._requests, prompt.tokens, key, cached)
-        number = self._policy([each.load for each in ready], request, self._random.random()).number
-        self._prefixes.learn(prompt.chain, number)
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
-        self.matched_tokens += cached.get(number, 0)
-        self.prompt_tokens += prompt.tokens
-        return self.all[number]
+        return self.all[self.chooser.choose([each.load for each in ready], prompt)]
 
     def may_retry(self) -> bool:
         """Takes one retry of the budget, if there is one: where much fails, retries would be the overload."""
@@ -241,7 +224,7 @@ class Replicas:
     async def _watch_one(self, replica: Replica) -> None:
         while True:
             if await replica.check():
-                self._prefixes.forget(replica.number)
+                self.chooser.forget(replica.number)
             if replica.share and not replica.is_stopped and len(replica.answers) == WATCHED:
                 self._judge(replica)
             await asyncio.sleep(CHECK_SECONDS)

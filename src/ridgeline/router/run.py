@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ridgeline.config.groups import ServerConfig
+from ridgeline.config.secret import read_router_key
 from ridgeline.core.routing import ROUTING
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.observe.logs import with_fields
@@ -94,7 +95,8 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     settings, metrics = config.server, RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
-    app = AccessLog(ErrorHandler(AccessGuard(Proxy(replicas, metrics), settings.host, keys, origins)), lambda *_: None)
+    proxy = Proxy(replicas, metrics, read_router_key(settings.router_key_file))
+    app = AccessLog(ErrorHandler(AccessGuard(proxy, settings.host, keys, origins)), lambda *_: None)
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))

@@ -27,6 +27,8 @@ from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
 from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
+from ridgeline.server.relay import Relay
+from ridgeline.server.routers import answer_created
 from ridgeline.server.transport import KEEP_ALIVE, OPENAI_EVENTS, EventGrammar, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
 
@@ -101,10 +103,11 @@ class UsageCounter:
 
 
 class AnswerSource(Protocol):
-    """Yields the parts of one HTTP request's answer. `abort` it whatever happens."""
+    """Yields the parts of one HTTP request's answer. `abort` it whatever happens. `relay`: a router is told of what it is made of."""
 
     id: str
     usage: UsageCounter
+    relay: Relay | None
 
     def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]: ...
 
@@ -148,7 +151,7 @@ class Header:
     @classmethod
     def make(cls, model: Model, answer_id: str) -> "Header":
         """The header of an answer that begins now."""
-        return cls(answer_id, int(time.time()), model.name, model.fingerprint)
+        return cls(answer_id, answer_created(), model.name, model.fingerprint)
 
 
 class AnswerFormat(Protocol):
@@ -192,7 +195,10 @@ async def deliver(
     """The stream, or else the whole answer as JSON. The source is aborted whatever happens; a stream does that at its end."""
     note_usage(request.scope, source.usage)
     headers = notes.tell()
+    if stream is None or not stream.has_comments:
+        source.relay = None
     if stream is not None:
+        stream.relay = source.relay
         stream.headers.update(headers)
         return stream
     try:

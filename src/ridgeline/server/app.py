@@ -42,6 +42,7 @@ from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
+from ridgeline.server.routers import RelayGate, is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.targets import NO_TARGETS
 from ridgeline.server.traces import TraceLayer
@@ -69,7 +70,8 @@ def build_app(service: Service) -> ASGIApp:
     generating = {row.path for row in routes.ROWS if row.is_queued}
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
     queue = QueueGate(Router(built, redirect_slashes=False), service)
-    app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
+    relay = RelayGate(queue, service.router_key, routes.body_limit)
+    app: ASGIApp = ErrorHandler(AccessGuard(relay, service.config.host, service.keys, origins))
     logged = AccessLog(CrossOrigin(app, origins) if origins else app, partial(_http_ended, service))
     return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
 
@@ -110,7 +112,7 @@ class QueueGate:
         if row is not None:
             routes.note_limits(scope, row)
             note_tenant(scope, current_caller().tenant)
-            if row.is_queued and self._service.is_ready:
+            if row.is_queued and self._service.is_ready and not is_continued():
                 self._service.check_capacity(1, NO_TARGETS)  # the body's come first, and are judged when it is read
                 quota = current_caller().quota
                 if quota is not None:

@@ -11,6 +11,7 @@ from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import AnswerPart, ChoiceBuilder, ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.beams import Beam, BeamSearch, next_token_logprobs
 from ridgeline.server.answer import AnswerSource, Part, UsageCounter, collect
+from ridgeline.server.relay import Relay
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_CONCURRENT_SEARCHES: Final = 4
@@ -37,6 +38,7 @@ class BeamGeneration:
         self._length_penalty = length_penalty
         self._steps: set[AnswerSource] = set()
         self.id = requests[0].request_id
+        self.relay: Relay | None = None
         self.usage = UsageCounter(params.n, sum(len(request.prompt) for request in requests))
 
     def abort(self) -> None:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, Collect
 from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
+from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.loading import Model
@@ -103,7 +104,9 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     room = max(1, model.limits.max_model_len - len(prompt))
     is_cut = clips and asked_tokens is not None and asked_tokens > room
     form = _form(payload, model, prompt)
-    asked, how = form.asked, form.reading
+    asked, how, relay = form.asked, form.reading, current_caller().relay
+    if how is not None and relay is not None:
+        how = replace(how, key=relay.key)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=asked and asked.params,
@@ -228,7 +231,7 @@ class ChatFormat:
         """The reader of a choice; None where text is content as it is."""
         if self.reading is None:
             return None
-        return self._speakers.setdefault(index, Speaker(self.reading))
+        return self._speakers.setdefault(index, Speaker(self.reading, index))
 
     def _choice(self, choice: CollectedChoice) -> replies.ChatChoice:
         speaker = self._speaker(choice.end.index)

@@ -121,6 +121,7 @@ def explain_one(
         preemptions=0 if choice is None else sum(mark.kind == "preempted" and mark.detail != "restart" for mark in choice.marks),
         engines=record.engines, total=total, ttft=ttft, counterfactual=counterfactual, summary=_summary(total, ttft, counterfactual),
         prefix_miss=_miss(miss, is_admin), tenant=record.tenant if is_admin else None,
+        cached_in={} if choice is None else choice.tier_tokens,
     )  # fmt: skip
 
 

@@ -92,6 +92,8 @@ class Explanation(Struct, frozen=True):
     summary: str
     prefix_miss: PrefixMiss | None = None
     tenant: str | None = None
+    cached_in: dict[str, int] = {}
+    """Of the cached tokens those whose KV was not on the device, by the tier that had it."""
 
 
 class Share(Struct, frozen=True):

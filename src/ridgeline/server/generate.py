@@ -5,17 +5,18 @@ parts of answers is `engine.answer`'s.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from ridgeline.core.commands import Close, Output
 from ridgeline.core.commit import NOT_FINITE
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd, ChoiceStart
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
-from ridgeline.engine.streams import Wakeup
+from ridgeline.engine.streams import Behind, RequestStream, Wakeup
 from ridgeline.errors import RequestError
 from ridgeline.observe.charges import MAX_STEPS_IN_LOOP, charge, slowest_choice
 from ridgeline.observe.ledger import FrontEnd, Ledger
@@ -26,6 +27,8 @@ from ridgeline.server.callers import current_caller
 from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
+from ridgeline.server.relay import Relay, close_of
+from ridgeline.server.routers import is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
@@ -53,9 +56,8 @@ async def start_generation(
     bad_words = await encode_bad_words(model.tokenizer, params.bad_words)
     # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
-    if service.brown_out is not None:
-        service.brown_out.check(current_caller(), priority if service.has_priorities else 0)
-        params = service.brown_out.limit(params, current_caller())
+    relay = current_caller().relay
+    params = _limited(service, params, priority) if relay is None or not relay.goes_on else relay.params(params)
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     targets = current_caller().targets.with_body(payload)
@@ -71,13 +73,16 @@ async def start_generation(
     tokenizer = model.tokenizer
     if not payload.use_beam_search:
         on_end = None if params.ignore_eos else service.answer_ended
-        engine = _enter(service, requests, requests, targets)
+        follows = None if params.prompt_logprobs is not None else relay
+        if follows is not None:
+            follows.begin(requests, model.limits)
+        engine = service.engine if is_continued() else _enter(service, requests, requests, targets)
         if service.tracer is not None:
             service.tracer.admitted(requests)
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
             service.prefixes.add(request, model.engine.info.kv.block_tokens)
-        generation = Generation(engine, tokenizer, requests, params, on_end, until)
+        generation = Generation(engine, tokenizer, requests, params, on_end, until, follows)
         if payload.explain:
             generation.usage.time_spent = partial(_time_spent, service.ledger, generation.id)
         return generation
@@ -89,6 +94,14 @@ async def start_generation(
 
     length_penalty = 1.0 if payload.length_penalty is None else payload.length_penalty
     return BeamGeneration(tokenizer, requests, params, submit_step, length_penalty)
+
+
+def _limited(service: Service, params: SamplingParams, priority: int) -> SamplingParams:
+    """The parameters that a brown-out leaves of them. Raises ApiError where it takes no such request."""
+    if service.brown_out is None:
+        return params
+    service.brown_out.check(current_caller(), priority if service.has_priorities else 0)
+    return service.brown_out.limit(params, current_caller())
 
 
 def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Admitted], targets: Targets) -> EngineClient:
@@ -143,8 +156,10 @@ class Generation:
         params: SamplingParams,
         on_end: Callable[[ChoiceEnd], None] | None = None,
         until: Deadline | None = None,
+        relay: Relay | None = None,
     ) -> None:
-        """`on_end` is called with the end of each choice. Raises EngineDeadError while no engine takes requests."""
+        """`on_end` is called with the end of each choice; `relay` is told of all outputs, and has those of an answer that goes on. Raises
+        EngineDeadError while no engine takes requests."""
         self._on_end = on_end
         self._until = until
         self._engine = engine
@@ -152,12 +167,43 @@ class Generation:
         self._wakeup = Wakeup()
         self._quota = current_caller().quota
         self.id = requests[0].request_id
+        self.relay = relay
         names = tuple([request.request_id for request in requests])
         self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests), request_ids=names)
         self._prompts = [
-            (AnswerBuilder(request, params, tokenizer, number * request.choices), engine.submit(request, self._wakeup))
+            (AnswerBuilder(request, params, tokenizer, number * request.choices), self._submit(number, request))
             for number, request in enumerate(requests)
         ]
+
+    def _submit(self, number: int, request: Admitted) -> RequestStream:
+        """The stream of one prompt's request: of its beginning, or behind what another replica has put out of it."""
+        items = self.relay.items(number, request) if self.relay is not None else []
+        behind = Behind(items, self.relay.cached(number)) if self.relay is not None and items else None
+        return self._engine.submit(request, self._wakeup, behind=behind)
+
+    def _replayed(self) -> Iterator[Part]:
+        """The parts that another replica has made of its outputs. Ends that it had not confirmed are confirmed here."""
+        if self.relay is None:
+            return
+        counts: dict[tuple[int, int], int] = {}
+        closes: dict[tuple[int, int], Close] = {}
+        for number, item in self.relay.replay(self._requests):
+            place = (number, item.choice)
+            builder, stream = self._prompts[number]
+            parts, close = builder.process(item)
+            if isinstance(item, Output):
+                counts[place] = counts.get(place, 0) + len(item.ids)
+                if (close := close_of(item, close, counts[place])) is not None:
+                    closes.setdefault(place, close)
+            else:
+                closes.pop(place, None)
+            for part in parts:
+                if isinstance(part, ChoiceStart) and part.index == 0:
+                    self.usage.cached_at_start = stream.cached_of(0)
+                self.usage.add(part)
+                yield part
+        for close in closes.values():
+            self._engine.send(close)
 
     def abort(self) -> None:
         """Ends what is still open in the engine. Safe to call at any time, more than once."""
@@ -179,13 +225,18 @@ class Generation:
         remaining = sum(request.choices for request in self._requests)
         timer = None if self._until is None else self._until.call(self._wakeup.set)
         try:
+            for part in self._replayed():
+                remaining -= isinstance(part, ChoiceEnd)
+                yield part
             while remaining:
                 if not await self._wakeup.wait(idle_seconds):
                     yield Idle()
                 if self._until is not None and self._until.has_passed:
                     raise too_late(self._until.milliseconds)
-                for builder, stream in self._prompts:
+                for number, (builder, stream) in enumerate(self._prompts):
                     while (item := stream.pop()) is not None:
+                        if self.relay is not None:
+                            self.relay.note(number, item, stream.cached_of(item.choice))
                         parts, close = builder.process(item)
                         if close is not None:
                             self._engine.send(close)

@@ -1,30 +1,28 @@
-"""API keys: from a setting and from a file of several, kept as SHA-256, read again on SIGHUP; and the secret of prefix domains.
+"""API keys: from a setting and from a file of several, kept as SHA-256, read again on SIGHUP.
 
 A line of the file is KEY, NAME KEY, or NAME KEY OPTION=VALUE …; empty lines and those that begin with # do not count. A key may be
 written as `sha256:` and its digest in hex. Keys are never printed, names may be.
 """
 
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.file import check_private, read_bounded
 from ridgeline.errors import ConfigError
 from ridgeline.server.quotas import MAX_RATE, RATES, Quota
 from ridgeline.server.targets import MAX_MS, NAMES, NO_TARGETS, Targets
 
+if TYPE_CHECKING:
+    from ridgeline.server.relay import Relay
+
 FLAG: Final = "--api-key-file"
-SECRET_FLAG: Final = "--cache-secret-file"
 MAX_KEYS: Final = 4_096
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_TENANTS: Final = 1_024
 MAX_WEIGHT: Final = 1_000
-MIN_SECRET_CHARACTERS: Final = 16
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
@@ -61,7 +59,7 @@ class Key:
 class Caller:
     """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
     always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
-    `adapters` names those that there are for it, None: all."""
+    `adapters` names those that there are for it, None: all; `relay` is there where a router asks for the holder."""
 
     tenant: str = ""
     weight: int = 1
@@ -72,6 +70,7 @@ class Caller:
     brown_out_tokens: int | None = None
     targets: Targets = NO_TARGETS
     adapters: frozenset[str] | None = None
+    relay: "Relay | None" = None
 
     def may_use(self, adapter: str) -> bool:
         """True if there is an adapter of this name for it."""
@@ -202,41 +201,6 @@ def _number(name: str, value: str, most: int, where: str) -> int:
     if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:20]) <= most:
         raise ConfigError(f"{where} {name} is a whole number from 1 to {most:,}")
     return int(value)
-
-
-def read_cache_secret(path: str | None) -> bytes:
-    """Secret of prefix domains, 32 bytes: from a private file that replicas share, which is made where there is none; random without one.
-    Who has another secret finds nothing in the cache, and no more than that. Raises ConfigError."""
-    if path is None:
-        return secrets.token_bytes(32)
-    file = Path(path).expanduser()
-    if not file.exists():
-        _create_secret(file, path)
-    check_private(path, SECRET_FLAG)
-    text = read_bounded(path, SECRET_FLAG).strip()
-    if len(text) < MIN_SECRET_CHARACTERS:
-        raise ConfigError(
-            f"{SECRET_FLAG} {path!r:.200} has {len(text)} characters; at least {MIN_SECRET_CHARACTERS} are needed. Remove the file, and a "
-            "new one is made", fix={SECRET_FLAG: None}
-        )  # fmt: skip
-    return hashlib.sha256(text.encode()).digest()
-
-
-def _create_secret(file: Path, path: str) -> None:
-    """Makes the file whole or not at all: of replicas that start at once, all read the first one's."""
-    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as opened:
-                opened.write(secrets.token_hex(32) + "\n")
-            os.link(draft, file)
-        finally:
-            draft.unlink()
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{SECRET_FLAG} {path!r:.200} cannot be made: {error.strerror}", fix={SECRET_FLAG: None}) from None
 
 
 def _can_be_sent(key: str) -> bool:

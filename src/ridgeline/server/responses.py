@@ -31,6 +31,7 @@ from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import THOUGHTS, Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
 from ridgeline.server.responses_shapes import Item, ResponsesRequest
+from ridgeline.server.routers import answer_created, goes_elsewhere
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
@@ -77,6 +78,7 @@ def routes(service: Service) -> list[BaseRoute]:
                 await shelf.put(owner, response, items)
 
         if payload.background:
+            begun.source.relay = None
             first = answer.response("in_progress")
             tape = shelf.tapes.begin(owner, first.id) if payload.stream else None
             shelf.work(first.id, _finish_alone(answer, store, tape), begun.source.abort)
@@ -221,7 +223,7 @@ class _Answer:
         self._output = Output(begun.source.id, begun.reading, tools.called, names, is_wrapped=is_wrapped)
         self._base = shapes.ResponseObject(
             id=f"resp_{begun.source.id}",
-            created_at=int(time.time()),
+            created_at=answer_created(),
             status="in_progress",
             model=model.name,
             output=[],
@@ -317,6 +319,8 @@ async def _told(answer: _Answer, events: AsyncGenerator[shapes.Event | Idle, Non
             async for event in events:
                 yield KEEP_ALIVE if isinstance(event, Idle) else encode_event(event)
     except Exception as error:
+        if goes_elsewhere(error):
+            raise
         found = as_api_error(error)
         note_error(request.scope, found.code)
         yield encode_event(answer.failed(found))

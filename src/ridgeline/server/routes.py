@@ -291,6 +291,12 @@ def _has(scope: Scope, header: bytes) -> bool:
     return any(name == header for name, _ in scope["headers"])
 
 
+def body_limit(scope: Scope) -> int:
+    """Bytes that the body of a request may have."""
+    row = find_row(scope)
+    return MAX_BODY_BYTES if row is None else row.max_body_bytes
+
+
 def note_limits(scope: Scope, row: Row) -> None:
     """Leaves the row's bounds where `transport.read_body` looks for them."""
     scope[BODY_LIMIT_KEY] = row.max_body_bytes

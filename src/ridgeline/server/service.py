@@ -14,6 +14,7 @@ from typing import Final
 from ridgeline import __version__
 from ridgeline.config.env import cache_directory, state_directory
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.config.secret import read_cache_secret, read_router_key, tier_secret_file
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, Pooling, SamplingParams
@@ -37,7 +38,7 @@ from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
 from ridgeline.server.deployments import Deployments, renumbered
-from ridgeline.server.keys import ApiKeys, read_cache_secret
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import Model, served_name
 from ridgeline.server.notes import Notes
 from ridgeline.server.targets import Targets
@@ -81,7 +82,8 @@ class Service:
         self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        self._secret = read_cache_secret(config.cache_secret_file)
+        self._secret = read_cache_secret(config.cache_secret_file or tier_secret_file(engine_config))
+        self.router_key = read_router_key(config.router_key_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
@@ -246,8 +248,10 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
+            before = caller.relay and caller.relay.next_request()
+            request_id, draw_seed = (before.request_id, lambda: before.seed) if before else (secrets.token_hex(16), self._draw_seed)
             return admit(
-                prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
+                prompt, params, limits, request_id=request_id, draw_seed=draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,
                 adapter=adapter, ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms,
                 thinking=None if ids is None else ids.thinking(begins_reasoning(prompt, ids.texts, model.tokenizer), tokens, message),

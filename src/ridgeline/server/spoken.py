@@ -34,8 +34,8 @@ def unwrapped(field: str) -> str:
 class Speaker(Listener):
     """One choice: its tokens in, deltas out."""
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
+    def __init__(self, reading: Reading, choice: int = 0) -> None:
+        super().__init__(reading, choice)
         self._told = -1
         """Index of the call that was told last."""
 

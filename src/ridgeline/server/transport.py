@@ -10,13 +10,14 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.errors import EngineDeadError
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
 
 BODY_LIMIT_KEY: Final = "ridgeline.max_body_bytes"
@@ -153,6 +154,12 @@ def event_start(kind: type[msgspec.Struct]) -> bytes:
     return f"{kind.__struct_config__.tag}\ndata: ".encode()
 
 
+class Marks(Protocol):
+    """What a router is told of a stream."""
+
+    def mark(self, event: bytes) -> bytes: ...
+
+
 class EventStream(Response):
     """Server-sent events, then the end that the grammar has for it. An error becomes an event of its own before the end, and is raised.
 
@@ -166,6 +173,12 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._grammar = grammar
+        self.relay: Marks | None = None
+
+    @property
+    def has_comments(self) -> bool:
+        """True if a line can stand in front of an event."""
+        return self._grammar.media_type == OPENAI_EVENTS.media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -178,12 +191,16 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         failure: ApiError | None = None
         grammar = self._grammar
-        start, idle, stop = grammar.start, grammar.idle, grammar.stop
+        start, idle, stop, relay = grammar.start, grammar.idle, grammar.stop, self.relay
         try:
             async for event in self._events:
                 data = idle if event is KEEP_ALIVE else start + event + stop
+                if relay is not None and event is not KEEP_ALIVE and not (data := relay.mark(data)):
+                    continue
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:
+            if relay is not None and isinstance(error, EngineDeadError):
+                raise  # a router goes on with it elsewhere: the stream breaks off, and the client is not told
             failure = as_api_error(error)
             data = grammar.error_start + failure.body(grammar.dialect) + stop
             await send_body({"type": "http.response.body", "body": data, "more_body": True})

@@ -10,7 +10,6 @@ from paged import stored
 from quantised_weights import dense
 from tensors import DEVICE, numbers, on_device, poisoned, within
 
-from ridgeline.compute.cuda.attention import TRITON
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.plan import MERGED
@@ -52,7 +51,7 @@ class Binding:
         self.vectors = {name: on_device(given[name]) for name in vectors}
         self.cache = stored(given["keys"], given["values"], given.get("block_tokens", CACHE_BLOCK), kv) if "keys" in given else None
         self.inputs = _Inputs(given)
-        self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, attention=TRITON, device=SimpleNamespace(torch=DEVICE))
+        self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, tokens=64, rows=8, device=SimpleNamespace(torch=DEVICE))
         exact = {name: numbers(value) for name, value in (self.values_ | self.tables | self.vectors).items()}
         exact |= {name: dense(matrix).astype(np.float32) for name, matrix in self.matrices.items()}
         self.theirs = {**given, **{name: array.reshape(given[name].shape) for name, array in exact.items()}}

@@ -18,18 +18,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SHARED = {80: 163 << 10, 90: 227 << 10}
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a program may have, by capability."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """expected: by kernel and capability, what its PTX must contain."""
+    """expected: by kernel and capability, what the PTX of its launches must contain."""
 
     name: str
     run: Callable[[], object]
     expected: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
-    capabilities: tuple[int, ...] = (80, 90)
+    capabilities: tuple[int, ...] = (80, 86, 89, 90, 100, 120)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,10 @@ def compiled(case: Case, capability: int, done: set[str]) -> Iterator[Compiled]:
         case.run()
     finally:
         JITFunction.run = original
-    for function, kernel in {id(kernel): (function, kernel) for function, kernel in found}.values():
-        ptx, wanted = kernel.asm["ptx"], case.expected.get(function.__name__, {}).get(capability, ())
-        missing = tuple(text for text in wanted if text not in ptx)
+    made = {id(kernel): (function, kernel) for function, kernel in found}.values()
+    for function, kernel in made:
+        ptx = "".join(other.asm["ptx"] for same, other in made if same is function)
+        missing = tuple(text for text in case.expected.get(function.__name__, {}).get(capability, ()) if text not in ptx)
         registers, stack = resources(kernel.asm["cubin"])
         yield Compiled(case.name, function.__name__, function.__module__, capability, kernel.metadata.shared, registers, stack, missing)
 

@@ -7,7 +7,7 @@ import torch
 from compile_only import Case
 
 from ridgeline.compute.cuda.cache import allocate_device_kv
-from ridgeline.compute.cuda.triton.attention import attention, work_bytes
+from ridgeline.compute.cuda.triton.attention import attention, counters_of, work_bytes
 from ridgeline.core.plan import KVGroup, KVShape
 
 CPU = torch.device("cpu")
@@ -32,10 +32,11 @@ def launch(
     layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), kv_heads, head_dim, kind, CPU).layer(0)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
     work = work_bytes(tokens, rows, max_kv=max_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
-    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows + 1,), (rows,), (tokens,)))
+    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows + 1,), (rows,)))
     q, out = (torch.empty(tokens, heads * head_dim, dtype=dtype) for _ in range(2))
     how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "max_q": max_q, "invariant": invariant}
-    attention(q, layer, *integers, out=out, work=torch.empty(work, dtype=torch.uint8), **how)
+    counters = counters_of(tokens, rows, kv_heads, CPU)
+    attention(q, layer, *integers, out=out, work=torch.empty(work, dtype=torch.uint8), counters=counters, **how)()
 
 
 DECODE = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("mma.sync", "cp.async.cg")}}

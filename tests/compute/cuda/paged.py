@@ -49,7 +49,6 @@ def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, 
     q = on_device(np.pad(arguments["q"], ((0, pad), (0, 0)), constant_values=np.nan), dtype)
     cu_q = np.pad(arguments["cu_q"], (0, pad), mode="edge")
     kv_len, tables = np.pad(arguments["kv_len"], (0, pad)), np.pad(arguments["tables"], ((0, pad), (0, 0)))
-    row_of_token = np.pad(np.repeat(np.arange(len(arguments["kv_len"])), np.diff(arguments["cu_q"])), (0, pad))
     max_q, head_dim = int(np.diff(cu_q).max(initial=0)), arguments["head_dim"]
     sizes = {"heads": q.shape[1] // head_dim, "kv_heads": cache.kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
     max_kv, fp32 = tables.shape[1] * cache.block_tokens, dtype == torch.float32
@@ -58,12 +57,14 @@ def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, 
     attention.attention(
         q,
         cache.layer(0),
-        *(on_device(x.astype(np.int32)) for x in (tables, cu_q, kv_len, row_of_token)),
+        *(on_device(x.astype(np.int32)) for x in (tables, cu_q, kv_len)),
         **{name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")},
         sinks=None if arguments.get("sinks") is None else on_device(arguments["sinks"]),
         out=out,
         work=poisoned(work // 4) if work else None,
+        counters=(counters := attention.counters_of(len(q), len(kv_len), cache.kv_heads, DEVICE)),
         max_q=max_q,
         invariant=invariant,
-    )
+    )()
+    assert not counters.any()
     return out

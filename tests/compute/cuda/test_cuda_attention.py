@@ -17,6 +17,9 @@ TOLERANCE = {kind: definition.tolerance[f"cuda {'bf16' if kind in ('fp8', 'int8'
 """By the type of the cache: that of the operands that are made of it."""
 
 
+COUNTERS = triton_attention.counters_of(64, 8, 4, DEVICE)
+
+
 def owned(sample: Sample) -> dict[str, Any]:
     """A sample's arguments; what no sequence owns, and what a window has left behind, is NaN."""
     arguments = dict(sample.arguments)
@@ -58,8 +61,9 @@ def against_the_reference(arguments: dict[str, Any], kind: str, **how: Any) -> f
         ([(700, 1), (40, 1)], (2, 2), 20, 300, 0.0),
         ([(300, 3), (0, 2), (511, 4)], (6, 2), 32, 0, 2.0),
         ([(60, 37), (0, 65), (130, 1)], (4, 1), 16, 50, 0.0),
+        ([(600, 1), (0, 65), (0, 1)], (4, 1), 16, 0, 0.0),
     ],
-    ids=["decode", "decode, window", "verification, softcap", "mixed, window"],
+    ids=["decode", "decode, window", "verification, softcap", "mixed, window", "mixed, decode in splits"],
 )
 def test_types_of_cache(kind: str, rows: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, window: int, softcap: float) -> None:
     """Long enough for several splits; padded as a graph pads: rows without tokens, tokens without rows."""
@@ -90,9 +94,9 @@ def test_strided_rows() -> None:
     expected, wide = attend(arguments, cache, torch.float32), poisoned(5, 100)
     q = wide[:, 20:84]
     q.copy_(on_device(arguments["q"]))
-    integers = [on_device(x) for x in (arguments["tables"], arguments["cu_q"], arguments["kv_len"], np.int32([0, 1, 1, 1, 1]))]
+    integers = [on_device(x) for x in (arguments["tables"], arguments["cu_q"], arguments["kv_len"])]
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
-    triton_attention.attention(q, cache.layer(0), *integers, out=q, work=None, max_q=4, **how)
+    triton_attention.attention(q, cache.layer(0), *integers, out=q, work=None, counters=COUNTERS, max_q=4, **how)()
     assert torch.equal(wide[:, 20:84], expected)
     assert torch.isnan(wide[:, :20]).all() and torch.isnan(wide[:, 84:]).all()
 
@@ -136,7 +140,8 @@ def test_decode_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) ->
     for limit in (0, 1 << 40):
         monkeypatch.setattr(triton_attention, "WORK_LIMIT", limit)
         assert torch.equal(sequence.chunk(599, 600, 0, invariant=False), alone)
-    monkeypatch.setattr(triton_attention, "SPLIT_PROGRAMS", 0.01)
+    monkeypatch.setattr(triton_attention, "LONGEST_KEYS", 300)
+    monkeypatch.setattr(triton_attention, "SPLIT_BELOW", 0)
     assert torch.equal(sequence.chunk(599, 600, 0, invariant=False), alone)
 
 
@@ -154,23 +159,43 @@ def test_edge_of_the_window(window: int) -> None:
 
 def test_schedules() -> None:
     """Tiles and programs by shape: what stands in the tables is what a step gets."""
-    llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "capability": 90}
-    decode = triton_attention.make_schedule(256, 256, max_q=1, max_kv=4096, **llama)
-    assert (decode.tile.queries, decode.blocks, decode.one_block, decode.split_programs, decode.splits) == (16, 256, True, 0, 16)
-    alone = triton_attention.make_schedule(1, 1, max_q=1, max_kv=131072, **llama)
+    llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "device": torch.device("cpu")}
+
+    def made(tokens: int, rows: int, **sizes: Any) -> tuple[triton_attention.Schedule, ...]:
+        return triton_attention.make_schedules(tokens, rows, **sizes, **llama)
+
+    (decode,) = made(256, 256, max_q=1, max_kv=2048)
+    assert (decode.tile.queries, decode.blocks, decode.one_block, decode.split_programs, decode.splits) == (16, 256, True, 0, 8)
+    (alone,) = made(1, 1, max_q=1, max_kv=131072)
     assert (alone.tile, alone.split_programs, alone.splits) == (decode.tile, 132, 512)
-    assert triton_attention.make_schedule(1, 1, max_q=1, max_kv=200, **llama).split_programs == 0
-    prompt = triton_attention.make_schedule(2048, 1, max_q=2048, max_kv=2048, **llama)
-    assert (prompt.tile.queries, prompt.blocks, prompt.fold) == (128, 65, False)
-    verified = triton_attention.make_schedule(32, 8, max_q=4, max_kv=2048, **llama)
+    assert made(1, 1, max_q=1, max_kv=200)[0].split_programs == 0
+    (verified,) = made(32, 8, max_q=4, max_kv=2048)
     assert (verified.tile.queries, verified.one_block, verified.fold) == (16, True, True)
-    fixed = [
-        triton_attention.make_schedule(t, r, max_q=q, max_kv=4096, invariant=True, **llama)
-        for t, r, q in ((256, 256, 1), (2048, 1, 2048), (40, 8, 9))
-    ]
-    assert {(made.tile, made.fold) for made in fixed} == {(decode.tile, True)}
+    fixed = [made(t, r, max_q=q, max_kv=4096, invariant=True) for t, r, q in ((256, 256, 1), (2048, 1, 2048), (40, 8, 9))]
+    assert {(only.tile, only.fold) for (only,) in fixed} == {(decode.tile, True)}
     with pytest.raises(ValueError, match="at most 128 query heads"):
-        triton_attention.make_schedule(1, 1, heads=129, kv_heads=1, head_dim=64, max_q=1, max_kv=64, capability=90)
+        triton_attention.make_schedules(1, 1, max_q=1, max_kv=64, **{**llama, "heads": 129, "kv_heads": 1})
+
+
+def test_schedules_of_mixed_steps() -> None:
+    """Rows of one token are not computed with the tiles of prompts, and no row keeps one program for all of its many keys."""
+    llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "device": torch.device("cpu")}
+    (prompt,) = triton_attention.make_schedules(2048, 1, max_q=2048, max_kv=2048, **llama)
+    assert (prompt.tile.queries, prompt.blocks, prompt.fold, prompt.row_tokens) == (128, 65, False, "any")
+    decode, prompts = triton_attention.make_schedules(552, 41, max_q=512, max_kv=32768, **llama)
+    assert (decode.tile.queries, decode.blocks, decode.row_tokens, decode.split_programs) == (16, 41, "one", 8)
+    assert (prompts.tile.queries, prompts.row_tokens) == (128, "several")
+    (long,) = triton_attention.make_schedules(41, 41, max_q=1, max_kv=32768, **llama)
+    assert long.split_programs == 8
+    work = triton_attention.work_bytes(552, 41, max_q=512, max_kv=32768, **llama)
+    assert work == 4 * 41 * 32 * 128 * 130, "partial results are kept by row"
+
+
+@pytest.mark.parametrize(
+    ("capability", "row"), [(80, 80), (86, 86), (87, 80), (89, 86), (90, 90), (100, 90), (103, 90), (120, 86), (121, 86)]
+)
+def test_tiles_of_every_device(capability: int, row: int) -> None:
+    assert triton_attention.table_row(capability) == row
 
 
 def test_too_little_scratch() -> None:
@@ -179,4 +204,4 @@ def test_too_little_scratch() -> None:
     q, integers = on_device(arguments["q"]), [on_device(arguments[name]) for name in ("tables", "cu_q", "kv_len")]
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
     with pytest.raises(ValueError, match="bytes of scratch, got 8"):
-        triton_attention.attention(q, cache.layer(0), *integers, on_device(np.int32([0])), out=q, work=poisoned(2), max_q=1, **how)
+        triton_attention.attention(q, cache.layer(0), *integers, out=q, work=poisoned(2), counters=COUNTERS, max_q=1, **how)

@@ -103,6 +103,8 @@ def test_copies_to_the_host_and_back(kind: str, width: int, most: int, monkeypat
     host = HostTier(cache, 4, device(), depth=1)
     nines = torch.full_like(cache.pool[:, :, 0], 9)
     expected = {6: nines, 9: nines} | {block: cache.pool[:, :, block].clone() for block in range(6)}
+    host.compile_kernels()
+    assert torch.equal(host._host[:, :, 0], cache.pool[:, :, 0].cpu())
     host._host.fill_(9)
     for copies in (((1, 6), (2, 7)), ((3, 8), (6, 3), (4, 6), (7, 1), (8, 4)), ()):
         host.copy(copies)

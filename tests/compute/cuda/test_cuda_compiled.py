@@ -1,4 +1,4 @@
-"""Every kernel compiles for an A100 and an H200 as it is launched there: shared memory, spills, instructions. Nothing is run."""
+"""Every kernel compiles for every kind of GPU, as it is launched there: shared memory, spills, instructions. Nothing is run."""
 
 import ast
 import json
@@ -13,8 +13,8 @@ from compile_only import SHARED, Compiled
 REDUCING = {"rotation_kernel"}
 """Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
 
-LATER = {("matmul", "linear_fp8_kernel"): 89}
-"""Kernels that only machines from a capability on launch."""
+SPILLS = {100: 40, 120: 24}
+"""Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
@@ -23,18 +23,13 @@ KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 pytestmark = pytest.mark.timeout(600)
 
 
-ALL = [pytest.param((80,), marks=pytest.mark.night), pytest.param((90,), marks=pytest.mark.night), (90, "once")]
+ALL = [*(pytest.param((capability,), marks=pytest.mark.night) for capability in SHARED), (90, "once")]
 
 
 @pytest.fixture(scope="module", params=ALL, ids=lambda words: " ".join(map(str, words)))
 def words(request: pytest.FixtureRequest) -> tuple[int | str, ...]:
     """By day one launch of every kernel, on the machine that launches all of them."""
     return tuple(request.param)
-
-
-@pytest.fixture(scope="module")
-def capability(words: tuple[int | str, ...]) -> int:
-    return int(words[0])
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +44,15 @@ def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFact
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_every_kernel_is_compiled(capability: int, compiled: list[Compiled]) -> None:
-    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on every machine that can."""
+def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
+    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case on every machine."""
     there = {
         (path.stem, node.name)
         for path in KERNELS.glob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
-    able = {kernel for kernel in there if LATER.get(kernel, 0) <= capability}
-    assert able == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled}
+    assert there == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled}
 
 
 def test_shared_memory(compiled: list[Compiled]) -> None:
@@ -66,7 +60,7 @@ def test_shared_memory(compiled: list[Compiled]) -> None:
 
 
 def test_nothing_spills(compiled: list[Compiled]) -> None:
-    assert not [made for made in compiled if made.stack and made.kernel not in REDUCING]
+    assert not [made for made in compiled if made.stack > SPILLS.get(made.capability, 0) and made.kernel not in REDUCING]
 
 
 def test_expected_instructions(compiled: list[Compiled]) -> None:

@@ -25,13 +25,20 @@ class Recording:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.capturing: list[str] | None = None
+        self.pools, self.used = 0, list[Any]()
 
     def call(self, name: str, attention: bool = False) -> Launch:
         op = Op("attention", (), ()) if attention else None
         return Launch(lambda: (self.log if self.capturing is None else self.capturing).append(name), op)
 
+    def new_pool(self) -> object:
+        """A pool by number: graphs that are dropped take theirs with them."""
+        self.pools += 1
+        return self.pools
+
     def capture(self, run: Callable[[], None], pool: Any) -> Any:
         self.capturing = held = []
+        self.used.append(pool)
         run()
         self.capturing = None
         log = self.log
@@ -107,7 +114,7 @@ def test_mixtures_are_buckets_that_steps_have() -> None:
 def recorded() -> tuple[Recording, Graphs, list[Launch], list[Launch]]:
     recording = Recording()
     body = [recording.call(name, name.startswith("attention")) for name in ("embed", "attention.0", "mlp", "attention.1", "norm")]
-    return recording, Graphs(recording.capture, None), body, [recording.call("head"), recording.call("sample")]
+    return recording, Graphs(recording.capture, recording.new_pool), body, [recording.call("head"), recording.call("sample")]
 
 
 def test_a_decode_step_is_one_graph() -> None:
@@ -118,6 +125,16 @@ def test_a_decode_step_is_one_graph() -> None:
     recording.log.clear()
     graphs.run(bucket, body, tail)
     assert recording.log == ["graph(embed attention.0 mlp attention.1 norm head sample)"] and len(graphs) == 1
+
+
+def test_graphs_after_a_clear_take_a_pool_of_their_own() -> None:
+    """The driver frees a pool whose graphs are all gone: torch refuses its handle."""
+    recording, graphs, body, tail = recorded()
+    for _ in range(2):
+        graphs.add_decode(Bucket(4, 4, 32, 1), body, tail)
+        graphs.add_segments(16, body, tail)
+        graphs.clear()
+    assert recording.used == [1] * 4 + [2] * 4
 
 
 def test_a_small_mixed_step_replays_what_stands_between_attentions() -> None:

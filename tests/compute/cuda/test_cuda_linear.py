@@ -10,7 +10,7 @@ from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.integers import INTEGER_FORMATS
-from ridgeline.compute.cuda.linear import _is_for_library, linear, scratch_bytes
+from ridgeline.compute.cuda.linear import PACKED_ROWS, _is_for_library, linear, scratch_bytes
 from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix, merged, place
@@ -45,7 +45,7 @@ def run(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("rows", [1, 32, 33])
+@pytest.mark.parametrize("rows", [1, 33, PACKED_ROWS + 1])
 @pytest.mark.parametrize("name", STORED)
 def test_every_format(name: str, rows: int, dtype: torch.dtype) -> None:
     weight = place(STORED[name], dtype, DEVICE)

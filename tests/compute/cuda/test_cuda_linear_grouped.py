@@ -65,7 +65,7 @@ def test_grouped_integers(bits: int, size: int, symmetric: bool, dtype: torch.dt
     assert error(run(x, weight), product(x, weight)) < SUMS
 
 
-@pytest.mark.parametrize("rows", [0, 1, 16, 17, 32])
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 32, 33, 65, 130])
 def test_rows_and_splits(rows: int) -> None:
     """Several splits, rows of every count, results in bf16; a scale a row over all inputs."""
     weight = pack_grouped(grouped(8, 40, 1088, 1088, seed=3), DEVICE)

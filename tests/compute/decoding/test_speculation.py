@@ -19,10 +19,14 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
+from ridgeline.core.drafts.auto import AutoDrafter
+from ridgeline.core.drafts.depth import Offer
+from ridgeline.core.drafts.model import ModelDrafter
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.drafts.suffix import OutputStore
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import Plan, Result
-from ridgeline.core.sequence import Sequence
+from ridgeline.core.sequence import Sequence, State
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import kv_costs
@@ -103,15 +107,16 @@ def test_drafts_change_no_bit(model: tuple[str, Path], seeds: range) -> None:
         assert preempted and hits
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(range(3000, 3002), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])
-def test_prompt_lookup_changes_no_bit(model: tuple[str, Path], seeds: range) -> None:
-    """Answers of few different ids repeat themselves; a price that nobody measured lets every step draft."""
+@pytest.mark.parametrize("seeds", [pytest.param(range(3000, 3001), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])
+@pytest.mark.parametrize("recent", [False, True])
+def test_repetition_changes_no_bit(model: tuple[str, Path], recent: bool, seeds: range) -> None:
+    """Answers of few different ids repeat themselves and each other; a price that nobody measured lets every step draft."""
     accepted = 0
     for seed in seeds:
         load = Load(model, seed)
         load.requests = [replace(each, sampling=replace(each.sampling, allowed_ids=FEW, bad_words=())) for each in load.requests]
         plain = load.plain()
-        lookup = Counted(load.draw.randint(1, 4), (), barrier=False)
+        lookup = Counted(load.draw.randint(1, 4), (), False, OutputStore() if recent else None)
 
         def attach(engine: Engine, lookup: Counted = lookup) -> None:
             engine.scheduler.drafter = lookup
@@ -119,6 +124,56 @@ def test_prompt_lookup_changes_no_bit(model: tuple[str, Path], seeds: range) -> 
         load.same(serve(load.path, waves(load.requests, load.draw), attach, **load.chosen), plain)
         accepted += lookup.accepted
     assert accepted > 5 * len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(4002, 4003), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])
+@pytest.mark.parametrize("kind", ["itself", "another", "auto"])
+def test_a_draft_model_changes_no_bit(model: tuple[str, Path], kind: str, seeds: range, tmp_path: Path) -> None:
+    """One that errs never, since it is the model itself and draws with its noise; one that errs often, with fewer tokens; and the first
+    beside repetition."""
+    path = write_tiny(tmp_path / "draft.gguf", Tiny(hidden=32, ffn=64, vocab=280), seed=5) if kind == "another" else model[1]
+    drafted = accepted = 0
+    for seed in seeds:
+        load = Load(model, seed)
+        plain = load.plain()
+        drafters: list[CountedModel] = []
+
+        def attach(engine: Engine, load: Load = load, drafters: list[CountedModel] = drafters) -> None:
+            cache = engine.executor.info.drafts
+            assert cache is not None
+            small = cache._replace(passes=(), blocks=cache.blocks if load.draw.random() < 0.7 else 3 * cache.groups)
+            drafters.append(CountedModel(load.draw.randint(1, 4), (), True, small))
+            engine.scheduler.drafter = drafters[0]
+            if kind == "auto":
+                engine.scheduler.drafter = AutoDrafter(PromptLookupDrafter(4, (), True, OutputStore()), drafters[0], ())
+
+        chosen = load.chosen | pool(load.path, load.draw, load.chosen) | {"speculative": "draft", "draft_model": str(path)}
+        load.same(serve(load.path, waves(load.requests, load.draw), attach, **chosen), plain)
+        drafted, accepted = drafted + drafters[0].drafted, accepted + drafters[0].accepted
+    assert drafted > 5 * len(seeds)
+    assert accepted > 0.9 * drafted if kind != "another" else accepted < drafted
+
+
+class CountedModel(ModelDrafter):
+    """Drafts as much as there is room for, whatever it costs. Counts drafts, and those of them that were right, of rows that go on."""
+
+    drafted = accepted = 0
+
+    def _depths(self, tokens: int, offers: list[Offer], rows: int, max_drafts: int) -> list[int]:
+        depths = []
+        for *_, most in offers:
+            depths.append(min(most, max_drafts))
+            max_drafts -= depths[-1]
+        return depths
+
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+        ids_of = dict(zip(plan.row, result.sampled, strict=True))
+        ended = {sequence.row for sequence in sequences if sequence.state is not State.RUNNING}
+        for span in plan.spans:
+            if span.drafts and span.row not in ended:
+                self.drafted += span.drafts
+                self.accepted += len(ids_of[span.row]) - 1
+        super().on_commit(sequences, plan, result)
 
 
 class Counted(PromptLookupDrafter):

@@ -107,4 +107,40 @@ BUGS = (
         "drafts: law 5 bounds samples",
         [("sample_count", "return len(self.sequences) -", "return 1 + 0 * len(self.sequences) -")],
     ),
+    (
+        "what the draft model computed behind a rejection stays",
+        "draft model: a pointer that is not cut",
+        [("on_commit", "min(span.drafts, len(sampled)) - 1", "span.drafts - 1")],
+    ),
+    (
+        "a preempted sequence keeps its place in the draft model",
+        "draft model: rows come and go",
+        [
+            (
+                "_forget_ended",
+                "each.state is not State.RUNNING or each.preemptions != row.preemptions",
+                "each.state > State.RUNNING",
+            )
+        ],
+    ),
+    (
+        "a block of the draft model is freed twice",
+        "draft model: a pool of its own",
+        [("_release", "self._rows.pop(sequence).blocks", "self._rows.pop(sequence).blocks * 2")],
+    ),
+    (
+        "the draft model catches up over the budget",
+        "draft model: prompts under the same budget",
+        [("spans", "row.computed + tokens", "row.computed + 1000")],
+    ),
+    (
+        "a row drafts that the draft model has not caught up with",
+        "draft model: catch up first",
+        [("propose", "row.wants = depth > 0 and backlog > MAX_BACKLOG", "row.computed = max(row.computed, len(sequence.known) - 1)")],
+    ),
+    (
+        "drafts of another row are held against the samples",
+        "draft model: ids by row",
+        [("_drafted", "ids = by_row[row]", "ids = next(iter(by_row.values()))[:1] * len(by_row[row])")],
+    ),
 )

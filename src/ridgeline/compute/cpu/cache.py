@@ -57,6 +57,15 @@ class NativeKVCache:
         for source, target in copies:
             self.pool[:, :, target] = self.pool[:, :, source]
 
+    def content(self, page: int) -> bytes:
+        """The bytes of a page, as `fill` takes them."""
+        return self.pool[:, :, page].tobytes()
+
+    def fill(self, page: int, content: bytes) -> None:
+        """Writes a page."""
+        held = self.pool[:, :, page]
+        self.pool[:, :, page] = np.frombuffer(content, held.dtype).reshape(held.shape)
+
 
 def layer_record(keys: Records, values: Records, head_dim: int) -> tuple[int, ...]:
     """K and V of a layer as the extension's `KVLayer`."""

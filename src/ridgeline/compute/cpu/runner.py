@@ -47,6 +47,7 @@ class NativeRunner:
     threads   that share a step; no result depends on how many
     trace     takes what they do, from step to step; it may be another or None in each
     slots     how many adapters its steps may have; 0: none
+    team      of another runner, which computes at other times; None: its own
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class NativeRunner:
         threads: int = 1,
         trace: StepTrace | None = None,
         slots: int = 0,
+        team: Any = None,
     ) -> None:
         check(oplist)
         formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, PackedWeight)}
@@ -78,7 +80,7 @@ class NativeRunner:
         self._maxima = np.empty((selected, -(-vocab // ext.native().SAMPLE_BLOCK)), np.float32) if ends else None
         self._most = Sizes(T=tokens, R=selected, S=selected)
         self.trace = trace
-        self._team = ext.native().Team(threads)
+        self._team = ext.native().Team(threads) if team is None else team
         self._plans: dict[tuple[bool, bool], NativePlan] = {}
         """By (a row has an adapter, all tokens are computed to the end)."""
         self._head: NativePlan | None = None

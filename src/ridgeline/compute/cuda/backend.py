@@ -5,7 +5,7 @@ that the device does not sample (penalties, log-probabilities, drafts …) are s
 rows, or that scores a prompt, is read before the next one is launched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepRows, Work, finite_positions, finite_rows, sampled_rows
-from ridgeline.compute.cuda.attention import AttentionCase, OptionalBackend, open_attention
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
-from ridgeline.compute.cuda.flash_attention import FLASH_ATTENTION
-from ridgeline.compute.cuda.flashinfer import FLASHINFER
 from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
@@ -46,10 +43,6 @@ TIMED_TOKENS: Final = 2048
 
 Load = Callable[..., tuple[OpList, DeviceWeights]]
 """As `load_weights`."""
-
-
-ATTENTION_BACKENDS: Final[Mapping[str, OptionalBackend]] = {"flash-attention": FLASH_ATTENTION, "flashinfer": FLASHINFER}
-"""Attention backends by the name in `--attention-backend`; `triton` needs no package."""
 
 
 class _SamplingSplit(NamedTuple):
@@ -124,6 +117,8 @@ class CudaBackend:
         host = [number for number, index in enumerate(rows.sampling) if not on_device[index]]
         sampling = DeviceSampling(rows.row_ids, on_device, self._columns.of(rows.row_ids))
         return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()))
+
+    pages = None
 
     def must_read_first(self, ticket: _InFlight) -> bool:
         """True where the host samples or scores: the next step overwrites the logits and hidden states that it reads."""
@@ -236,7 +231,6 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
-    attention = open_attention(config.attention_backend, _attention_case(source, dtype, device), ATTENTION_BACKENDS)
     positions = planned_positions(source, device, weights_bytes(source.facts, DTYPES[dtype], fp8=fp8))
     source = source.with_rope(positions)
     facts = source.facts
@@ -245,15 +239,17 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES[dtype],
         tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=config.depth,
-        invariant=config.batch_invariant, attention=attention, graphs=graphs,
+        invariant=config.batch_invariant, graphs=graphs,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
-    shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant} {config.attention_backend}")
+    shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
     decisions = _capture(runner, device, progress)
     tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
+    if tier is not None:
+        tier.compile_kernels()
     backend = CudaBackend(runner, cache, rows=config.rows, tier=tier)
     return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions)
 
@@ -287,10 +283,3 @@ def planned_positions(source: ModelSource, device: Device, weights: int) -> int:
         return min(config.max_model_len, context)
     room = config.kv_cache_memory_bytes or cache_bytes(device, device.memory_bytes - weights, 0)
     return max(1, costs.longest(room // costs.block_bytes, context))
-
-
-def _attention_case(source: ModelSource, dtype: str, device: Device) -> AttentionCase:
-    """The facts that attention backends are selected by."""
-    facts, config = source.facts, source.config
-    group = facts.heads // facts.kv_heads
-    return AttentionCase(device.capability, dtype, config.kv_dtype, facts.head_dim, facts.kv_heads, group, config.batch_invariant)

@@ -7,16 +7,15 @@ that takes. Graphs are captured at the start, over addresses that never change; 
 Owns what buckets share: there are thousands, and only attention depends on all sizes of a bucket.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ridgeline.compute.cuda.attention import AttentionBackend
 from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Event, Graph
 from ridgeline.compute.cuda.plan import Binding, DevicePlan, Run
-from ridgeline.compute.cuda.providers import PROVIDERS, Provider
+from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.sampler import SampledIds
 from ridgeline.compute.cuda.step import StepBuffers
 from ridgeline.compute.graph import Op
@@ -70,9 +69,8 @@ class Marks:
 class LaunchCache:
     """Launches of the buckets of one plan, over the cache that is attached; bound when a bucket is first met. Launches nothing itself."""
 
-    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, attention: AttentionBackend, marks: Marks) -> None:
-        self._plan, self._buffers, self._ids, self._attention, self._marks = plan, buffers, ids, attention, marks
-        self._providers: Mapping[str, Provider] = {**PROVIDERS, "attention": attention.bind}
+    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, marks: Marks) -> None:
+        self._plan, self._buffers, self._ids, self._marks = plan, buffers, ids, marks
         self._select = head_of(plan.oplist) - 1
         self._results = plan.oplist.outputs["logits"], plan.oplist.taps["hidden"]
         self._buckets: dict[Bucket, BucketLaunches] = {}
@@ -93,7 +91,7 @@ class LaunchCache:
 
     def bind(self, binding: Binding, op: Op) -> Run:
         """The launch of one op over the views of a bucket."""
-        return self._providers[op.name](binding, op)
+        return PROVIDERS[op.name](binding, op)
 
     def launches(self, bucket: Bucket) -> BucketLaunches:
         """All launches of a bucket."""
@@ -165,12 +163,13 @@ def segments(launches: Sequence[Launch]) -> Iterator[tuple[list[Launch], Launch 
 class Graphs:
     """Graphs of decode steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
 
-    capture  makes a graph; None where the device has none
-    pool     memory that all graphs share: one of them runs at a time
+    capture   makes a graph; None where the device has none
+    new_pool  a pool of memory that all graphs share: one of them runs at a time. A pool whose graphs are all gone takes no others
     """
 
-    def __init__(self, capture: Capture | None, pool: Any = None) -> None:
-        self.capture, self._pool = capture, pool
+    def __init__(self, capture: Capture | None, new_pool: Callable[[], Any] = lambda: None) -> None:
+        self.capture, self._new_pool = capture, new_pool
+        self._pool = new_pool()
         self._decode: dict[Bucket, Graph] = {}
         self._segments: dict[int, list[Graph]] = {}
 
@@ -181,6 +180,7 @@ class Graphs:
         """Drops all graphs: their addresses are about to be freed."""
         self._decode.clear()
         self._segments.clear()
+        self._pool = self._new_pool()
 
     def add_decode(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
         """Captures a decode step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from ridgeline.compute.cuda.attention import TRITON
-from ridgeline.compute.cuda.linear import linear
+from ridgeline.compute.cuda.linear import gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
+from ridgeline.compute.cuda.triton.attention import attention, counters_of
+from ridgeline.compute.cuda.triton.launch import one_by_one
+from ridgeline.compute.cuda.weights import FloatMatrix
 from ridgeline.compute.graph import Op
 from ridgeline.facts.model import Rope
 
@@ -24,7 +26,7 @@ def _embed(b: Binding, op: Op) -> Run:
 def _select(b: Binding, op: Op) -> Run:
     """Rows of selected positions; of values with several rows per token, one row after the other."""
     x, out, factor = b.value(op.inputs[0]), b.value(op.outputs[0]), int(op.attributes["factor"])  # type: ignore[arg-type]
-    return _one_by_one([partial(elements.select, x[row::factor], b.inputs["select"], out[row::factor]) for row in range(factor)])
+    return one_by_one([partial(elements.select, x[row::factor], b.inputs["select"], out[row::factor]) for row in range(factor)])
 
 
 def _product(b: Binding, op: Op) -> Run:
@@ -35,15 +37,14 @@ def _product(b: Binding, op: Op) -> Run:
     if matrix is not None:
         return partial(product, x, matrix, b.merged(op.outputs), b.plan.scratch)
     pairs = [(b.matrix(weight.name), b.value(name)) for weight, name in zip(op.weights, op.outputs, strict=True)]
-    return _one_by_one([partial(product, x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
+    return one_by_one([partial(product, x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
 
 
-def _one_by_one(runs: list[Run]) -> Run:
-    def run() -> None:
-        for each in runs:
-            each()
-
-    return run if len(runs) > 1 else runs[0]
+def _linear_glu(b: Binding, op: Op) -> Run:
+    weight = b.matrix(op.outputs[0])
+    assert isinstance(weight, FloatMatrix), "lowering unites matrices of floats alone"
+    (x,), (out,) = b.values(op.inputs), b.values(op.outputs)
+    return partial(gated_unit, x, weight, op.attributes["activation"], out, b.plan.scratch, invariant=b.plan.invariant)
 
 
 def _rms_norm(b: Binding, op: Op) -> Run:
@@ -123,10 +124,23 @@ def _rotate_write(b: Binding, op: Op) -> Run:
     return partial(rope.rotate_write, *arguments, b.vector(op), b.vector(op, 1), op.attributes["eps"])
 
 
+def _attention(b: Binding, op: Op) -> Run:
+    group, layer = b.layer(op)
+    inputs, plan = b.inputs, b.plan
+    counters = b.constant("counters", lambda: counters_of(plan.tokens, plan.rows, layer.kv_heads, plan.device.torch))
+    return attention(
+        b.value(op.inputs[0]), layer, inputs.tables[group], inputs["cu_q"], inputs["kv_len"],
+        head_dim=op.attributes["head_dim"], scale=op.attributes["scale"], window=op.attributes["window"],  # type: ignore[arg-type]
+        softcap=op.attributes["softcap"], sinks=b.vector(op) if op.weights else None, out=b.value(op.outputs[0]),  # type: ignore[arg-type]
+        work=plan.scratch, counters=counters, max_q=inputs.bucket.max_q, invariant=plan.invariant,
+    )  # fmt: skip
+
+
 PROVIDERS: Final[Mapping[str, Provider]] = {
     "embed": _embed,
     "select": _select,
     **dict.fromkeys(("linear", "linear_fp8", *sorted(MERGED)), _product),
+    "linear_glu": _linear_glu,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "add_rms_norm": _add_rms_norm,
@@ -145,6 +159,6 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "kv_write": _kv_write,
     "rotate_write": _rotate_write,
     "norm_rotate_write": _rotate_write,
-    "attention": TRITON.bind,
+    "attention": _attention,
 }
 """Op → its provider: (binding, op) → launch."""

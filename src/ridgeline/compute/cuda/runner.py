@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.compute.cuda.attention import TRITON, AttentionBackend, BackendSizes
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
@@ -64,7 +63,6 @@ class CudaRunner:
     kv_heads                 of the cache
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
-    attention                its backend
     graphs                   starts steps; None: the device's own graphs, if it has any
     """
 
@@ -83,7 +81,6 @@ class CudaRunner:
         kv_heads: int,
         depth: int = 2,
         invariant: bool = False,
-        attention: AttentionBackend = TRITON,
         graphs: Graphs | None = None,
     ) -> None:
         check(oplist)
@@ -99,8 +96,6 @@ class CudaRunner:
         self.plan = DevicePlan(
             oplist, weights, shape, device, dtype, tokens=largest.tokens, rows=largest.rows, scratch=scratch, invariant=invariant
         )
-        self._attention = attention
-        self._reserved = attention.reserve(device, BackendSizes(oplist, shape, self.buckets))
         self.buffers = StepBuffers(device, len(shape.groups), largest, depth, dummy_row=rows)
         self.ids = SampledIds(device, rows, largest, vocab)
         self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
@@ -109,13 +104,13 @@ class CudaRunner:
         self.marks = Marks(device.event)
         self.trace: DeviceTrace | None = None
         """What starts steps while they are traced."""
-        self._launches = LaunchCache(self.plan, self.buffers, self.ids, attention, self.marks)
-        self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
+        self._launches = LaunchCache(self.plan, self.buffers, self.ids, self.marks)
+        self._graphs = Graphs(device.capture if device.real else None, device.graph_pool) if graphs is None else graphs
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device without weights, cache and graphs."""
-        return self.plan.nbytes + self._reserved + self.buffers.nbytes + self.ids.nbytes
+        return self.plan.nbytes + self.buffers.nbytes + self.ids.nbytes
 
     @property
     def planned_graphs(self) -> int:
@@ -276,7 +271,7 @@ class CudaRunner:
 
     def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
         self._current = bucket
-        self._attention.prepare(bucket, self.buffers.send(bucket, inputs, sampling))
+        self.buffers.send(bucket, inputs, sampling)
 
 
 def _result_buffer(device: Device, rows: int) -> ResultBuffer:

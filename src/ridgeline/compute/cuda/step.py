@@ -157,11 +157,8 @@ class StepBuffers:
             found[name] = self._packed[start : start + count * dtype.itemsize].view(dtype).view(column.shape)
         return DeviceInputs(found, bucket, found["tables"].unbind(), found["slots"].unbind())
 
-    def send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> Mapping[str, NDArray[Any]]:
-        """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done.
-
-        Returns the packed columns by name, padding included.
-        """
+    def send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
+        """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done."""
         index, self._next = self._next, (self._next + 1) % len(self._ring)
         columns, host, device = self._staging(bucket)[index]
         self._copied[index].synchronize()
@@ -172,7 +169,6 @@ class StepBuffers:
         pack_tokens(columns, inputs)
         device.copy_(host, non_blocking=True)
         self._copied[index].record()
-        return columns
 
     def _staging(self, bucket: Bucket) -> list[StagingViews]:
         """Views of a bucket, one for each buffer of the ring."""

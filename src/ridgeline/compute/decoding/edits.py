@@ -36,6 +36,12 @@ class History:
         for token in ids[prompt_tokens:]:
             self.push(token)
 
+    def copy(self) -> "History":
+        """Another one of the same ids."""
+        made = History.__new__(History)
+        made.ids, made.seen, made.times, made._places = self.ids[:], self.seen[:], self.times[:], self._places.copy()
+        return made
+
     def push(self, token: int) -> None:
         """One more output."""
         self.ids.append(token)

@@ -26,9 +26,22 @@ class KVCache:
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (from, to), one after the other."""
-        blocks = self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])  # a view
         for source, target in copies:
-            blocks[:, :, target] = blocks[:, :, source]
+            self._blocks[:, :, target] = self._blocks[:, :, source]
+
+    def content(self, page: int) -> bytes:
+        """The bytes of a block, as `fill` takes them."""
+        return self._blocks[:, :, page].tobytes()
+
+    def fill(self, page: int, content: bytes) -> None:
+        """Writes a block."""
+        held = self._blocks[:, :, page]
+        self._blocks[:, :, page] = np.frombuffer(content, held.dtype).reshape(held.shape)
+
+    @property
+    def _blocks(self) -> Floats:
+        """A view [layers, 2, blocks, tokens of a block, KV heads, head dimension]."""
+        return self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])
 
 
 def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:

@@ -5,18 +5,21 @@ the device waits for little between two steps. It is safe since a row is given a
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
+from ridgeline.compute.runtime.draft_model import TokenMap
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
-from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.engine.executor import ExecutorInfo, Pages, Ticket
 
 
 @dataclass(slots=True)
@@ -55,6 +58,15 @@ class StepExecutor:
         """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""
         self.grammars = GrammarCompiler(load, self._info.vocab)
         self.backend.use_grammars(self.grammars)
+
+    @property
+    def pages(self) -> Pages | None:
+        """Contents of blocks; None where the backend's memory is out of reach."""
+        return self.backend.pages
+
+    def use_token_map(self, inputs: Sequence[int], logits: Sequence[int]) -> None:
+        """Ids of the draft model differ from the target's (`runtime.draft_model.TokenMap`). Only before the first plan."""
+        self.backend.drafts.use_map(TokenMap(np.array(inputs, np.int32), np.array(logits, np.int32)))  # type: ignore[attr-defined]
 
     def submit(self, plan: Plan) -> Ticket:
         """Takes the plan, which is computed as soon as those before it are. Waits for the step before only where that is serial.
@@ -101,8 +113,12 @@ class StepExecutor:
 
     def _read(self, flight: _InFlight) -> Result:
         began = perf_counter()
-        sampled, finite, logprobs, scores, run, ended, failures, vectors = self.backend.read(flight.work)
+        output = self.backend.read(flight.work)
+        run, ended = output.seconds, output.ended
         self.wait_seconds += max(0.0, ended - began)
-        timings = Timings(queue=max(0.0, ended - run - flight.enqueued_at), prepare=flight.enqueued_at - flight.submitted_at, run=run)
-        flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores, failures, vectors)
+        queue, prepare = max(0.0, ended - run - flight.enqueued_at), flight.enqueued_at - flight.submitted_at
+        flight.result = Result(
+            flight.ticket.plan.step, output.sampled, output.finite, output.logprobs, Timings(queue, prepare, run, output.draft_seconds),
+            output.scores, output.failures, output.vectors, output.drafted,
+        )  # fmt: skip
         return flight.result

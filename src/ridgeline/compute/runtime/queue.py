@@ -26,6 +26,7 @@ from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
+from ridgeline.compute.runtime.draft_model import DraftModel
 from ridgeline.compute.trace import STEP, StepTrace
 from ridgeline.core.plan import KVShape
 
@@ -104,6 +105,24 @@ TIMED_ROWS: Final = 16
 TIMED_TOKENS: Final = 64
 
 
+class MemoryPages:
+    """Implements `engine.executor.Pages` over a cache in this process's memory: a published block is written by no step in flight."""
+
+    def __init__(self, kv: Any) -> None:
+        self.staged: dict[int, bytes] = {}
+        self._kv = kv
+
+    def read(self, block_id: int) -> bytes:
+        """The content of a block."""
+        content: bytes = self._kv.content(block_id)
+        return content
+
+    def close(self) -> None:
+        """Lets the cache go."""
+        self.staged.clear()
+        self._kv = None
+
+
 class QueueBackend:
     """Implements `compute.backend.Backend` over a runner and its cache.
 
@@ -112,6 +131,7 @@ class QueueBackend:
     threads  that a step is computed with
     shape    of the cache
     adapters in host memory, which slots are filled from
+    drafts   the model that drafts in front of a step; None: there is none
     """
 
     timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
@@ -128,12 +148,15 @@ class QueueBackend:
         vocab: int,
         threads: int = 1,
         adapters: AdapterStore | None = None,
+        drafts: DraftModel | None = None,
     ) -> None:
+        self.drafts = drafts
         self._runner: BeatingRunner | None = runner
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
         self._adapters = adapters
+        self.pages = MemoryPages(kv)
         self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
@@ -149,6 +172,8 @@ class QueueBackend:
     def enqueue(self, work: Work) -> None:
         """Takes a step, which is computed as soon as those before it are."""
         self._state.apply(work.plan)
+        if work.plan.copies and (brought := [-source for source, _ in work.plan.copies if source < 0]):
+            work = replace(work, contents=[self.pages.staged.pop(number) for number in brought])
         if work.plan.fills:  # found now: once no open request names an adapter, it may be forgotten before the step runs
             assert self._adapters is not None, "a slot is filled where there is none"
             work = replace(work, adapters=[self._adapters.get(fill.digest) for fill in work.plan.fills])
@@ -190,7 +215,10 @@ class QueueBackend:
             self._masks.close()
         if self._runner is not None:
             self._runner.close()
-        self._runner = self._kv = None
+        if self.drafts is not None:
+            self.drafts.close()
+        self._runner = self._kv = self.drafts = None
+        self.pages.close()
 
     def _compute(self, work: Work) -> StepOutput:
         runner, asked = self._runner, self._asked
@@ -214,11 +242,17 @@ class QueueBackend:
         plan, inputs = work.plan, work.inputs
         if len(work.unknown):
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
-        if plan.copies:
+        if work.contents:
+            self._fill(plan.copies, work.contents)
+        elif plan.copies:
             self._kv.copy(plan.copies)
         for fill, adapter in zip(plan.fills, work.adapters, strict=True):
             assert self._runner.adapters is not None, "a slot is filled where there is none"
             self._runner.adapters.fill(fill.slot, adapter)
+        drafted = ()
+        if plan.spans:
+            assert self.drafts is not None, "a plan drafts without a draft model"
+            drafted = self.drafts.draft(work, self._state)
         rows, masks_of = work.rows, None
         moves = rows.has_grammars and not rows.has_drafts and not rows.has_budgets and self._runner.moves_grammars
         following = self._state.follow(work) if moves else None
@@ -248,7 +282,17 @@ class QueueBackend:
         vectors = self._state.pool(work, values["hidden"]) if rows.pooled else ()
         ids, logprobs = sampled_rows(work, *sampled)
         ended = perf_counter()
-        return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
+        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
+        return output if self.drafts is None or not drafted else output._replace(drafted=drafted, draft_seconds=self.drafts.seconds)
+
+    def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:
+        """Carries out copies of which some are contents of tiers, one after the other."""
+        left = iter(contents)
+        for source, target in copies:
+            if source < 0:
+                self._kv.fill(target, next(left))
+            else:
+                self._kv.copy([(source, target)])
 
     def _sampled(
         self,

@@ -5,6 +5,7 @@ Owns the order of start-up, and which weights a CPU runner takes in which form. 
 `planning.memory`.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ridgeline.compute.load.check import check_weights
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
+from ridgeline.compute.runtime.draft_open import OpenedDrafts, open_drafts
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -52,9 +54,21 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     open = _opener(config, is_random)
+    drafts = _draft_facts(config, progress)
     progress("checking weights", 0.0)
     findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
-    return start(ModelSource(config, facts, machine.memory_bytes, decisions), open, progress, findings)
+    if drafts is not None:
+        findings += check_weights(drafts, config.threads or 1)
+    return start(ModelSource(config, facts, machine.memory_bytes, decisions, drafts=drafts), open, progress, findings)
+
+
+def _draft_facts(config: EngineConfig, progress: Progress) -> ModelFacts | None:
+    """Facts of the draft model; None where none drafts. Raises ConfigError where the runner has none."""
+    if config.draft_model is None:
+        return None
+    if config.runner == "cuda":
+        raise ConfigError("--draft-model is for --runner native and numpy", fix={"--speculative": "ngram", "--draft-model": None})
+    return read_model_facts(resolve_model(config.draft_model, model_stores(), progress))
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:
@@ -86,6 +100,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         generates=not source.facts.bidirectional,
         findings=findings,
         adapter_slots=0 if opened.adapters is None else config.adapter_slots,
+        drafts=opened.drafts,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend, opened.adapters)
 
@@ -144,12 +159,13 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     for name in screened(weights):
         reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
         decisions += (Decision("screened_head", name, "model", reason),)
-    backend = QueueBackend(
-        runner, kv, shape, sampler.sample_rows, sampler.score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters
-    )
+    drafts = open_drafts(source, progress, runner.team)
+    common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
+    backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, **common, drafts=drafts and drafts.model)
     _warm_up(backend, progress)
     stored = sum(weight.nbytes for weight in weights.values())
-    return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions, adapters)
+    opened = OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions, adapters)
+    return _with_drafts(opened, drafts)
 
 
 def _trace(path: str | None) -> StepTrace | None:
@@ -170,9 +186,20 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads, adapters=adapters)
+    drafts = open_drafts(source, progress)
+    common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
+    backend = QueueBackend(runner, kv, shape, sample_rows, score, **common, drafts=drafts and drafts.model)
     _warm_up(backend, progress)
-    return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
+    opened = OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()), adapters=adapters)
+    return _with_drafts(opened, drafts)
+
+
+def _with_drafts(opened: OpenedModel, drafts: OpenedDrafts | None) -> OpenedModel:
+    """The model with another that drafts for it, whose weights count too."""
+    if drafts is None:
+        return opened
+    stored, decisions = opened.weights_bytes + drafts.nbytes, (*opened.decisions, drafts.decision)
+    return replace(opened, weights_bytes=stored, decisions=decisions, drafts=drafts.cache)
 
 
 def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterStore | None:

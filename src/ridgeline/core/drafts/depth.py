@@ -4,7 +4,7 @@ Pure arithmetic. Seconds come from measurements at start-up and from results, wh
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 MAX_DRAFTS_PER_STEP: Final = 64
@@ -105,19 +105,32 @@ Offer = tuple[float, float, int]
 """Drafts that a row offers: the chance that the first is accepted, the factor of each further one, their number."""
 
 
-def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_rows: int, max_drafts: int, barrier: bool) -> list[int]:
+Passes = Callable[[int], float]
+"""Seconds of a pass of the draft model over so many rows, which drafts an id for each."""
+
+
+def choose_depths(
+    cost: StepCost,
+    tokens: int,
+    offers: Sequence[Offer],
+    other_rows: int,
+    max_drafts: int,
+    barrier: bool,
+    passes: Passes | None = None,
+) -> list[int]:
     """Returns the number of drafts per offer that maximises the expected ids per second; all 0 where no number is worth it.
 
     tokens      of the step without drafts
     other_rows  rows of the step without drafts to offer
     max_drafts  of all rows together
     barrier     steps run ahead without drafts, so that the host's time at a barrier comes on top
+    passes      of the model that drafts: pass j is over the rows that have j drafts or more; None: drafts cost no time of the device
 
     Drafts are added in the order of their chances. Leviathan et al. 2023 derive the depth of one row from its acceptance; here rows of a
     step share its time.
     """
     rows = other_rows + len(offers)
-    if rows == 1 and offers:
+    if rows == 1 and offers and passes is None:
         chance, factor, most = offers[0]
         return [choose_depth(cost, tokens, chance, factor, min(most, max_drafts), barrier)]
     count = min(sum([most for _, _, most in offers]), max_drafts, MAX_DRAFTS_PER_STEP)
@@ -131,17 +144,39 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
         return [0] * len(offers)  # most steps of several rows: nothing to sort
     order = _by_chance(offers)
     total, expected = float(rows), dict[int, float]()
+    drafting = None if passes is None else _Drafting(passes)
     for drafts in range(1, count + 1):
         chance, row = order[drafts - 1]
         total += chance
         expected[row] = expected.get(row, 1.0) + chance
         duration = seconds[drafts] + wait
+        if drafting is not None:
+            duration += drafting.add(row)
         if total > best * duration and (duration <= longest or (len(expected) == rows and duration <= longest * min(expected.values()))):
             best, chosen = total / duration, drafts
     depths = [0] * len(offers)
     for _, row in order[:chosen]:
         depths[-row] += 1
     return depths
+
+
+class _Drafting:
+    """Seconds in the draft model, draft by draft."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes, self._seconds = passes, 0.0
+        self._depths: dict[int, int] = {}
+        self._rows: list[int] = []
+
+    def add(self, row: int) -> float:
+        """One more draft of this row; returns the seconds of all."""
+        depth = self._depths[row] = self._depths.get(row, 0) + 1
+        if depth > len(self._rows):
+            self._rows.append(0)
+        before = self._rows[depth - 1]
+        self._rows[depth - 1] = before + 1
+        self._seconds += self._passes(before + 1) - (self._passes(before) if before else 0.0)
+        return self._seconds
 
 
 def choose_depth(cost: StepCost, tokens: int, chance: float, factor: float, count: int, barrier: bool) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from ridgeline.core.plan import Plan, Result
+from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence
 
 Ids = tuple[int, ...]
@@ -16,11 +16,19 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[Ids]:
-        """Returns the drafts of each row.
+        """Returns the drafts of each row; all of them DRAFT where the draft model makes them.
 
         rows        (sequence, most drafts) of rows whose ids are all known
         tokens      of the step without drafts
         max_drafts  of all rows together; the first rows are served first
+        """
+        ...
+
+    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+        """Returns what the draft model computes in the step that `propose` was asked about; empty without such a model.
+
+        rows    of the step that `propose` was given, with as many drafts as they got (`Sequence.drafted`)
+        tokens  that the step has left
         """
         ...
 

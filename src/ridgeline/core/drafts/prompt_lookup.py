@@ -8,7 +8,9 @@ from typing import Final
 
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depth, choose_depths
 from ridgeline.core.drafts.ngram import NgramPredictor
-from ridgeline.core.plan import Plan, Result
+from ridgeline.core.drafts.repetition import RepetitionPredictor
+from ridgeline.core.drafts.suffix import OutputStore
+from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 RUNNING: Final = State.RUNNING
@@ -24,12 +26,16 @@ class PromptLookupDrafter:
     max_depth   drafts per row and step at most
     step_costs  (tokens, samples, seconds) as measured at start-up
     barrier     without drafts steps run ahead of each other, so that a step that drafts makes the device wait for the host
+    outputs     recent ones, which predict beside the sequence's own ids; None: these alone do
     """
 
-    __slots__ = ("_backoff", "_backoff_left", "_barrier", "_cost", "_has_waited", "_max_depth")
+    __slots__ = ("_backoff", "_backoff_left", "_barrier", "_cost", "_has_waited", "_max_depth", "_outputs")
 
-    def __init__(self, max_depth: int, step_costs: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+    def __init__(
+        self, max_depth: int, step_costs: tuple[tuple[int, int, float], ...], barrier: bool, outputs: OutputStore | None = None
+    ) -> None:
         self._max_depth = max_depth
+        self._outputs = outputs
         self._cost = StepCost(step_costs)
         self._barrier = barrier
         self._has_waited = False
@@ -100,6 +106,10 @@ class PromptLookupDrafter:
                     drafts += depth
         return found, drafts
 
+    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+        """Empty: there is no draft model."""
+        return ()
+
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Compares what each row sampled with what was predicted, and updates the cost of a step whose tokens all sampled."""
         if self._backoff_left:
@@ -110,12 +120,17 @@ class PromptLookupDrafter:
             if ids and sequence.state is running:
                 predictor = sequence.draft_state
                 if predictor is None:
-                    predictor = sequence.draft_state = NgramPredictor(sequence.known)
+                    predictor = sequence.draft_state = self._new_predictor(sequence)
                 if len(sequence.known) >= predictor.due:
                     predictor.update()
-        seconds, tokens = result.timings.run, len(plan.tokens)
+        seconds, tokens = result.timings.run - result.timings.draft, len(plan.tokens)
         if seconds > 0 and sum(plan.sample) == tokens:
             cost = self._cost
             cost.measured.append((tokens, seconds))
             if len(cost.measured) >= cost.wanted:
                 cost.update()
+
+    def _new_predictor(self, sequence: Sequence) -> NgramPredictor | RepetitionPredictor:
+        if self._outputs is None:
+            return NgramPredictor(sequence.known)
+        return RepetitionPredictor(sequence, self._outputs.of(sequence.request.domain))

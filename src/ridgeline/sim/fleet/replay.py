@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ridgeline.core import commands
-from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.drafts.kinds import make_drafter
 from ridgeline.core.pace import Pace
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
@@ -39,6 +39,7 @@ class RecordedExecutor:
     grammars = None
     trace = None
     adapters = None
+    pages = None
 
     def __init__(self, setup: Setup) -> None:
         self._info = ExecutorInfo(setup.kv, 1 << 31, setup.limits.max_model_len, setup.rows, "recorded", 0, 0)
@@ -88,7 +89,9 @@ def _decision_pairs(setup: Setup, turns: Iterator[RecordedTurn]) -> Iterator[tup
     if setup.policy not in POLICIES:
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")
     executor, clock = RecordedExecutor(setup), VirtualClock()
-    drafter = PromptLookupDrafter(setup.drafts, setup.price, barrier=setup.limits.depth > 1) if setup.drafts else None
+    drafter = None
+    if setup.drafts:
+        drafter = make_drafter(setup.speculative, setup.drafts, setup.price, setup.limits.depth > 1, setup.draft_cache)
     pace = None if setup.seconds is None else Pace(setup.seconds, setup.step_ms / 1e3)
     engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy], drafter, pace), executor, clock, setup.limits.depth)
     for turn in turns:

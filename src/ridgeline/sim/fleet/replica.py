@@ -20,7 +20,7 @@ from ridgeline.core.events import Finish
 from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits
-from ridgeline.core.plan import KVShape, Plan, Result, Timings
+from ridgeline.core.plan import DraftSpan, KVShape, Plan, Result, Timings
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence as CoreSequence
@@ -71,6 +71,10 @@ class AssumedDrafter:
     def _offers(self, limits: list[int]) -> list[Offer]:
         return [(self._acceptance, self._acceptance, max(0, min(self._max_drafts, limit))) for limit in limits]
 
+    def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
+        """Empty: drafts are assumed to cost nothing."""
+        return ()
+
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         """Does nothing: acceptance and prices are fixed."""
 
@@ -103,6 +107,7 @@ class SimulatedDevice:
     grammars = None
     trace = None
     adapters = None
+    pages = None
 
     def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info

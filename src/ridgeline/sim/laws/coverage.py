@@ -29,6 +29,7 @@ SITUATIONS = (
     "block moved to the host",
     "block of the host forgotten",
     "prefix hit on the host",
+    "prefix hit in a tier",
     "resumed from the host",
     "fetched beside blocks that move out",
     "preempted",
@@ -82,6 +83,8 @@ SITUATIONS = (
     "drafts of a row with a window",
     "drafts of a row that was preempted",
     "drafts as long as samples allow",
+    "drafts of a model",
+    "draft model catches up beside drafts",
     "stop id before the last right draft",
     "NaN at a rejected position",
     "NaN behind right drafts",
@@ -171,6 +174,8 @@ class Coverage:
             self.counts[f"{len(self._steps_in_flight)} steps in flight"] += 1
         if plan.drafts:
             _count_drafts(self, plan)
+        if plan.spans:
+            _count_spans(self, plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
         if not spent and self._scheduler.cache.pool.held_by_steps:
             self._count("second victim spared as blocks were coming", self._is_second_victim_spared(plan.step))
@@ -256,6 +261,7 @@ class Coverage:
         size = self._world.info.kv.block_tokens
         self.counts["prefix hit"] += 1
         self._count("prefix hit on the host", event.from_host > 0)
+        self._count("prefix hit in a tier", event.from_tier > 0)
         self._count("resumed from the host", event.from_host > 0 and self._preemptions[key] > 0)
         self._prefix_hits.add(key)
         self._count("prefix hit by a sibling choice", event.choice > 0)
@@ -349,6 +355,13 @@ def _count_drafts(coverage: Coverage, plan: Plan) -> None:
             request = coverage._front_end.choices[key].oracle.request
             coverage._count("drafts of a row that was preempted", coverage._preemptions[key] > 0)
             coverage._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
+
+
+def _count_spans(coverage: Coverage, plan: Plan) -> None:
+    """Counts what the draft model computes in a submitted plan."""
+    depths = [span.drafts for span in plan.spans]
+    coverage._count("drafts of a model", any(depths))
+    coverage._count("draft model catches up beside drafts", any(depths) and not all(depths))
 
 
 def _count_verification(coverage: Coverage, plan: Plan, result: Result) -> None:

@@ -6,15 +6,18 @@ the stamps at its offset, so rejected drafts leave nothing behind, and checks th
 block: token, position, identity and group of every slot are checked with one comparison per block.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import Pooling
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
+from ridgeline.sim.laws.drafting import SimDrafts
 from ridgeline.sim.laws.model import VECTOR_WIDTH, FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
 from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedModel, followed
@@ -22,6 +25,30 @@ from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedMode
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
 """A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
 EMPTY_STAMP = (0,)
+
+
+class StampPages:
+    """Implements `engine.executor.Pages`: the content of a block is its stamps, as 64-bit integers behind the number of their group."""
+
+    def __init__(self, stamps: list[list[list[int]]]) -> None:
+        self.staged: dict[int, bytes] = {}
+        self._stamps = stamps
+        self._taken: dict[int, bytes] = {}
+
+    def read(self, block_id: int) -> bytes:
+        group = next((number for number, stamps in enumerate(self._stamps) if stamps[block_id]), 0)
+        return array("q", [group, *self._stamps[group][block_id]]).tobytes()
+
+    def take(self, number: int) -> None:
+        """Takes content for a copy of a plan that is submitted."""
+        self._taken[number] = self.staged.pop(number)
+
+    def fill(self, number: int, block_id: int) -> None:
+        """Writes content that has been taken."""
+        group, *stamps = array("q", self._taken.pop(number))
+        for others in self._stamps:
+            others[block_id].clear()
+        self._stamps[group][block_id].extend(stamps)
 
 
 class SimExecutor:
@@ -53,9 +80,11 @@ class SimExecutor:
         self._owner: list[tuple[ResidentRow, int, int] | None] = [None] * places
         """Writer of each block's content, also of a step in flight: (row, group, index in the table)."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
+        self.pages = StampPages(self._stamps)
         self._rows: list[ResidentRow | None] = [None] * info.rows
         self._adapters: dict[int, bytes] = {}
         """Digest by slot."""
+        self._drafts = None if info.drafts is None else SimDrafts(info.drafts, model, info.rows)
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._eager_results: deque[Result] = deque()
         self._free_at = 0.0
@@ -141,7 +170,9 @@ class SimExecutor:
     def _change_owners(self, plan: Plan) -> None:
         for source, target in plan.copies:
             self._check_untouched(target, "written by a copy")
-            self._owner[target] = self._owner[source]
+            self._owner[target] = self._owner[source] if source > 0 else None
+            if source < 0:
+                self.pages.take(-source)
 
     def _check_untouched(self, block_id: int, why: str) -> None:
         """Raises LawViolation if a step in flight may still read or write the block."""
@@ -201,8 +232,12 @@ class SimExecutor:
 
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
         for source, target in plan.copies:
+            if source < 0:
+                self.pages.fill(-source, target)
+                continue
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()
+        drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans)
         for resident, first, tokens, samples, _ in spans:
             resident.advance(first, tokens, max(0, samples - 1), self._block_tokens)
             self._write(resident, first)
@@ -233,6 +268,7 @@ class SimExecutor:
             scores=tuple(scores) or None,
             failures=tuple((index, resident.lost) for index, (resident, *_) in enumerate(spans) if resident.lost),
             vectors=tuple([self._model.vector(spans[index][0].chain[-1], spans[index][0].params) for index in plan.pool]),
+            drafted=drafted,
         )
 
     def _write(self, resident: ResidentRow, first: int) -> None:
@@ -319,11 +355,13 @@ def fake_executor(
     host_blocks: int = 0,
     hang: str = "",
     script: Sequence[Sequence[str]] | None = None,
+    draft_blocks: int = 0,
 ) -> SimExecutor:
     """An executor for tests of the layers above it: needs no weights and samples printable ASCII by default.
 
     `windows` has one entry per KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long in real time.
-    `hang`: see `HungModel`. `script`: see `ScriptedModel`; its answers follow the grammars of requests.
+    With `draft_blocks` there is a draft
+    model, whose cache has so many. `hang`: see `HungModel`. `script`: see `ScriptedModel`; its answers follow the grammars of requests.
     """
     model = ScriptedModel(script=tuple((*each,) for each in script)) if script else model or FakeModel()  # type: ignore[misc]
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
@@ -339,6 +377,7 @@ def fake_executor(
         has_grammars=bool(script),
         pooling=Pooling(),
         width=VECTOR_WIDTH,
+        drafts=DraftCache(1, block_tokens, draft_blocks, max_model_len, vocab=vocab) if draft_blocks else None,
         seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)

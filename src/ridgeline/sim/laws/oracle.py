@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from ridgeline.core.drafts.model import DraftCache, ModelDrafter
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, RowParams
-from ridgeline.core.plan import Plan, Result, TokenLogprobs
+from ridgeline.core.plan import DraftSpan, Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, chain_stamps, depends_on_history, next_stamp
@@ -157,6 +158,10 @@ class OracleDrafter:
         self._on_propose()
         return [self._draft(sequence) for sequence, _ in rows]
 
+    def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
+        """Empty: there is no draft model."""
+        return ()
+
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         self._steps += 1
 
@@ -184,3 +189,16 @@ class OracleDrafter:
         except IndexError:  # a recorded answer ends
             pass
         return ids[first : first + count]
+
+
+class WatchedModelDrafter(ModelDrafter):
+    """Drafts of a model, which `on_propose` is told of."""
+
+    def __init__(self, max_drafts: int, barrier: bool, cache: DraftCache, on_propose: Callable[[], None]) -> None:
+        super().__init__(max_drafts, (), barrier, cache)
+        self._on_propose = on_propose
+
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
+        """As `ModelDrafter` does."""
+        self._on_propose()
+        return super().propose(rows, tokens, max_drafts)

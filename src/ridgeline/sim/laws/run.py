@@ -8,13 +8,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.admission import blocks_needed
-from ridgeline.core.commands import AdapterReady, Admit, Command
+from ridgeline.core.commands import AdapterReady, Admit, BlocksFetched, Command
+from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
@@ -30,8 +31,9 @@ from ridgeline.sim.laws.coverage import Coverage
 from ridgeline.sim.laws.ends import MAX_ENDS, EngineEnds
 from ridgeline.sim.laws.executor import SimExecutor
 from ridgeline.sim.laws.front_end import FrontEnd
-from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter
+from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter, WatchedModelDrafter
 from ridgeline.sim.laws.order import OrderChecker, PrefillBudgetChecker, SkippableStepsChecker
+from ridgeline.sim.laws.store import Contents, SimStore
 from ridgeline.sim.laws.workload import World, make_world
 
 FULL_CHECK_INTERVAL = 24
@@ -72,6 +74,7 @@ class CheckedExecutor:
     grammars = None
     trace = None
     adapters = None
+    pages = None
 
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
@@ -134,6 +137,7 @@ class Simulation:
         self._trace = trace
         self._ends = EngineEnds(world, clock, counts)
         self._restart = restart
+        self._contents: Contents = {}
         self._build(executor, counts)
         self._counter = count()
         self._inbound = [(time, next(self._counter), command) for time, command in world.inbound]
@@ -148,7 +152,11 @@ class Simulation:
     def _build(self, executor: Executor, counts: Counter[str]) -> None:
         """Makes an engine with all that checks it."""
         world = self.world
-        drafter = OracleDrafter(world.seed, world.drafts, world.model, self._source, self._on_drafts_proposed) if world.drafts else None
+        drafter: Drafter | None = None
+        if world.info.drafts is not None:
+            drafter = WatchedModelDrafter(world.drafts, world.limits.depth > 1, world.info.drafts, self._on_drafts_proposed)
+        elif world.drafts:
+            drafter = OracleDrafter(world.seed, world.drafts, world.model, self._source, self._on_drafts_proposed)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
         self._drafted_step = -1
         self._check_preemptions()
@@ -158,7 +166,11 @@ class Simulation:
         self._order = OrderChecker(world)
         self._skip_checker = SkippableStepsChecker()
         self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, self._trace)
-        self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
+        store = None
+        if world.keeps_blocks and executor.pages is not None:
+            seconds = 4 * world.latency.step_seconds
+            store = SimStore(world.seed, world.info.kv, executor.pages, self._contents, self._send, seconds)
+        self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth, store)
 
     def run(self, max_steps: int) -> None:
         """Runs to the end, or for `max_steps`; raises `LawViolation`, or whatever the engine raises."""
@@ -175,7 +187,7 @@ class Simulation:
     def _turn(self, more: Items[Command] = ()) -> bool:
         """One turn of the engine, to which `more` comes before the commands that are due."""
         due = self._due()
-        commands = [*more, *self._ends.pass_on(due)]
+        commands = [self._fetching(each) for each in (*more, *self._ends.pass_on(due))]
         for command in commands:
             self.coverage.on_command(command)
             if isinstance(command, Admit) and (adapter := command.request.adapter) is not None:
@@ -200,8 +212,17 @@ class Simulation:
             self._end_engine(self._restart())
         return turn.progressed
 
+    def _fetching(self, command: Command) -> Command:
+        """The command, which waits for tiers where these have blocks of it."""
+        store = self.engine.store
+        if store is None or not isinstance(command, Admit) or not store.ask(command.request, self.scheduler.cache):
+            return command
+        return replace(command, fetching=True)
+
     def _end_engine(self, executor: Executor) -> None:
         """Ends the engine with all that it has in flight; after a while another one goes on."""
+        self._inbound = [each for each in self._inbound if not isinstance(each[2], BlocksFetched)]  # its tiers' threads end with it
+        heapq.heapify(self._inbound)
         self.clock.advance_to(self.clock.now() + self._ends.end())
         done, left, turn = self._ends.without_engine(self._due())
         self.front_end.on_turn(done, turn)

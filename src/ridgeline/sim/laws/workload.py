@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command, PinAdapter
+from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Adapter, Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
@@ -58,6 +59,11 @@ class World:
     prior: StepSeconds | None = None
     """Of a scheduler that learns its pace; None: its prefill budget stays."""
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if a tier keeps what is published, and brings it to later requests and engines."""
+        return self.limits.prefix_caching and self.seed % 10 in (1, 4, 7)
+
     def pace(self) -> Pace | None:
         """A pace for one scheduler, whose prior is wrong."""
         return None if self.prior is None else Pace(self.prior, self.latency.step_seconds + PACED_TOKENS * self.latency.token_seconds)
@@ -100,7 +106,10 @@ def make_world(seed: int) -> World:
     max_parallel = 1 if policy == "one" else min(rows, limits.token_budget, max(1, 2 * blocks // longest_blocks))
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     host_blocks = int(blocks * host_rng.choice((0, 0, 0, 0.1, 2.0))) if limits.prefix_caching else 0
-    info = ExecutorInfo(KVShape(groups, block_tokens, blocks, b"sim", host_blocks), VOCAB, max_model_len, rows, "sim", 0, 0)
+    info = ExecutorInfo(
+        KVShape(groups, block_tokens, blocks, b"sim", host_blocks), VOCAB, max_model_len, rows, "sim", 0, 0,
+        drafts=_draft_cache(Random(seed + 12), max_model_len, rows) if drafts else None,
+    )  # fmt: skip
     return World(
         seed=seed,
         info=info,
@@ -120,6 +129,15 @@ def make_world(seed: int) -> World:
         drafts=drafts,
         prior=StepSeconds(STEP_SECONDS * wrong, TOKEN_SECONDS, TOKEN_SECONDS * wrong) if wrong else None,
     )
+
+
+def _draft_cache(rng: Random, max_model_len: int, rows: int) -> DraftCache | None:
+    """The cache of a draft model, often too small for all rows; None in most worlds, which draft without one."""
+    if rng.random() < 0.6:
+        return None
+    groups, block_tokens = rng.choice((1, 2)), rng.choice((1, 4, 16))
+    longest = groups * -(-max_model_len // block_tokens)
+    return DraftCache(groups, block_tokens, int(longest * rng.choice((0.5, 1.5, rows))) + groups, rng.choice((max_model_len, 20)))
 
 
 def _inbound(rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int) -> tuple[tuple[float, Command], ...]:

@@ -4,7 +4,9 @@ Owns the ids of calls, and what of an answer is told. How a model writes calls i
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from typing import Final
 
 from ridgeline.core.thinking import ReasoningMarks, Thinking, ThinkingState
@@ -28,6 +30,7 @@ class Reading:
     kept        control tokens that are marks; None: the client asked for all of them
     marks       the reasoning's, in the model's vocabulary
     is_told     the reasoning is given; it is counted even where it is not
+    key         of the ids of calls: the same ones for the same key
     """
 
     family: Family | None
@@ -40,13 +43,15 @@ class Reading:
     has_thought: bool = False
     marks: ReasoningMarks | None = None
     is_told: bool = True
+    key: bytes = field(default_factory=partial(secrets.token_bytes, 16))
 
 
 class Listener:
     """One choice: its tokens in, events out. `reasoning_tokens`, those between the marks, and `has_called` are known so far."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, choice: int = 0) -> None:
         self._reading = reading
+        self._choice = choice
         self._parser = AnswerParser(reading.family, reading.reasoning, reading.parameters, thinks=reading.thinks)
         self._calls = 0
         self._is_whole = True
@@ -99,6 +104,5 @@ class Listener:
 
     def _new_id(self) -> str:
         family = self._reading.family
-        if family is not None and family.begin == "[TOOL_CALLS]":
-            return secrets.token_hex(SHORT_ID)[:SHORT_ID]
-        return f"call_{secrets.token_hex(12)}"
+        drawn = blake2b(b"%d %d" % (self._choice, self._calls), key=self._reading.key, digest_size=12).hexdigest()
+        return drawn[:SHORT_ID] if family is not None and family.begin == "[TOOL_CALLS]" else f"call_{drawn}"

@@ -194,16 +194,16 @@ def _attend(facts: ModelFacts, device: Device, kind: str, rows: int, queries: in
     cache = _cache(facts, device, kind, rows, context)
     blocks = -(-context // BLOCK_TOKENS)
     tables = torch.arange(1, 1 + rows * blocks, dtype=torch.int32, device=device.torch).view(rows, blocks)
-    row = torch.arange(rows, dtype=torch.int32, device=device.torch)
     q = _random(device, rows * queries, facts.heads * facts.head_dim)
     out = torch.empty_like(q)
     shape = {"heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
     most: dict[str, Any] = {"max_q": queries, "max_kv": blocks * BLOCK_TOKENS}
     work = device.empty(attend.work_bytes(rows * queries, rows, **shape, **most, device=device.torch), dtype=torch.uint8)
-    return partial(
-        attend.attention, q, cache.layer(0), tables, torch.arange(rows + 1, dtype=torch.int32, device=device.torch) * queries,
-        torch.full_like(row, context), row.repeat_interleave(queries), head_dim=facts.head_dim, scale=facts.attn_scale, window=0,
+    return attend.attention(
+        q, cache.layer(0), tables, torch.arange(rows + 1, dtype=torch.int32, device=device.torch) * queries,
+        torch.full((rows,), context, dtype=torch.int32, device=device.torch), head_dim=facts.head_dim, scale=facts.attn_scale, window=0,
         softcap=0.0, out=out, work=work, max_q=queries,
+        counters=attend.counters_of(rows * queries, rows, facts.kv_heads, device.torch),
     )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ class TimedGraphs(Graphs):
     """Graphs of a runner that mark the start and end of each step between `begin` and `end`."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device.capture if device.real else None, device.graph_pool())
+        super().__init__(device.capture if device.real else None, device.graph_pool)
         self._device = device
         self._marks: list[tuple[Any, Any]] | None = None
 

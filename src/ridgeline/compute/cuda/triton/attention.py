@@ -1,32 +1,45 @@
 """Attention over a paged KV cache: the division of a step into programs, and its launches.
 
-Prefill, decode, mixed steps and verification are one entry. The division depends on sizes unsplit, never on data, so that a graph can hold
-it: tiles stand in plain tables by capability, queries per row and head dimension.
+Prefill, decode, mixed steps and verification are one entry, bound once. The division depends on sizes alone, never on data, so that a graph
+can hold it: tiles stand in plain tables by capability, queries per row and head dimension. Rows of one token beside prompts have a launch
+of their own, with the tiles and splits of decode.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from ridgeline.compute.cuda.cache import CacheLayer
-from ridgeline.compute.cuda.triton.attention_kernels import attention_kernel, merge_splits_kernel
-from ridgeline.compute.cuda.triton.launch import capability, ceil_div, codes_of, native_fp8, power_of_2, rows_of
+from ridgeline.compute.cuda.triton.attention_kernels import attention_kernel
+from ridgeline.compute.cuda.triton.launch import (
+    BoundLaunch,
+    capability,
+    ceil_div,
+    codes_of,
+    multiprocessors,
+    native_fp8,
+    one_by_one,
+    power_of_2,
+    rows_of,
+)
 
 SPLIT_KEYS: Final = 256
 """Keys per split: the splits of a sequence begin at its positions 0, 256, 512 …"""
 
-SPLIT_BELOW: Final = 2
-"""Programs per multiprocessor below which splits are computed by programs of their own."""
+SPLIT_BELOW: Final = 1.5
+"""Programs per multiprocessor below which splits are computed by programs of their own: so many read as fast as memory is."""
 
 SPLIT_PROGRAMS: Final = 8
 """Most programs per multiprocessor that split programs then make."""
 
+LONGEST_KEYS: Final = 4096
+"""Keys that a program computes at most, however many programs there are: one long row among short ones would be waited for."""
+
 WORK_LIMIT: Final = 256 << 20
 """Bytes of scratch beyond which one program computes all splits of its queries, in the same order."""
-
-MULTIPROCESSORS: Final = {80: 108, 90: 132}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +55,27 @@ class Tile:
 DECODE_TILES: Final = {
     (80, 128): Tile(16, 32, 4, 5),
     (80, 256): Tile(16, 32, 4, 3),
+    (86, 128): Tile(16, 32, 4, 5),
+    (86, 256): Tile(16, 32, 4, 3),
     (90, 128): Tile(16, 64, 4, 5),
     (90, 256): Tile(16, 32, 4, 5),
 }
 """Decode, and rows of few queries: (capability, largest head dimension) → tile; `queries` grows with the row's.
 
-A block id is loaded before the block, so five stages keep two tiles of keys and values in flight.
+A block id is loaded before the block, so five stages keep two tiles of keys and values in flight. 86: devices with 99 KB of shared memory.
 """
 
 PREFILL_TILES: Final = {
     (80, 128): Tile(128, 64, 8, 5),
     (80, 256): Tile(64, 32, 8, 5),
+    (86, 128): Tile(64, 32, 4, 4),
+    (86, 256): Tile(32, 16, 4, 3),
     (90, 128): Tile(128, 64, 8, 5),
     (90, 256): Tile(128, 32, 8, 5),
 }
 """Prefill: (capability, largest head dimension) → tile."""
 
-QUANTISED_KEYS: Final = {False: {(80, 128): 32, (80, 256): 16}, True: {(90, 256): 16}}
+QUANTISED_KEYS: Final = {False: {(80, 128): 32, (80, 256): 16, (90, 256): 16}, True: {(90, 256): 16}}
 """Keys per tile over a cache of fp8 or int8, whose conversion takes registers: of prefill (False), and of every batch-invariant step
 (True), whose splits have sums of their own."""
 
@@ -72,15 +89,21 @@ DECODE_QUERY_ROWS: Final = 64
 """Most query rows of a program for which the tiles of decode are used."""
 
 
+def table_row(capability: int) -> int:
+    """The row of the tables of tiles, by shared memory of a program: 163, 99 or 227 KB. NVIDIA, CUDA programming guide, features."""
+    return 80 if capability in (80, 87) else 90 if 90 <= capability < 120 else 86
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The division of a step into programs.
+    """A launch: its division into programs.
 
     blocks          blocks of queries
     one_block       True where each row has at most one block of queries
     fold            True where splits have sums of their own, merged in order: a token's bits then do not depend on the schedule
     split_programs  programs that share the splits of a block of queries; 0: one program computes all of them
     splits          most splits of a sequence
+    row_tokens      tokens of the rows that are its own: "one", "several" or "any"; of "one" partial results are kept by row
     """
 
     tile: Tile
@@ -89,13 +112,14 @@ class Schedule:
     fold: bool
     split_programs: int
     splits: int
+    row_tokens: str
 
 
-def make_schedule(
-    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, capability: int, fp32: bool = False,
+def make_schedules(
+    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, fp32: bool = False,
     quantised: bool = False, invariant: bool = False,
-) -> Schedule:  # fmt: skip
-    """The schedule of a step of so many tokens and rows, of which a row has at most `max_q` queries and `max_kv` keys.
+) -> tuple[Schedule, ...]:  # fmt: skip
+    """The launches of a step of so many tokens and rows, of which a row has at most `max_q` queries and `max_kv` keys.
 
     fp32       queries are fp32
     quantised  the cache is fp8 or int8
@@ -106,28 +130,43 @@ def make_schedule(
     group = heads // kv_heads
     if group > 128 or head_dim > 256:
         raise ValueError(f"attention on a GPU takes at most 128 query heads per KV head and 256 dimensions, got {group} and {head_dim}")
-    key = (90 if capability >= 90 else 80, 128 if head_dim <= 128 else 256)
-    min_queries, mean_queries = max(16, power_of_2(group)), power_of_2(ceil_div(tokens, max(1, rows)) * group)
-    needed = power_of_2(max_q) * power_of_2(group)
+    key = (table_row(capability(device)), 128 if head_dim <= 128 else 256)
+    min_queries, needed = max(16, power_of_2(group)), power_of_2(max_q) * power_of_2(group)
+    splits = ceil_div(max_kv, SPLIT_KEYS)
     few_queries = invariant or needed <= max(DECODE_QUERY_ROWS, min_queries)
-    tile = FP32_TILES[key[1]] if fp32 else DECODE_TILES[key] if few_queries else PREFILL_TILES[key]
-    if quantised and (invariant or not few_queries):
-        tile = replace(tile, keys=QUANTISED_KEYS[invariant].get(key, tile.keys))
+    few = FP32_TILES[key[1]] if fp32 else DECODE_TILES[key]
+    if invariant and quantised:
+        few = replace(few, keys=QUANTISED_KEYS[True].get(key, few.keys))
+
+    def of_few(row_tokens: str, queries: int) -> Schedule:
+        tile = _with_queries(few, queries, EIGHT_WARP_QUERIES)
+        one_block = row_tokens == "one" or max_q <= tile.queries // group
+        blocks = rows if one_block else tokens // (tile.queries // group) + rows
+        work = _work_bytes(rows if row_tokens == "one" else tokens, heads, head_dim, splits)
+        programs = _split_programs(blocks * kv_heads, splits, max_kv, multiprocessors(device)) if work <= WORK_LIMIT else 0
+        return Schedule(tile, blocks, one_block, True, programs, splits, row_tokens)
+
     if few_queries:
-        tile = replace(tile, queries=min_queries if invariant else max(min_queries, needed))
-    else:
-        tile = replace(tile, queries=max(min_queries, min(tile.queries, max(32, mean_queries))))
-    warps = 8 if few_queries and tile.queries >= EIGHT_WARP_QUERIES else tile.warps
-    tile = replace(tile, warps=max(4, min(warps, tile.queries // 8)))
-    queries = tile.queries // group
-    one_block = max_q <= queries
-    blocks = rows if one_block else tokens // queries + rows
-    splits, programs = ceil_div(max_kv, SPLIT_KEYS), blocks * kv_heads
-    split_programs, multiprocessors = 0, MULTIPROCESSORS[key[0]]
-    unsplit = programs >= SPLIT_BELOW * multiprocessors or _work_bytes(tokens, heads, head_dim, splits) > WORK_LIMIT
-    if few_queries and splits > 1 and programs and not unsplit:
-        split_programs = min(splits, ceil_div(SPLIT_PROGRAMS * multiprocessors, programs))
-    return Schedule(tile, blocks, one_block, few_queries, split_programs, splits)
+        return (of_few("one" if max_q == 1 else "any", min_queries if invariant else max(min_queries, needed)),)
+    many = FP32_TILES[key[1]] if fp32 else PREFILL_TILES[key]
+    if quantised:
+        many = replace(many, keys=QUANTISED_KEYS[False].get(key, many.keys))
+    tile = _with_queries(many, max(min_queries, many.queries), 0)
+    prompts = Schedule(tile, tokens // (tile.queries // group) + rows, False, False, 0, splits, "any" if rows == 1 else "several")
+    return (prompts,) if rows == 1 else (of_few("one", min_queries), prompts)
+
+
+def _with_queries(tile: Tile, queries: int, eight_warps_from: int) -> Tile:
+    """The tile with so many query rows, and the warps that they take."""
+    warps = 8 if eight_warps_from and queries >= eight_warps_from else tile.warps
+    return replace(tile, queries=queries, warps=max(4, min(warps, queries // 8)))
+
+
+def _split_programs(programs: int, splits: int, max_kv: int, multiprocessors: int) -> int:
+    """Programs that share the splits of a block of queries: as many as fill the device, and so many that none has more than its keys."""
+    filling = ceil_div(SPLIT_PROGRAMS * multiprocessors, programs) if 0 < programs < SPLIT_BELOW * multiprocessors else 1
+    shared = min(splits, max(filling, ceil_div(max_kv, LONGEST_KEYS)))
+    return shared if shared > 1 else 0
 
 
 def work_bytes(
@@ -135,94 +174,103 @@ def work_bytes(
     invariant: bool = False,
 ) -> int:  # fmt: skip
     """Bytes of scratch that `attention` needs for a step of these sizes; max_kv = tables.shape[1] · block_tokens."""
-    schedule = make_schedule(
-        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=max_kv, capability=capability(device),
-        fp32=fp32, invariant=invariant,
+    schedules = make_schedules(
+        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=max_kv, device=device, fp32=fp32,
+        invariant=invariant,
     )  # fmt: skip
-    return _work_bytes(tokens, heads, head_dim, schedule.splits) if schedule.split_programs else 0
+    split = (each for each in schedules if each.split_programs)
+    return max((_work_bytes(rows if each.row_tokens == "one" else tokens, heads, head_dim, each.splits) for each in split), default=0)
+
+
+def counters_of(tokens: int, rows: int, kv_heads: int, device: torch.device) -> torch.Tensor:
+    """Zeros int32 for the `counters` of every step of at most so many tokens and rows; launches leave them zero."""
+    return torch.zeros((tokens + rows) * kv_heads, dtype=torch.int32, device=device)
 
 
 def attention(
-    q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, row_of_token: torch.Tensor, *,
-    head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, max_q: int,
-    sinks: torch.Tensor | None = None, invariant: bool = False,
-) -> None:  # fmt: skip
-    """The op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
+    q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, *,
+    head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, counters: torch.Tensor,
+    max_q: int, sinks: torch.Tensor | None = None, invariant: bool = False,
+) -> Callable[[], None]:  # fmt: skip
+    """The launch of the op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
 
     tables        int32 [R, P]: block ids
     cu_q          int32 [R + 1]: cumulative query counts
     kv_len        int32 [R]
-    row_of_token  int32 [T]
     sinks         fp32 [H], contiguous, or None
     max_q         most tokens of a row
     work          at least `work_bytes` bytes, of any type, aligned to 4
+    counters      of `counters_of`
 
     Tokens that no row owns are not written; a token whose row has no keys gets zeros. `out` may be q. ValueError where shapes do not fit.
     Vaswani et al. 2017; Milakov and Gimelshein 2018 (online softmax); Dao et al. 2022.
     """
-    tokens, rows, kv_heads = rows_of(q, out, row_of_token), len(kv_len), layer.kv_heads
+    tokens, rows, kv_heads = rows_of(q, out), len(kv_len), layer.kv_heads
     heads = q.shape[1] // head_dim
     if not tokens or not rows:
-        return
+        return one_by_one([])
     if (cu_q.shape[0], tables.shape[0], layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
-    schedule = make_schedule(
+    schedules = make_schedules(
         tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=tables.shape[1] * layer.block_tokens,
-        capability=capability(q.device), fp32=q.dtype == torch.float32, quantised=layer.keys.dtype.itemsize == 1, invariant=invariant,
+        device=q.device, fp32=q.dtype == torch.float32, quantised=layer.keys.dtype.itemsize == 1, invariant=invariant,
     )  # fmt: skip
-    partial, sums = _partials(schedule, tokens, heads, head_dim, work, out)
-    row_columns = (tables, cu_q, kv_len)
     shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
-    _launch(schedule, q, layer, row_columns, out, (partial, sums), shape, sinks)
-    if schedule.split_programs:
-        merge_splits_kernel[(tokens, heads)](
-            partial, sums, sums if sinks is None else sinks, row_of_token, cu_q, kv_len, out, schedule.splits, out.stride(0),
-            HEADS=heads, HEAD=head_dim, WINDOW=window, SPLIT=SPLIT_KEYS, SINKS=sinks is not None, BLOCK_D=power_of_2(head_dim), num_warps=1,
-        )  # fmt: skip
+    launches: list[Callable[[], None]] = []
+    for schedule in schedules:
+        slots = rows if schedule.row_tokens == "one" else tokens
+        partials = (*_partials(schedule, slots, heads, head_dim, work, out), counters)
+        launches.append(_bind(schedule, q, layer, (tables, cu_q, kv_len), out, partials, shape, sinks))
+    return one_by_one(launches)
 
 
-def _launch(
+def _bind(
     schedule: Schedule,
     q: torch.Tensor,
     layer: CacheLayer,
     row_columns: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     out: torch.Tensor,
-    partials: tuple[torch.Tensor, torch.Tensor],
+    partials: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     shape: tuple[int, int, int, int, float, float],
     sinks: torch.Tensor | None,
-) -> None:
-    """Launches attention into `out`, or into `partials` where splits have programs of their own."""
+) -> BoundLaunch:
+    """One launch into `out`, by way of `partials` where splits have programs of their own."""
     head_dim, kv_heads, group, window, scale, softcap = shape
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
-    attention_kernel[(schedule.blocks, kv_heads, max(1, schedule.split_programs))](
+    arguments = (
         q, keys, values, keys if scales is None else scales, values if layer.value_scales is None else layer.value_scales,
         q if sinks is None else sinks, *row_columns, out, *partials, len(row_columns[2]), schedule.splits,
         scale / softcap if softcap else scale * math.log2(math.e),
         softcap * math.log2(math.e), q.stride(0), out.stride(0), row_columns[0].stride(0), keys.stride(0),
-        0 if scales is None else scales.stride(0), GROUP=group, HEAD=head_dim, KV_HEADS=kv_heads, BLOCK_TOKENS=layer.block_tokens,
-        WINDOW=window, SPLIT=SPLIT_KEYS, CAPPED=softcap != 0, KIND="fp8" if fp8 else "plain" if scales is None else "int8",
-        NATIVE=native_fp8(q.device), ONE_BLOCK=schedule.one_block, FOLD=schedule.fold and schedule.splits > 1,
-        PARTIAL=schedule.split_programs > 0, SINKS=sinks is not None,
-        BLOCK_M=schedule.tile.queries, BLOCK_D=max(16, power_of_2(head_dim)), TILE=schedule.tile.keys,
-        num_warps=schedule.tile.warps, num_stages=schedule.tile.stages,
+        0 if scales is None else scales.stride(0),
     )  # fmt: skip
+    constants = {
+        "GROUP": group, "HEAD": head_dim, "KV_HEADS": kv_heads, "BLOCK_TOKENS": layer.block_tokens, "WINDOW": window, "SPLIT": SPLIT_KEYS,
+        "CAPPED": softcap != 0, "KIND": "fp8" if fp8 else "plain" if scales is None else "int8", "NATIVE": native_fp8(q.device),
+        "ONE_BLOCK": schedule.one_block, "FOLD": schedule.fold and schedule.splits > 1, "PARTIAL": schedule.split_programs > 0,
+        "TOKENS": schedule.row_tokens, "SINKS": sinks is not None,
+        "BLOCK_M": schedule.tile.queries, "BLOCK_D": max(16, power_of_2(head_dim)), "TILE": schedule.tile.keys,
+    }  # fmt: skip
+    grid = (schedule.blocks, kv_heads, max(1, schedule.split_programs))
+    return BoundLaunch(attention_kernel, grid, arguments, constants, num_warps=schedule.tile.warps, num_stages=schedule.tile.stages)
 
 
-def _work_bytes(tokens: int, heads: int, head_dim: int, splits: int) -> int:
-    """Bytes of fp32 partial results: for each token, head and split the weighted values, the greatest score and the sum of weights."""
-    return 4 * tokens * heads * splits * (head_dim + 2)
+def _work_bytes(slots: int, heads: int, head_dim: int, splits: int) -> int:
+    """Bytes of fp32 partial results: for each row or token, head and split the weighted values, the greatest score and the sum of
+    weights."""
+    return 4 * slots * heads * splits * (head_dim + 2)
 
 
 def _partials(
-    schedule: Schedule, tokens: int, heads: int, head_dim: int, work: torch.Tensor | None, unused: torch.Tensor
+    schedule: Schedule, slots: int, heads: int, head_dim: int, work: torch.Tensor | None, unused: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the caller's scratch for the weighted values and the (greatest score, sum of weights) of all splits."""
     if not schedule.split_programs:
         return unused, unused
-    needed = _work_bytes(tokens, heads, head_dim, schedule.splits)
+    needed = _work_bytes(slots, heads, head_dim, schedule.splits)
     if work is None or work.nbytes < needed:
         raise ValueError(f"attention needs {needed} bytes of scratch, got {0 if work is None else work.nbytes}")
     numbers = work.view(-1).view(torch.float32)
-    values = tokens * heads * schedule.splits * head_dim
-    return numbers[:values], numbers[values : values + 2 * tokens * heads * schedule.splits]
+    values = slots * heads * schedule.splits * head_dim
+    return numbers[:values], numbers[values : values + 2 * slots * heads * schedule.splits]

@@ -1,7 +1,7 @@
-"""Kernels of paged attention: one for prefill, decode, mixed steps and verification, and the merge of splits.
+"""The kernel of paged attention: prefill, decode, mixed steps and verification, its splits and their merge.
 
 A token's result is a fold over tiles of fixed size at fixed positions of its own sequence: tiles within a split, then splits in order. No
-bit depends on which program computes a split. Scores are in units of log2 e, so that exp2 serves.
+bit depends on which program computes a split, or merges them. Scores are in units of log2 e, so that exp2 serves.
 """
 
 import triton
@@ -11,7 +11,7 @@ from ridgeline.compute.cuda.triton.formulas import from_fp8, tanh
 
 
 @triton.jit
-def merge_states(top, total, sums, split_top, split_total, split_sums, ROWS: tl.constexpr):
+def merge_states(top, total, sums, split_top, split_total, split_sums):
     """(greatest score, sum of weights, weighted values) of the splits so far and the next split, merged.
 
     Both may be empty. Products and sums are written as fma, so that no compiler contracts them differently.
@@ -20,18 +20,16 @@ def merge_states(top, total, sums, split_top, split_total, split_sums, ROWS: tl.
     reference = tl.where(greatest == float("-inf"), 0.0, greatest)
     before, now = tl.exp2(top - reference), tl.exp2(split_top - reference)
     joined = tl.fma(split_total, now, total * before)
-    if ROWS:
-        before, now = before[:, None], now[:, None]
-    return greatest, joined, tl.fma(split_sums, tl.broadcast_to(now, split_sums.shape), sums * before)
+    return greatest, joined, tl.fma(split_sums, tl.broadcast_to(now[:, None], split_sums.shape), sums * before[:, None])
 
 
 @triton.jit
-def with_sink(top, total, sums, sink, ROWS: tl.constexpr):
+def with_sink(top, total, sums, sink):
     """(sum of weights, weighted values) once a head's sink, a score without a value, has joined the splits."""
     greatest = tl.maximum(top, sink * 1.4426950408889634)
     before = tl.exp2(top - greatest)
     joined = total * before + tl.exp2(sink * 1.4426950408889634 - greatest)
-    return joined, sums * (before[:, None] if ROWS else before)
+    return joined, sums * before[:, None]
 
 
 @triton.jit
@@ -64,7 +62,7 @@ def attend(
     for start in tl.range(begin, end, TILE):
         if FOLD:  # noqa: SIM102  (FOLD is known when the kernel is compiled)
             if start % SPLIT == 0:
-                all_top, all_total, all_sums = merge_states(all_top, all_total, all_sums, top, total, sums, True)
+                all_top, all_total, all_sums = merge_states(all_top, all_total, all_sums, top, total, sums)
                 top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
                 sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         key = start + within
@@ -93,7 +91,7 @@ def attend(
         sums = tl.dot(weight.to(q.dtype), v, sums * decay[:, None], input_precision="tf32x3")
         top = greatest
     if FOLD:
-        top, total, sums = merge_states(all_top, all_total, all_sums, top, total, sums, True)
+        top, total, sums = merge_states(all_top, all_total, all_sums, top, total, sums)
     return top, total, sums
 
 
@@ -108,20 +106,33 @@ def row_of_query_block(cu_q, rows, query_block, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
-def attention_kernel(
-    q, keys, values, key_scales, value_scales, sinks, tables, cu_q, kv_len, out, partial, partial_sums,
-    rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
-    FOLD: tl.constexpr, PARTIAL: tl.constexpr, SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys; with PARTIAL only the
-    splits n, n + p, n + 2p … of p programs.
-    """
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(1)
+@triton.jit
+def write_result(out, place, top, total, sums, sinks, head, is_row, mask, SINKS: tl.constexpr):
+    """Weighted means of values [BLOCK_M, D] to `out`; zeros where there were no keys."""
+    if SINKS:
+        total, sums = with_sink(top, total, sums, tl.load(sinks + head, mask=is_row, other=0.0))
+    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def merged_splits(
+    partial, partial_sums, place, at, is_row, mask, begin, end, HEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Splits begin ≤ n < end of the queries whose partial results begin at `place` [BLOCK_M], merged in order."""
+    top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for split in tl.range(begin, end, num_stages=4 if BLOCK_M * BLOCK_D <= 2048 else 2):
+        split_top = tl.load(partial_sums + (place + split) * 2, mask=is_row, other=float("-inf"))
+        split_total = tl.load(partial_sums + (place + split) * 2 + 1, mask=is_row, other=0.0)
+        split_sums = tl.load(partial + (place + split)[:, None] * HEAD + at[None, :], mask=mask, other=0.0)
+        top, total, sums = merge_states(top, total, sums, split_top, split_total, split_sums)
+    return top, total, sums
+
+
+@triton.jit
+def queries_of_program(cu_q, rows, ONE_BLOCK: tl.constexpr, TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """(row, its block of queries, its first query, its queries, False where the launch or the row has no such block)."""
     if ONE_BLOCK:
         row, query_block = tl.program_id(0), 0
         query = tl.load(cu_q + row)
@@ -130,8 +141,48 @@ def attention_kernel(
         row = row_of_query_block(cu_q, rows, number, BLOCK_Q)
         query = tl.load(cu_q + row)
         query_block = number - (query // BLOCK_Q + row)
-    count, length = tl.load(cu_q + row + 1) - query, tl.load(kv_len + row)
-    if query_block * BLOCK_Q < count:
+    count = tl.load(cu_q + row + 1) - query
+    is_mine = query_block * BLOCK_Q < count
+    if TOKENS == "one":
+        is_mine = count == 1
+    if TOKENS == "several":
+        is_mine = is_mine & (count > 1)
+    return row, query_block, query, count, is_mine
+
+
+@triton.jit
+def is_last(counter, programs):
+    """True in the last of so many programs to ask, which sees what all have stored; the counter is zero again then.
+
+    All threads have stored before one of them counts, which releases their stores; the last to count acquires those of all.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def attention_kernel(
+    q, keys, values, key_scales, value_scales, sinks, tables, cu_q, kv_len, out, partial, partial_sums, counters,
+    rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    FOLD: tl.constexpr, PARTIAL: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys. TOKENS: "any" number of
+    a row; of "one" or "several" only such rows, as another launch has the others.
+
+    PARTIAL: only the splits n, n + p, n + 2p … of p programs. Their results go to `partial`, of row r at r ("one") or of token t at t;
+    the program that ends last merges them all. `counters` is zero between launches.
+    """
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(1)
+    row, query_block, query, count, is_mine = queries_of_program(cu_q, rows, ONE_BLOCK, TOKENS, BLOCK_Q)
+    length = tl.load(kv_len + row)
+    if is_mine:
         line = tl.arange(0, BLOCK_M)
         token, head = query_block * BLOCK_Q + line // GROUP, kv_head * GROUP + line % GROUP
         is_row = (line < BLOCK_Q * GROUP) & (token < count)
@@ -144,52 +195,31 @@ def attention_kernel(
         first = tl.maximum(lowest - (WINDOW - 1), 0) if WINDOW else 0
         end = tl.minimum(lowest + BLOCK_Q, length)
         table = tables + row.to(tl.int64) * table_stride
+        target = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
         if PARTIAL:
-            for split in tl.range(first // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2), num_stages=1):
-                begin = tl.maximum(first // TILE * TILE, split * SPLIT)
-                top, total, sums = attend(
-                    queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
-                    first, begin, tl.minimum(end, split * SPLIT + SPLIT), scale, cap,
-                    HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, False, BLOCK_M, BLOCK_D, TILE,
-                )  # fmt: skip
-                place = (heads * (KV_HEADS * GROUP) + head) * splits + split
-                tl.store(partial + place[:, None] * HEAD + at[None, :], sums, mask=mask)
-                tl.store(partial_sums + place * 2, top, mask=is_row)
-                tl.store(partial_sums + place * 2 + 1, total, mask=is_row)
+            begin_split, end_split = first // SPLIT, tl.cdiv(end, SPLIT)
+            programs = tl.maximum(1, tl.minimum(tl.num_programs(2), end_split - begin_split))
+            place = ((row + line * 0 if TOKENS == "one" else heads).to(tl.int64) * (KV_HEADS * GROUP) + head) * splits
+            if tl.program_id(2) < programs:
+                for split in tl.range(begin_split + tl.program_id(2), end_split, programs, num_stages=1):
+                    begin = tl.maximum(first // TILE * TILE, split * SPLIT)
+                    top, total, sums = attend(
+                        queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
+                        first, begin, tl.minimum(end, split * SPLIT + SPLIT), scale, cap,
+                        HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, False, BLOCK_M, BLOCK_D, TILE,
+                    )  # fmt: skip
+                    tl.store(partial + (place + split)[:, None] * HEAD + at[None, :], sums, mask=mask)
+                    tl.store(partial_sums + (place + split) * 2, top, mask=is_row)
+                    tl.store(partial_sums + (place + split) * 2 + 1, total, mask=is_row)
+                if is_last(counters + tl.program_id(0) * KV_HEADS + kv_head, programs):
+                    top, total, sums = merged_splits(
+                        partial, partial_sums, place, at, is_row, mask, begin_split, end_split, HEAD, BLOCK_M, BLOCK_D
+                    )
+                    write_result(out, target, top, total, sums, sinks, head, is_row, mask, SINKS)
         else:
             top, total, sums = attend(
                 queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
                 first, first // TILE * TILE, end, scale, cap,
                 HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, FOLD, BLOCK_M, BLOCK_D, TILE,
             )  # fmt: skip
-            if SINKS:
-                total, sums = with_sink(top, total, sums, tl.load(sinks + head, mask=is_row, other=0.0), True)
-            result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-            place = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
-            tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def merge_splits_kernel(
-    partial, partial_sums, sinks, row_of_token, cu_q, kv_len, out, splits, out_stride,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Each program: one head of one token; merges its splits in the order of their positions."""
-    token, head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(row_of_token + token)
-    behind = tl.load(cu_q + row + 1) - token
-    if behind > 0:
-        position = tl.load(kv_len + row) - behind
-        at = tl.arange(0, BLOCK_D)
-        top, total, sums = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
-        first = tl.maximum(position - (WINDOW - 1), 0) if WINDOW else 0
-        place = (token.to(tl.int64) * HEADS + head) * splits
-        for split in tl.range(first // SPLIT, tl.cdiv(position + 1, SPLIT)):
-            split_top, split_total = tl.load(partial_sums + (place + split) * 2), tl.load(partial_sums + (place + split) * 2 + 1)
-            split_sums = tl.load(partial + (place + split) * HEAD + at, mask=at < HEAD, other=0.0)
-            top, total, sums = merge_states(top, total, sums, split_top, split_total, split_sums, False)
-        if SINKS:
-            total, sums = with_sink(top, total, sums, tl.load(sinks + head), False)
-        result = sums / tl.where(total == 0.0, 1.0, total)
-        place_out = token.to(tl.int64) * out_stride + head * HEAD + at
-        tl.store(out + place_out, result.to(out.dtype.element_ty), mask=at < HEAD)
+            write_result(out, target, top, total, sums, sinks, head, is_row, mask, SINKS)

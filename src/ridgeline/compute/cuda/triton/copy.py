@@ -10,7 +10,7 @@ BLOCK = 2048
 """Words that one program copies."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "host_blocks"], do_not_specialize_on_alignment=["pairs"])
 def copy_blocks_kernel(pool, host, pairs, blocks, host_blocks, words, BLOCK: tl.constexpr):
     """Each program: `BLOCK` words of one block of one layer's K or V. Blocks of the host are numbered behind the pool's."""
     pair, plane = tl.program_id(0), tl.program_id(1).to(tl.int64)

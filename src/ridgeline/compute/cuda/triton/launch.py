@@ -4,8 +4,9 @@ A launcher allocates nothing, never waits for the device and never looks at its 
 strided, numbers of a row are contiguous. Zero rows launch nothing.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -20,6 +21,12 @@ def capability(device: torch.device) -> int:
         return INTERPRETER_CAPABILITY
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of the device; the interpreter has those of an H100."""
+    return 132 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def native_fp8(device: torch.device) -> bool:
@@ -61,3 +68,39 @@ def same_width(*tensors: torch.Tensor) -> int:
 def codes_of(tensor: torch.Tensor) -> torch.Tensor:
     """fp8 numbers as bytes uint8, which kernels take: an A100 has no fp8 type."""
     return tensor.view(torch.uint8)
+
+
+class BoundLaunch:
+    """A launch of a kernel over arguments that stay as they are: the second one and later ones do not look at them again.
+
+    arguments  in the kernel's order; constants: the parameters behind them, by name; options: num_warps and the like
+    """
+
+    __slots__ = ("_again", "_arguments", "_constants", "_grid", "_kernel", "_options")
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any], **options: int
+    ) -> None:
+        self._kernel, self._grid, self._arguments = kernel, (*grid, 1, 1)[:3], arguments
+        self._constants, self._options = constants, options
+        self._again: Any = None
+
+    def __call__(self) -> None:
+        if self._again is not None:
+            self._again(*self._arguments, *self._constants.values())
+            return
+        compiled = self._kernel[self._grid](*self._arguments, **self._constants, **self._options)
+        if compiled is not None:  # the interpreter compiles nothing
+            self._again = compiled[self._grid]
+
+
+def one_by_one(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """All launches, one after the other."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run

@@ -1,11 +1,11 @@
-"""Products of few rows with matrices of packed integers: weights are read once, packed, and become operands in registers.
+"""Products of some rows with matrices of packed integers: weights are read once, packed, and become operands in registers.
 
     out[m, n] = Σ over groups g: scale[n, g] · (Σ code[n, k] · x[m, k] - zero[n, g] · Σ x[m, k])         k in g
 
 Codes are exact in every operand type, so scales touch fp32 sums only. A code of up to 6 bits becomes a bf16 number by setting the bits of
 its exponent (128 + code; fp16: 64 + code), and this offset is subtracted with the zero; Σ x comes from a product with ones, which stays in
-the layout of the sums. Inputs are cut in `splits` parts of fixed places, which depend on the matrix alone: `reduce_splits` adds them in
-order.
+the layout of the sums. Inputs are cut in `splits` parts of fixed places, which depend on the matrix and on blocks of rows alone:
+`reduce_splits` adds them in order.
 """
 
 from typing import Final
@@ -17,15 +17,17 @@ from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.triton.formulas import field_of, scale_of, zero_of
-from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of
+from ridgeline.compute.cuda.triton.launch import ceil_div, multiprocessors, rows_of
 
 BLOCK_N: Final = 64
-MAX_ROWS: Final = 32
-"""Rows of x up to which a program takes all of them."""
+ROWS: Final = (16, 32, 64, 128)
+"""Rows of x that a program takes: the fewest that take all, else the most."""
+INVARIANT_ROWS: Final = 32
+"""Rows that a program takes in the batch-invariant mode."""
 REDUCE_BLOCK: Final = 1024
 
-PROGRAMS: Final = 528
-"""Programs that fill a device: four on each of the 132 multiprocessors of an H200."""
+PROGRAMS: Final = 4
+"""Programs per multiprocessor that fill a device."""
 MIN_TILES: Final = 4
 """Least tiles that a program reads: with fewer its start costs more than its work."""
 
@@ -138,14 +140,14 @@ def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: t
     tl.store(out + m * out_stride + n, total.to(out.dtype.element_ty), mask=n < columns)
 
 
-def splits_of(weight: IntegerMatrix) -> int:
-    """Number of splits of the inputs: a function of the matrix alone, so that no batch changes a sum."""
-    blocks = ceil_div(weight.shape[0], BLOCK_N)
-    return max(1, min(ceil_div(PROGRAMS, blocks), weight.tiles // MIN_TILES, 16))
+def splits_of(weight: IntegerMatrix, row_blocks: int = 1) -> int:
+    """Number of splits of the inputs: a function of the matrix, the device and blocks of rows."""
+    blocks = ceil_div(weight.shape[0], BLOCK_N) * row_blocks
+    return max(1, min(ceil_div(PROGRAMS * multiprocessors(weight.low.device), blocks), weight.tiles // MIN_TILES, 16))
 
 
 def scratch_bytes(weight: IntegerMatrix, rows: int) -> int:
-    """Scratch bytes of `linear_grouped` for so many rows."""
+    """Scratch bytes of `linear_grouped` for up to so many rows."""
     splits = splits_of(weight)
     return 4 * splits * rows * weight.shape[0] if splits > 1 else 0
 
@@ -154,7 +156,7 @@ def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tenso
     """x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
 
     scratch     uint8, at least `scratch_bytes`
-    block_rows  rows per program, 16 or 32; None: the fewest for M
+    block_rows  rows per program, of `ROWS`; a row's sums then do not depend on M. None: as M has it
 
     ValueError where shapes do not fit.
     """
@@ -163,9 +165,9 @@ def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tenso
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit weights {weight.shape}")
     if not rows:
         return
-    splits, form = splits_of(weight), weight.form
-    block = block_rows or (16 if rows <= 16 else MAX_ROWS)
-    parts = scratch[: scratch_bytes(weight, rows)].view(torch.float32) if splits > 1 else out
+    block = block_rows or next((size for size in ROWS if rows <= size), ROWS[-1])
+    splits, form = splits_of(weight, 1 if block_rows else ceil_div(rows, block)), weight.form
+    parts = scratch[: 4 * splits * rows * columns].view(torch.float32) if splits > 1 else out
     offset = 0 if form.low + form.high == 8 else _EXPONENT_OFFSETS[x.dtype]
     grid = (ceil_div(columns, BLOCK_N), splits, ceil_div(rows, block))
     grouped_kernel[grid](
@@ -177,7 +179,7 @@ def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tenso
         LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, SUPERBLOCK=form.superblock,
         SCALE_TYPE=form.scale_type, GROUP_BYTES=GROUP_BYTES[form.scale_type], MINS=form.offset == "mins",
         ZEROS=form.offset == "zeros", CENTRE=form.centre, OFFSET=offset, EVEN=weight.tiles * weight.tile == inputs,
-        STAGES=STAGES, BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=4,
+        STAGES=STAGES, BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=8 if block == ROWS[-1] else 4,
     )  # fmt: skip
     if splits > 1:
         reduce_splits(parts, splits, out)

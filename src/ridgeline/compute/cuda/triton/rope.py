@@ -180,7 +180,7 @@ def _write(
         values if layer.value_scales is None else layer.value_scales, *(k if norm is None else norm for norm in norms), eps, q_heads,
         kv_heads, q.stride(0), k.stride(0), v.stride(0), table.stride(0), q_out.stride(0), keys.stride(0),
         0 if scales is None else scales.stride(0), HEAD=head_dim, HALF=0 if rotation is None else rotation.shape[1] // 2, BLOCK=block,
-        Q_HEADS=of_q, KV_HEADS=of_kv, BLOCK_TOKENS=layer.block_tokens, KIND="fp8" if fp8 else "head_mask" if scales is None else "int8",
+        Q_HEADS=of_q, KV_HEADS=of_kv, BLOCK_TOKENS=layer.block_tokens, KIND="fp8" if fp8 else "plain" if scales is None else "int8",
         NORM_Q=norms[0] is not None, NORM_K=norms[1] is not None, NATIVE=native_fp8(k.device),
     )  # fmt: skip
 

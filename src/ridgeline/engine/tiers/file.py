@@ -1,0 +1,203 @@
+"""The file tier: one file of slots of equal size in a private folder, which a later engine finds again.
+
+Owns the file's layout: 4,096 bytes that say its sizes, a table with an entry per slot (name, worth), the slots. Nothing is flushed and
+nothing is repaired: what a crash tears has a wrong checksum, and is a miss. The file is sparse and never mapped, so a full disk is an error
+of one write.
+"""
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from struct import Struct
+from threading import Lock
+from typing import Final
+
+from ridgeline.engine.tiers.seal import NAME_BYTES
+
+SUFFIX: Final = ".kv"
+HEAD_BYTES: Final = 4_096
+_HEAD: Final = Struct("<32sQQ")
+_MAGIC: Final = b"ridgeline kv tier 1\n".ljust(32, b"\0")
+_ENTRY: Final = Struct(f"<{NAME_BYTES}sd")
+_EMPTY: Final = bytes(NAME_BYTES)
+_READ_BYTES: Final = 1 << 20
+
+
+class FileTier:
+    """Implements `Tier`. Another engine that has the file open keeps this one out: OSError.
+
+    What is worth least makes room. Worth is the chance that a block is asked for: the uses that it has had, behind the worth of the last
+    block that went (GreedyDual, Cao and Irani 1997), so that what nobody uses grows old. All blocks of a file are as large and cost about
+    as much to compute; each use of one is a use of those in front of it that are still seen, so that a prompt loses its end first.
+
+    descriptor   of the folder
+    label        names the file: one per layout and model
+    value_bytes  of every value
+    most_bytes   of all files of the folder together
+    """
+
+    name = "file"
+
+    def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
+        self._slot_bytes = value_bytes
+        self._count = (most_bytes - HEAD_BYTES) // (value_bytes + _ENTRY.size)
+        if self._count < 1:
+            raise OSError(f"{most_bytes} bytes hold no block of {value_bytes}")
+        self._first = HEAD_BYTES + self._count * _ENTRY.size
+        self._lock = Lock()
+        self._file = _open_locked(descriptor, label + SUFFIX)
+        self._slots: dict[bytes, int] = {}
+        self._worth = [0.0] * self._count
+        self._age = 0.0
+        self._free: list[int] = []
+        self._order: list[tuple[float, int, bytes]] = []
+        """Heap of (worth, slot, name); entries that say what is no longer so are passed over."""
+        try:
+            self._load()
+            remove_others(descriptor, label + SUFFIX, most_bytes - os.fstat(self._file).st_blocks * 512)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that it holds at most."""
+        return self._count
+
+    def might_have(self, name: bytes) -> bool:
+        return name in self._slots
+
+    def has(self, names: Sequence[bytes]) -> list[bool]:
+        return [name in self._slots for name in names]
+
+    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+        return [self._read(name) for name in names]
+
+    def put(self, name: bytes, value: bytes) -> None:
+        with self._lock:
+            if name in self._slots:
+                return
+            slot = self._free.pop() if self._free else self._evict()
+            try:
+                _write_all(self._file, value, self._first + slot * self._slot_bytes)
+                self._enter(slot, name, self._age + 1.0)
+            except OSError:
+                self._free.append(slot)
+                raise
+            self._slots[name] = slot
+
+    def forget(self, name: bytes) -> None:
+        with self._lock:
+            slot = self._slots.pop(name, None)
+            if slot is not None:
+                self._free.append(slot)
+                _write_all(self._file, _ENTRY.pack(_EMPTY, 0.0), HEAD_BYTES + slot * _ENTRY.size)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+                self._slots.clear()
+
+    def _read(self, name: bytes) -> bytes | None:
+        with self._lock:
+            slot = self._slots.get(name)
+            if slot is None:
+                return None
+            value = os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+            with suppress(OSError):  # a full disk still reads
+                self._enter(slot, name, max(self._worth[slot], self._age) + 1.0)
+            return value
+
+    def _enter(self, slot: int, name: bytes, worth: float) -> None:
+        self._worth[slot] = worth
+        heappush(self._order, (worth, slot, name))
+        if len(self._order) > 4 * self._count + 64:
+            self._order = [(self._worth[slot], slot, name) for name, slot in self._slots.items()]
+            heapify(self._order)
+        _write_all(self._file, _ENTRY.pack(name, worth), HEAD_BYTES + slot * _ENTRY.size)
+
+    def _evict(self) -> int:
+        """Drops the block of least worth; returns its slot. Called where every slot has a name."""
+        while True:
+            worth, slot, name = heappop(self._order)
+            if self._slots.get(name) == slot and self._worth[slot] == worth:
+                del self._slots[name]
+                self._age = worth
+                return slot
+
+    def _load(self) -> None:
+        """Reads the table of a file of the same sizes; any other becomes empty."""
+        head = _HEAD.pack(_MAGIC, self._slot_bytes, self._count)
+        if os.pread(self._file, _HEAD.size, 0) != head:
+            os.ftruncate(self._file, 0)
+            os.ftruncate(self._file, self._first)
+            with suppress(OSError):  # of a full disk: found empty again by the next engine
+                _write_all(self._file, head, 0)
+        for slot, (name, worth) in enumerate(self._entries()):
+            if name == _EMPTY or name in self._slots or not 0 <= worth < 1e15:
+                self._free.append(slot)
+                continue
+            self._slots[name] = slot
+            self._worth[slot] = worth
+            self._order.append((worth, slot, name))
+        heapify(self._order)
+        self._age = self._order[0][0] if self._order and not self._free else 0.0
+        self._free.reverse()
+
+    def _entries(self) -> Iterator[tuple[bytes, float]]:
+        step = _READ_BYTES // _ENTRY.size
+        for first in range(0, self._count, step):
+            size = min(step, self._count - first) * _ENTRY.size
+            data = os.pread(self._file, size, HEAD_BYTES + first * _ENTRY.size).ljust(size, b"\0")
+            yield from _ENTRY.iter_unpack(data)
+
+
+def _open_locked(folder: int, name: str) -> int:
+    """Opens a regular file of our own, never through a link. Raises OSError, also where another process holds its lock."""
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+            raise OSError(f"{name} is not a regular file of this user with one name")
+        os.fchmod(file, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise OSError(f"another engine has {name} open") from None
+        raise
+    return file
+
+
+def remove_others(folder: int, own: str, most_bytes: int) -> None:
+    """Removes files of other layouts, the least recently written first, until they have `most_bytes` on disk; none that is in use."""
+    found: list[tuple[float, int, str]] = []
+    for name in os.listdir(folder):
+        if name.endswith(SUFFIX) and name != own:
+            with suppress(OSError):
+                state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                found.append((state.st_mtime, state.st_blocks * 512, name))
+    total = sum(size for _, size, _ in found)
+    for _, size, name in sorted(found):
+        if total <= most_bytes:
+            return
+        with suppress(OSError):
+            os.close(_open_locked(folder, name))
+            os.unlink(name, dir_fd=folder)
+            total -= size
+
+
+def _write_all(file: int, data: bytes, at: int) -> None:
+    """Writes all of it. Raises OSError, then some of it may be written."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, at)
+        view, at = view[written:], at + written

@@ -1,0 +1,68 @@
+"""Names and checksums of stored blocks: what a tier returns is used only if this engine, or one with the same secret, has written it so.
+
+The checksum is HMAC-SHA256 over what the reader asks for (format, layout and numerics, prefix key, token ids, prefix domain, group, length)
+and the bytes. The header is made by the reader and never read from a value: nothing in a value is parsed.
+"""
+
+import hmac
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct
+from typing import Final
+
+from ridgeline.core.plan import KVShape
+
+TAG_BYTES: Final = 32
+NAME_BYTES: Final = 32
+FORMAT: Final = b"ridgeline kv block 1\n"
+_NUMBERS: Final = Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a stored block holds. `key` is chained over all ids before it; `scope`: tenant and adapter, as `PrefixIndex.identity` says."""
+
+    key: bytes
+    group: int
+    ids: tuple[int, ...]
+    scope: bytes
+
+
+class Seal:
+    """Seals and opens the blocks of one layout.
+
+    secret  of all engines that share a tier
+    """
+
+    def __init__(self, secret: bytes, shape: KVShape) -> None:
+        self._secret = hmac.digest(secret, b"kv blocks", "sha256")
+        self._layout = FORMAT + shape.fingerprint
+        self._bytes = shape.block_bytes
+        self._pack_ids = Struct(f"<{shape.block_tokens}I").pack
+
+    @property
+    def value_bytes(self) -> int:
+        """Length of every value."""
+        return TAG_BYTES + self._bytes
+
+    def name(self, key: bytes, group: int) -> bytes:
+        """Returns the name of a group's block in tiers: nobody without the secret can tell what it stands for."""
+        return hmac.digest(self._secret, b"name" + key + group.to_bytes(4, "little"), "sha256")
+
+    def close(self, content: Content, data: bytes) -> bytes:
+        """Returns the value of a block: its tag, then its bytes."""
+        return self._tag(content, data) + data
+
+    def open(self, content: Content, value: bytes) -> bytes | None:
+        """Returns the bytes of a value, None where it is anything but this content."""
+        if len(value) != self.value_bytes:
+            return None
+        data = value[TAG_BYTES:]
+        return data if hmac.compare_digest(value[:TAG_BYTES], self._tag(content, data)) else None
+
+    def _tag(self, content: Content, data: bytes) -> bytes:
+        parts = (self._layout, content.key, self._pack_ids(*content.ids), content.scope)
+        header = b"".join(len(part).to_bytes(4, "little") + part for part in parts) + _NUMBERS.pack(content.group, self._bytes)
+        tag = hmac.new(self._secret, header, sha256)
+        tag.update(data)
+        return tag.digest()

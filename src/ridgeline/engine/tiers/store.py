@@ -1,0 +1,301 @@
+"""Blocks that outlive their engine: asked of tiers for new prompts, and given to tiers behind each commit, by threads of their own.
+
+Owns the threads, what they have brought and what they are yet to write; decides nothing about the cache. What tiers bring reaches the core
+as a command, so that a recording has it. No tier is waited for: a fetch has a deadline, and a write that finds the queue full is dropped.
+"""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Final, ParamSpec
+
+from ridgeline.core.commands import BlocksFetched
+from ridgeline.core.events import TierUsed
+from ridgeline.core.kv_blocks import KVBlocks
+from ridgeline.core.params import Admitted
+from ridgeline.core.plan import KVShape
+from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
+from ridgeline.core.sequence import Sequence
+from ridgeline.engine.executor import Pages
+from ridgeline.engine.tiers.seal import Content, Seal
+from ridgeline.engine.tiers.tier import Tier
+
+LOW_PRIORITY: Final = 10
+BATCH: Final = 16
+"""Values that are asked for at a time: a deadline is looked at in between."""
+LEAST_SECONDS: Final = 0.05
+MOST_SECONDS: Final = 30.0
+MOST_QUEUED_BYTES: Final = 256 << 20
+PAUSE_SECONDS: Final = 5.0
+"""For which a tier that failed is left alone."""
+P = ParamSpec("P")
+Wanted = tuple[int, int]
+"""(block of the prompt, KV group)"""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought."""
+
+    request_id: str
+    sequence: Sequence
+    here: dict[bytes, tuple[int, ...]]
+    deadline: float
+    tier: str = ""
+    found: list[tuple[int, int, int]] = field(default_factory=list)
+    is_done: bool = False
+
+
+class BlockStore:
+    """The tiers of one engine.
+
+    tiers    the nearest first; each gets every block
+    pages    of the executor
+    seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
+    most_staged_bytes  that wait for their sequences to start
+    """
+
+    def __init__(
+        self, tiers: Items[Tier], seal: Seal, shape: KVShape, pages: Pages, *, seconds: float = 0.0, most_staged_bytes: int = 1 << 30
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self.counts = {tier.name: Counter[str]() for tier in tiers}
+        """Per tier what it has done since the start, by the fields of `TierUsed`."""
+        self._told = {tier.name: Counter[str]() for tier in tiers}
+        self._seal, self._shape, self._pages, self._seconds = seal, shape, pages, seconds
+        self._index = PrefixIndex(shape, shared=True)
+        self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
+        self._most_queued = max(1, MOST_QUEUED_BYTES // max(1, shape.block_bytes))
+        self._numbers = count(1)
+        self._fetches: dict[str, _Fetch] = {}
+        self._asked: SimpleQueue[_Fetch | None] = SimpleQueue()
+        self._done: SimpleQueue[BlocksFetched] = SimpleQueue()
+        self._written: SimpleQueue[tuple[Content, bytes] | None] = SimpleQueue()
+        self._paused: dict[str, float] = {}
+        self._asking: Tier | None = None
+        self._change = threading.Condition()
+        self._closed = False
+        self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("ridgeline-fetch", self._fetch_all), ("ridgeline-keep", self._keep_all), ("ridgeline-due", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ── the engine's loop ───────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, request: Admitted, cache: KVBlocks) -> bool:
+        """Begins to fetch blocks of a prompt that `cache` has not. False where tiers surely have none of them; else `take` reports it."""
+        sequence = Sequence(request, 0, 0, len(self._shape.groups))
+        blocks = sequence.reusable // self._shape.block_tokens
+        if not blocks or not self._index.is_shareable(sequence) or request.request_id in self._fetches:
+            return False
+        first = self._index.keys(sequence, 1)[0]
+        names = [self._seal.name(first, group) for group in range(len(self._shape.groups))]
+        if not any(tier.might_have(name) for tier in self.tiers if not self._is_paused(tier) for name in names):
+            return False
+        found = {key: cache.index.blocks.get(key) for key in self._index.keys(sequence, blocks)}
+        here = {key: tuple(entry.block_ids) for key, entry in found.items() if entry is not None}
+        if len(here) == blocks and cache.index.find_longest_hit(sequence, 0, blocks) == blocks:
+            return False
+        computing = max(LEAST_SECONDS, self._seconds * blocks * self._shape.block_tokens)
+        deadline = time.monotonic() + min(MOST_SECONDS, computing * (1 + len(self._fetches)))
+        fetch = _Fetch(request.request_id, sequence, here, deadline)
+        with self._change:
+            self._fetches[request.request_id] = fetch
+            self._change.notify()
+        self._asked.put(fetch)
+        return True
+
+    def take(self) -> list[BlocksFetched]:
+        """Returns what has been fetched since the last call."""
+        with suppress(BlockingIOError):
+            os.read(self._signal, 4_096)
+        found: list[BlocksFetched] = []
+        with suppress(Empty):
+            while True:
+                found.append(self._done.get_nowait())
+        return found
+
+    @property
+    def pending(self) -> bool:
+        """True while `take` has something to report, or will have."""
+        return bool(self._fetches) or not self._done.empty()
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while `take` has something to report."""
+        return self._signal
+
+    def keep(self, cache: KVBlocks) -> None:
+        """Copies the blocks that have been published since the last call, to be written by and by, and drops what nobody uses. Called
+        behind a commit and before the next plan, which may give the blocks away."""
+        for number in cache.unused:
+            self._pages.staged.pop(number, None)
+        cache.unused.clear()
+        fresh = cache.fresh or ()
+        for _, block_id in fresh:
+            entry = cache.index.by_block_id.get(block_id)
+            if entry is None or self._written.qsize() >= self._most_queued:
+                for counts in self.counts.values():
+                    counts["dropped"] += 1
+                continue
+            content = Content(entry.key, entry.block_ids.index(block_id), entry.ids, entry.identity)
+            self._written.put((content, self._pages.read(block_id)))
+        if cache.fresh:
+            cache.fresh.clear()
+
+    def used(self) -> list[TierUsed]:
+        """Returns what tiers have done since the last call."""
+        found = []
+        for name, counts in self.counts.items():
+            if more := counts - self._told[name]:
+                self._told[name] = self._told[name] + more
+                found.append(TierUsed(name, **more))
+        return found
+
+    def close(self) -> None:
+        """Writes what is queued, for a few seconds at most, and ends the threads. Safe to call twice."""
+        with self._change:
+            was_closed, self._closed = self._closed, True
+            self._change.notify()
+        if was_closed:
+            return
+        self._asked.put(None)
+        self._written.put(None)
+        for thread in self._threads:
+            thread.join(PAUSE_SECONDS)
+        for tier in self.tiers:
+            tier.close()
+
+    # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fetch_all(self) -> None:
+        while (fetch := self._asked.get()) is not None:
+            for tier in self.tiers:
+                if not self._is_paused(tier) and not fetch.is_done and not self._closed:
+                    self._asking = tier
+                    self._attempt(tier, self._fetch, fetch, tier)
+            self._asking = None
+            self._finish(fetch)
+
+    def _attempt(self, tier: Tier, call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> bool:
+        """Calls something that asks a tier. One that fails is left alone for a while."""
+        try:
+            call(*arguments, **options)
+        except OSError:
+            self._pause(tier)
+            return False
+        return True
+
+    def _pause(self, tier: Tier) -> None:
+        self.counts[tier.name]["failures"] += 1
+        self._paused[tier.name] = time.monotonic() + PAUSE_SECONDS
+
+    def _is_paused(self, tier: Tier) -> bool:
+        return self._paused.get(tier.name, 0.0) > time.monotonic()
+
+    def _fetch(self, fetch: _Fetch, tier: Tier) -> None:
+        wanted = self._wanted(fetch, tier)
+        for first in range(0, len(wanted), BATCH):
+            part = wanted[first : first + BATCH]
+            if not self._has_room(fetch, len(part)):
+                return
+            contents = [self._content(fetch.sequence, *each) for each in part]
+            names = [self._seal.name(content.key, content.group) for content in contents]
+            values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
+            for (block, group), content, name, value in zip(part, contents, names, values, strict=True):
+                data = None if value is None else self._seal.open(content, value)
+                if data is not None:
+                    number = next(self._numbers)
+                    self._pages.staged[number] = data
+                    with self._change:
+                        fetch.found.append((block, group, number))
+                    fetch.tier = fetch.tier or tier.name
+                    self.counts[tier.name]["fetched"] += 1
+                elif value is not None:
+                    self.counts[tier.name]["bad"] += 1
+                    tier.forget(name)
+
+    def _wanted(self, fetch: _Fetch, tier: Tier) -> list[Wanted]:
+        """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has."""
+        sequence, groups, size = fetch.sequence, range(len(self._shape.groups)), self._shape.block_tokens
+        brought = {(block, group) for block, group, _ in fetch.found}
+        names = [self._seal.name(key, group) for key in sequence.keys for group in groups]
+        stored = tier.has(names)
+        index = PrefixIndex(self._shape, shared=True)
+        missing = set[Wanted]()
+        for block, key in enumerate(sequence.keys):
+            places = list(fetch.here.get(key, (0,) * len(groups)))
+            for group in groups:
+                if not places[group] and (block, group) not in brought:
+                    missing.add((block, group))
+                    places[group] = int(stored[block * len(groups) + group])
+                else:
+                    places[group] = 1
+            index.blocks[key] = PrefixBlock(key, self._ids(sequence, block), index.identity(sequence), places)
+        hit = index.find_longest_hit(sequence, 0, sequence.reusable // size)
+        seen = [index.first_visible_block(group.window, hit * size) for group in self._shape.groups]
+        return [(block, group) for block in range(hit) for group in groups if block >= seen[group] and (block, group) in missing]
+
+    def _has_room(self, fetch: _Fetch, blocks: int) -> bool:
+        """Waits until so many blocks may be brought; sequences that start make room. False behind the deadline."""
+        while len(self._pages.staged) + blocks > self._most_staged + BATCH:
+            if fetch.is_done or self._closed or time.monotonic() > fetch.deadline:
+                return False
+            time.sleep(0.002)
+        return not fetch.is_done
+
+    def _content(self, sequence: Sequence, block: int, group: int) -> Content:
+        return Content(sequence.keys[block], group, self._ids(sequence, block), self._index.identity(sequence))
+
+    def _ids(self, sequence: Sequence, block: int) -> tuple[int, ...]:
+        size = self._shape.block_tokens
+        return tuple(sequence.known[block * size : (block + 1) * size])
+
+    def _finish(self, fetch: _Fetch) -> None:
+        """Reports a fetch, once: what it brings after its deadline is dropped."""
+        with self._change:
+            if not fetch.is_done:
+                fetch.is_done = True
+                del self._fetches[fetch.request_id]
+                self._done.put(BlocksFetched(fetch.request_id, fetch.tier, tuple(sorted(fetch.found))))
+                fetch.found = []
+                with suppress(OSError):
+                    os.write(self._wake, b".")
+        for *_, number in fetch.found:
+            self._pages.staged.pop(number, None)
+
+    def _watch(self) -> None:
+        """Reports fetches whose time is over, whatever the tier does."""
+        while not self._closed:
+            with self._change:
+                due = min((fetch.deadline for fetch in self._fetches.values()), default=None)
+                self._change.wait(None if due is None else max(0.0, due - time.monotonic()))
+                late = [fetch for fetch in self._fetches.values() if fetch.deadline <= time.monotonic()]
+            for fetch in late:
+                self._finish(fetch)
+                if self._asking is not None:  # it would keep the next ones waiting too
+                    self._pause(self._asking)
+
+    # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _keep_all(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        while (item := self._written.get()) is not None:
+            content, data = item
+            name, value = self._seal.name(content.key, content.group), self._seal.close(content, data)
+            for tier in self.tiers:
+                counts = self.counts[tier.name]
+                if not self._is_paused(tier) and self._attempt(tier, tier.put, name, value):
+                    counts["kept"] += 1
+                else:
+                    counts["dropped"] += 1

@@ -1,0 +1,36 @@
+"""The interface of tiers: values of a fixed size by name. They know nothing of blocks, and are trusted with nothing."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Tier(Protocol):
+    """Keeps values by their names, each of 32 bytes, as long as it likes. Used by two threads, one that reads and one that writes; each
+    call ends by itself. What fails is an OSError."""
+
+    name: str
+    """As metrics and `explain` call it."""
+
+    def might_have(self, name: bytes) -> bool:
+        """False if the value is surely not there. Returns at once: the engine's loop asks."""
+        ...
+
+    def has(self, names: Sequence[bytes]) -> list[bool]:
+        """True for each value that was there. Raises OSError."""
+        ...
+
+    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+        """Returns values, of the right length at most, within about so many seconds. Raises OSError."""
+        ...
+
+    def put(self, name: bytes, value: bytes) -> None:
+        """Keeps a value, in the place of others where it must. Raises OSError."""
+        ...
+
+    def forget(self, name: bytes) -> None:
+        """Drops a value, which was not what its name says. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds. Safe to call twice."""
+        ...

@@ -1,0 +1,84 @@
+"""What a router keeps of a stream, so that another replica can go on with it: the replica's records, as bytes, and the number of events
+that the client has. It reads neither records nor events. See `server.relay`, which writes and reads the records."""
+
+from typing import Final
+
+from ridgeline.router.upstream import Headers
+from ridgeline.server.relay import MARK, MAX_JOURNAL_BYTES
+from ridgeline.server.routers import CONTINUE_HEADER, KEY_HEADER
+
+_STOP: Final = b"\n\n"
+_IDLE: Final = (b":", b"event: ping\n")
+"""Beginnings of what keeps a connection, which is no event."""
+
+
+class Journal:
+    """One stream: bytes of replicas in, bytes for the client out.
+
+    events   that the client has
+    is_over  an event has come that nothing stands in front of: the end of a stream, or one that cannot go on
+    """
+
+    def __init__(self, key: bytes | None) -> None:
+        """`key`: the router's, as 32 bytes; None: replicas tell nothing, and their bytes are passed on as they are."""
+        self._key = None if key is None else key.hex().encode()
+        self._records: list[bytes] = []
+        self._bytes = 0
+        self._rest = b""
+        self.events = 0
+        self.is_over = False
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of a request, by which a replica knows this router and what it goes on with."""
+        if self._key is None:
+            return []
+        own = [(KEY_HEADER, self._key)]
+        return [*own, (CONTINUE_HEADER, b"%d %d" % (self._bytes + 1, self.events))] if self._records else own
+
+    @property
+    def can_continue(self) -> bool:
+        """True if another replica could go on: this one has told what of its answer does not follow from the request, or nothing at all."""
+        return self._key is not None and not self.is_over and (bool(self._records) or not self.events)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if a stream that could go on has ended, and its connection broke before it said so."""
+        return self.is_over and bool(self._records)
+
+    def body(self, body: bytes) -> bytes:
+        """The body of a request, behind the records."""
+        return b"[" + b",".join(self._records) + b"]" + body if self._records else body
+
+    def take(self, data: bytes) -> bytes:
+        """What of a replica's bytes goes to the client: whole events, without what is the router's."""
+        if self._key is None:
+            return data
+        *events, self._rest = (self._rest + data).split(_STOP)
+        passed = []
+        for event in events:
+            if event.startswith(MARK):
+                line, _, event = event.partition(b"\n")
+                self.events += 1
+                if len(line) > len(MARK):
+                    self._note(line[len(MARK) :])
+            elif not event.startswith(_IDLE):
+                self.is_over = True
+            passed.append(event + _STOP)
+        return b"".join(passed)
+
+    def end(self) -> bytes:
+        """What is left when a replica has ended its answer."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def lose(self) -> None:
+        """Forgets what has come of an event whose replica is gone."""
+        self._rest = b""
+
+    def _note(self, records: bytes) -> None:
+        self._bytes += len(records) + 1
+        if self._bytes < MAX_JOURNAL_BYTES:
+            self._records.append(records)
+        else:
+            self._records.clear()

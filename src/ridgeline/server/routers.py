@@ -1,0 +1,87 @@
+"""Routers in front of this server: known by a key, told of streams, and heard when one goes on here that began elsewhere.
+
+Owns the two headers. What a router is told, and takes back, is `server.relay`'s.
+"""
+
+import hmac
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.errors import EngineDeadError
+from ridgeline.server.callers import current_caller, serving
+from ridgeline.server.errors import ApiError
+from ridgeline.server.relay import MAX_JOURNAL_BYTES, Relay, read_relay
+from ridgeline.server.transport import BODY_LIMIT_KEY, read_body
+
+KEY_HEADER: Final = b"x-ridgeline-router"
+CONTINUE_HEADER: Final = b"x-ridgeline-continue"
+"""Bytes of the records that stand before the body, and the events that the client has: two numbers."""
+_NUMBERS: Final = re.compile(rb"(\d{1,8}) (\d{1,8})")
+
+
+def answer_created() -> int:
+    """Seconds since 1970 when the answer began, here or at another replica."""
+    relay = current_caller().relay
+    return int(time.time()) if relay is None else relay.created
+
+
+def is_continued() -> bool:
+    """True if the request goes on with an answer that another replica had taken."""
+    relay = current_caller().relay
+    return relay is not None and relay.goes_on
+
+
+def goes_elsewhere(error: Exception) -> bool:
+    """True if a router goes on with a stream that ends with this error: the client is not told."""
+    return isinstance(error, EngineDeadError) and current_caller().relay is not None
+
+
+class RelayGate:
+    """Knows routers by their key. What follows it reads bodies as clients sent them."""
+
+    def __init__(self, app: ASGIApp, key: bytes | None, limit_of: Callable[[Scope], int]) -> None:
+        """`key`: None: no router has one. `limit_of`: bytes of a request's own body."""
+        self._app = app
+        self._key = None if key is None else key.hex().encode()
+        self._limit_of = limit_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = {name: value for name, value in scope.get("headers", ()) if name in (KEY_HEADER, CONTINUE_HEADER)}
+        if not found:
+            await self._app(scope, receive, send)
+            return
+        given, asked = found.get(KEY_HEADER, b""), found.get(CONTINUE_HEADER)
+        if self._key is not None and not hmac.compare_digest(given, self._key):
+            raise ApiError("router_only", "the router's key is another one than this server's; give both the same --router-key-file")
+        if self._key is None and asked is not None:
+            raise ApiError("router_only", "answers that began elsewhere are taken from a router with a key; set --router-key-file")
+        relay: Relay | None = None
+        if self._key is not None:
+            relay = Relay()
+            if asked is not None:
+                relay, receive = await self._read(scope, receive, asked)
+        with serving(replace(current_caller(), relay=relay)):
+            await self._app(scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive, asked: bytes) -> tuple[Relay, Receive]:
+        """The records in front of a body, and what receives the body alone. Raises ApiError."""
+        numbers = _NUMBERS.fullmatch(asked)
+        length, events = (int(numbers[1]), int(numbers[2])) if numbers else (MAX_JOURNAL_BYTES + 1, 0)
+        if length > MAX_JOURNAL_BYTES:
+            message = f"this answer cannot go on here: {length} bytes of records; at most {MAX_JOURNAL_BYTES} are taken"
+            raise ApiError("cannot_continue", message)
+        scope[BODY_LIMIT_KEY] = length + self._limit_of(scope)
+        body = await read_body(Request(scope, receive))
+        rest: list[Message] = [{"type": "http.request", "body": body[length:], "more_body": False}]
+
+        async def receive_rest() -> Message:
+            return rest.pop() if rest else await receive()
+
+        scope["headers"] = [each for each in scope["headers"] if each[0] != b"content-length"]
+        return read_relay(body[:length], events), receive_rest

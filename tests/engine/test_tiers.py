@@ -1,0 +1,204 @@
+"""Blocks that outlive their engine: found by content, trusted behind a checksum alone, never waited for longer than they are worth."""
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiers import BYTES, PROMPT, SECRET, MemoryTier, Run, content, file_tier, kept, poison, shape
+
+from ridgeline.core.events import PrefixHit, TierUsed
+from ridgeline.engine.tiers.seal import Seal
+from ridgeline.errors import ConfigError
+from ridgeline.sim.fleet.replay import replay
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[int, ...]:
+    run = Run([MemoryTier()])
+    ids = run.answer("a")
+    run.close()
+    return ids
+
+
+def test_the_file_tier_survives_its_engine(tmp_path: Path, alone: tuple[int, ...]) -> None:
+    kept(file_tier(tmp_path / "kv"))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "kv").iterdir()} == {0o600}
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+    run = Run([file_tier(tmp_path / "kv")])
+    assert run.answer("b") == alone and run.from_tier == 96
+    hit = next(event for event in run.events if isinstance(event, PrefixHit))
+    assert (hit.tier, hit.tokens) == ("file", 96)
+    run.answer("c")
+    assert run.from_tier == 96, "what is on the device is not fetched again"
+    assert any(isinstance(event, TierUsed) and event.fetched for event in run.events)
+    counts = run.close()
+    assert counts["fetched"] == 6 + 2 and not counts.get("bad"), "of the window only what its next position sees"
+
+
+def test_what_was_fetched_is_in_recordings(tmp_path: Path) -> None:
+    kept(tier := MemoryTier())
+    run = Run([tier], record=tmp_path / "recording")
+    run.answer("b")
+    run.close()
+    compared, difference = replay(tmp_path / "recording")
+    assert run.from_tier and compared and difference is None
+
+
+@pytest.mark.parametrize("fields", [{"domain": b"another"}, {"prompt_logprobs": 1}])
+def test_who_may_not_have_them_fetches_nothing(fields: dict[str, object]) -> None:
+    kept(tier := MemoryTier())
+    run = Run([tier])
+    run.answer("b", **fields)
+    assert not run.from_tier and not run.close().get("fetched")
+
+
+def test_another_secret_finds_nothing(alone: tuple[int, ...]) -> None:
+    kept(tier := MemoryTier())
+    run = Run([tier], secret=bytes(32))
+    assert run.answer("b") == alone and not run.from_tier
+    run.close()
+
+
+@pytest.mark.parametrize("rounds", [45, pytest.param(8_500, marks=pytest.mark.night)])
+def test_a_poisoned_tier_changes_no_token(rounds: int, alone: tuple[int, ...]) -> None:
+    kept(tier := MemoryTier())
+    rng, values, poisoned = random.Random(3), dict(tier.values), 0
+    for _ in range(rounds):
+        tier.values = dict(values)
+        poison(rng, tier.values)
+        poisoned += len(tier.values)
+        run = Run([tier])
+        assert run.answer("b") == alone and not run.from_tier
+        assert run.close()["bad"]
+    assert poisoned >= 12 * rounds
+
+
+def test_a_slow_tier_is_not_waited_for(alone: tuple[int, ...]) -> None:
+    kept(tier := MemoryTier())
+    tier.seconds = 1.5
+    run, began = Run([tier]), time.monotonic()
+    assert run.answer("b") == alone and time.monotonic() - began < 1.2
+    run.close()
+
+
+def test_a_tier_that_fails_is_left_alone(alone: tuple[int, ...]) -> None:
+    run = Run([MemoryTier(fails=True)])
+    assert run.answer("b") == alone and run.answer("c", (*PROMPT[:40], 3, 4)) and run.close()["failures"] <= 2
+
+
+def test_a_full_disk_serves_on(tmp_path: Path, alone: tuple[int, ...]) -> None:
+    tier = file_tier(tmp_path / "kv")
+    size = (tmp_path / "kv" / "model.kv").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500, before[1]))
+    try:
+        run = Run([tier])
+        assert run.answer("b") == alone
+        counts = run.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert counts["failures"] and counts["dropped"]
+
+
+def test_the_least_used_makes_room(tmp_path: Path) -> None:
+    value = Seal(SECRET, shape()).value_bytes
+    tier = file_tier(tmp_path / "kv", 4_096 + 4 * (value + 40))
+    names = [bytes([number]) * 32 for number in range(1, 8)]
+    for name in names[:4]:
+        tier.put(name, name * 4 + bytes(value - 128))
+    tier.get(names[:1], 1.0)
+    for name in names[4:]:
+        tier.put(name, bytes(value))
+    assert tier.has(names) == [True, *[False] * 3, *[True] * 3]
+    tier.close()
+    again = file_tier(tmp_path / "kv", 4_096 + 4 * (value + 40))
+    assert again.has(names) == [True, *[False] * 3, *[True] * 3] and again.get(names[:1], 1.0) == [names[0] * 4 + bytes(value - 128)]
+    assert (tmp_path / "kv" / "model.kv").stat().st_size <= 4_096 + 4 * (value + 40)
+    again.close()
+
+
+def test_other_models_share_the_bound(tmp_path: Path) -> None:
+    file_tier(tmp_path / "kv").close()
+    other = tmp_path / "kv" / "other.kv"
+    other.write_bytes(bytes(2 * BYTES))
+    file_tier(tmp_path / "kv").close()
+    assert not other.exists()
+
+
+def test_a_folder_that_others_can_reach_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "kv")
+    for name in ("kv", "link"):
+        with pytest.raises(ConfigError, match=r"chmod 700|no folder that can be used"):
+            file_tier(tmp_path / name)
+
+
+def test_links_and_open_files_are_left_alone(tmp_path: Path) -> None:
+    first = file_tier(tmp_path / "kv")
+    with pytest.raises(OSError, match="another engine"):
+        file_tier(tmp_path / "kv")
+    first.close()
+    (tmp_path / "kv" / "model.kv").rename(tmp_path / "elsewhere")
+    (tmp_path / "kv" / "model.kv").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"symbolic|symlink|links"):
+        file_tier(tmp_path / "kv")
+
+
+WRITER = """
+import sys
+from hashlib import sha256
+from pathlib import Path
+sys.path.insert(0, "tests/helpers")
+from tiers import SECRET, Seal, content, file_tier, shape
+tier, seal = file_tier(Path(sys.argv[1]), 60_000), Seal(SECRET, shape())
+print(len(tier), flush=True)
+for number in range(10**9):
+    held, data = content(int(sys.argv[2]) + number % 2_000)
+    tier.put(seal.name(held.key, 0), seal.close(held, data))
+"""
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.night)])
+def test_killed_while_it_writes(tmp_path: Path, times: int) -> None:
+    """Each start succeeds, finds blocks from before, and every value is the right one or none."""
+    seal, rng = Seal(SECRET, shape()), random.Random(times)
+    for number in range(times):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "kv"), str(1_000_000 * number)]
+        path = os.pathsep.join(each for each in sys.path if each)
+        with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            found = int(writer.stdout.readline())
+            assert (found > 0) == (number > 0)
+            time.sleep(0.02 + 0.05 * rng.random())
+            writer.kill()
+    tier, right, torn = file_tier(tmp_path / "kv", 60_000), 0, 0
+    for first in range(0, times * 1_000_000, 1_000_000):  # the file holds the last few hundred
+        for number in range(first, first + 2_000):
+            held, data = content(number)
+            (value,) = tier.get([seal.name(held.key, 0)], 1.0)
+            if value is not None:
+                opened = seal.open(held, value)
+                right, torn = right + (opened == data), torn + (opened is None)
+                assert opened in (data, None)
+    assert right and torn <= 1
+    tier.close()
+
+
+def test_the_seal_covers_all_that_it_says() -> None:
+    seal, (held, data) = Seal(SECRET, shape()), content(3)
+    value = seal.close(held, data)
+    assert seal.open(held, value) == data
+    for other in (replace(held, key=bytes(32)), replace(held, group=1), replace(held, ids=(0,) * 16), replace(held, scope=b"x")):
+        assert seal.open(other, value) is None
+    assert (
+        Seal(SECRET, replace(shape(), fingerprint=b"other")).open(held, value) is None
+        and Seal(bytes(32), shape()).open(held, value) is None
+    )

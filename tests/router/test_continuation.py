@@ -1,0 +1,96 @@
+"""A replica is killed in the middle of streams: another one goes on with each, and the client reads what it would have read."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ServerProcess
+
+THOUGHT = "<think>\nThe weather of a town is asked for, so the tool is what to call first of all.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Bern, in the middle of the country, by the river"}}\n</tool_call>'
+PLAIN = "It is sunny in Bern today, and it will stay so for most of the week; take a hat, and STOP reading here."
+FAKE = "fake:" + json.dumps({"step_seconds": 0.01, "script": [["Bern?", THOUGHT + CALL], ["again", THOUGHT + PLAIN]]})
+TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}
+ASK, AGAIN = ({"role": "user", "content": text} for text in ("How is it in Bern?", "Say it again"))
+FREE = {"seed": 11, "temperature": 1.0, "max_tokens": 120, "ignore_eos": True, "stream_options": {"include_usage": True}}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": "a" * 99, "n": 2, **FREE}),
+    "two prompts": ("/v1/completions", {"prompt": ["b" * 99, "c" * 99], "logprobs": 2, **FREE}),
+    "drawn": ("/v1/completions", {"prompt": "d" * 99, "max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 3}),
+    "chat": ("/v1/chat/completions", {"messages": [AGAIN], "stop": ["STOP"], "stream_options": {"include_usage": True}}),
+    "call": ("/v1/chat/completions", {"messages": [ASK], "tools": [{"type": "function", "function": TOOL}]}),
+    "response": ("/v1/responses", {"input": [ASK], "tools": [{"type": "function", **TOOL}]}),
+    "message": ("/v1/messages", {"messages": [ASK], "max_tokens": 300, "tools": [{"name": "weather", "input_schema": TOOL["parameters"]}]}),
+}  # fmt: skip
+ID = re.compile(r"[a-z]{1,8}[-_][0-9a-f]{24,36}\b")
+CHOICE = re.compile(r'"choices":\[\{"index":(\d)')
+TIME = re.compile(r'("(?:created|created_at|completed_at)":)\d+')
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts a replica, or a router, with the key that all of them share."""
+    template = Path(__file__).parents[1] / "gold" / "templates" / "Qwen-Qwen3-0.6B.jinja"
+    started: list[ServerProcess] = []
+
+    def begin(*arguments: str, verb: str = "serve") -> ServerProcess:
+        more = [FAKE, "--chat-template", str(template), "--no-enable-prefix-caching"] if verb == "serve" else []
+        started.append(ServerProcess([*more, "--router-key-file", str(tmp_path / "key"), *arguments], environment, verb))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        if each.process.poll() is None:
+            each.stop()
+
+
+def events(url: str, path: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> str:
+    """The whole stream, without lines that keep the connection."""
+    connection = HTTPConnection(url.partition("://")[2], timeout=60)
+    try:
+        connection.request("POST", path, json.dumps({**body, "model": "fake", "stream": True}), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        lines = []
+        while line := answer.readline():
+            assert answer.status == 200, line
+            lines.append(line.decode())
+            on_event()
+        return "".join(each for each in lines if each != ": keep-alive\n")
+    finally:
+        connection.close()
+
+
+def alike(stream: str) -> str:
+    """A stream without times, with the ids of each answer by the order in which they come, and one choice behind the other."""
+    found: dict[str, str] = {}
+    told = ID.sub(lambda each: found.setdefault(each[0], f"id {len(found)}"), TIME.sub(r"\1", stream)).split("\n\n")
+    return "\n\n".join(sorted(told, key=lambda event: (found := CHOICE.search(event)) is not None and int(found[1])))
+
+
+@pytest.mark.timeout(90)
+def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProcess]) -> None:
+    doomed, other = start(), start()
+    router = start("--replica", f"{doomed.url}=1000", "--replica", other.url, verb="route")
+    begun = threading.Semaphore(0)
+
+    def ask(path: str, body: dict[str, Any]) -> str:
+        count = iter(range(1, 1 << 20))
+        return events(router.url, path, body, lambda: begun.release() if next(count) == 40 else None)
+
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        streams = {name: pool.submit(ask, *asked) for name, asked in ASKED.items()}
+        for _ in ASKED:
+            assert begun.acquire(timeout=20)
+        doomed.process.kill()
+        found = {name: stream.result(timeout=60) for name, stream in streams.items()}
+    assert router.metric("ridgeline_router_continued_answers_total") == len(ASKED)
+    for name, asked in ASKED.items():
+        assert ":r " not in found[name]
+        assert alike(found[name]) == alike(events(other.url, *asked)), name
+    doomed.process.wait()

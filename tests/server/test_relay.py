@@ -1,0 +1,98 @@
+"""What a router is told of a stream, and what a server takes from one."""
+
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.router.journal import Journal
+
+SECRET = "a secret of router and replicas"
+KEY = sha256(SECRET.encode()).digest()
+BODY = json.dumps({"prompt": "once upon a time", "max_tokens": 12, "ignore_eos": True, "temperature": 1, "stream": True}).encode()
+
+
+@pytest.fixture(scope="module")
+def known(site: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server that has the key of a router."""
+    file = tmp_path_factory.mktemp("router") / "key"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    known = type(site)(EngineConfig('fake:{"windows": [0, 32], "vocab": 258}'), ServerConfig(router_key_file=str(file)))
+    known.wait(known.service.start())
+    yield known
+    known.close()
+
+
+def post(site: Any, journal: Journal, **headers: str) -> Any:
+    asked = {name.decode(): value.decode() for name, value in journal.headers} | headers
+    return site.request("POST", "/v1/completions", content=journal.body(BODY), headers=asked)
+
+
+def begun(site: Any, events: int) -> tuple[Journal, bytes]:
+    """A stream of which a router has passed on so many events, and all of it."""
+    whole, part = Journal(KEY), Journal(KEY)
+    told = post(site, whole).content
+    text = whole.take(told)
+    part.take(b"\n\n".join(told.split(b"\n\n")[:events]) + b"\n\n")
+    return part, text + whole.end()
+
+
+@pytest.mark.parametrize("events", [1, 5, 11])
+def test_a_stream_goes_on_behind_what_a_client_has(known: Any, events: int) -> None:
+    journal, whole = begun(known, events)
+    assert journal.events == events and journal.can_continue
+    before = b"\n\n".join(whole.split(b"\n\n")[:events]) + b"\n\n"
+    assert before + journal.take(post(known, journal).content) == whole
+
+
+def test_without_the_key_nothing_is_told_and_nothing_taken(known: Any, site: Any) -> None:
+    journal, _ = begun(known, 3)
+    assert b":r " not in known.request("POST", "/v1/completions", content=BODY).content
+    for headers in ({"x-ridgeline-router": "0" * 64}, {"x-ridgeline-router": ""}):
+        answer = post(known, journal, **headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "router_only")
+    assert post(site, journal).status_code == 403
+    assert b":r " not in post(site, Journal(KEY)).content
+
+
+def test_records_that_cannot_be_are_refused(known: Any) -> None:
+    journal, _ = begun(known, 3)
+    first, *others = msgspec.json.decode(journal.body(b""))
+
+    def status(*records: Any, length: int | None = None) -> int:
+        text = msgspec.json.encode(list(records))
+        asked = f"{len(text) if length is None else length} 1"
+        headers = {"x-ridgeline-router": KEY.hex(), "x-ridgeline-continue": asked}
+        return int(known.request("POST", "/v1/completions", content=text + BODY, headers=headers).status_code)
+
+    assert status(first, *others) == 200
+    wrong = [["w", *(value if at == place else each for at, each in enumerate(others[0][1:]))] for place, value in [
+        (0, 1), (0, -1), (1, 1), (1, -1), (2, [258]), (2, [-1]), (2, list(range(12))), (4, -1), (4, 10**6),
+    ]]  # fmt: skip
+    assert {status(first, *others, each) for each in wrong} == {409}
+    assert status(*others) == status(first, first) == status() == status(first, ["x"]) == 409
+    assert status(first, ["e", 0, 0, "stop", 1, 0], ["e", 0, 0, "stop", 1, 0]) == status(first, ["e", 0, 0, "stop", 13, 0]) == 409
+    other_prompt = [*first[:3], [[*first[3][0][:3], "0" * 32]]]
+    assert status(other_prompt, *others) == 409
+    assert status(first, *others, length=10**7) == status(first, *others, length=3) == 409
+    assert known.get("/readyz").status_code == 200
+
+
+def test_a_journal_passes_whole_events_on_and_ends_where_it_cannot_go_on() -> None:
+    journal = Journal(KEY)
+    assert journal.can_continue and journal.take(b": keep-alive\n\n:r [1]") == b": keep-alive\n\n"
+    assert journal.take(b",[2]\ndata: a\n") == b"" and journal.take(b"\n:r \nevent: b\ndata: c\n\n:r [3]\nda") == (
+        b"data: a\n\nevent: b\ndata: c\n\n"
+    )
+    journal.lose()
+    assert (journal.events, journal.body(b"{}")) == (2, b"[[1],[2]]{}")
+    assert dict(journal.headers)[b"x-ridgeline-continue"] == b"9 2"
+    assert journal.take(b"data: [DONE]\n\n") and not journal.can_continue and journal.is_whole
+    silent = Journal(KEY)
+    silent.take(b"data: a\n\n")
+    assert not silent.can_continue and not silent.is_whole
