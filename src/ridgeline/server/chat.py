@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
-from ridgeline.core.params import Vote
+from ridgeline.core.params import SamplingParams
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
@@ -57,9 +57,8 @@ def routes(service: Service) -> list[BaseRoute]:
         names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
         logprobs = body.num_logprobs(payload) is not None
         bodies = ChatFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.return_token_ids), begun.reading)
-        return await respond(
-            request, begun.source, bodies, begun.choices, body.stream_settings(payload, service.config), notes, vote=begun.vote
-        )
+        streaming, params = body.stream_settings(payload, service.config), begun.params
+        return await respond(request, begun.source, bodies, params.n, streaming, notes, vote=params.vote)
 
     async def render(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
@@ -80,16 +79,13 @@ class StartedChat:
     """A chat that generates.
 
     reading  how reasoning and calls are read from the text; None: it is content as it is
-    choices  answers to be given
     is_cut   the context has less room than the client asked for
-    vote     elects the answer
     """
 
     source: AnswerSource
     reading: Reading | None
-    choices: int
+    params: SamplingParams
     is_cut: bool
-    vote: Vote | None
 
 
 async def start_chat(service: Service, payload: wire.ChatCompletionRequest, notes: Notes, *, clips: bool = False) -> StartedChat:
@@ -115,7 +111,7 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     grammar = await service.compile_grammar(asked, notes)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
-    return StartedChat(source, how, params.n, is_cut, params.vote)
+    return StartedChat(source, how, params, is_cut)
 
 
 def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> int | None:
