@@ -13,7 +13,7 @@ from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton import attention, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
-from ridgeline.compute.cuda.weights import DeviceWeights, placed_bytes
+from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
@@ -38,9 +38,15 @@ def scratch_bytes(
     all."""
     rows = buckets.largest.tokens
     products = (linear.scratch_bytes(weight, rows, invariant=invariant) for weight in weights.matrices.values())
+    gated = (
+        linear.gated_bytes(found, rows, invariant=invariant)
+        for op in oplist.ops
+        if op.name == "linear_glu" and isinstance(found := weights.matrices[op.outputs[0]], FloatMatrix)
+    )
     return max(
         sampling.scratch_bytes(buckets.largest.rows),
         *products,
+        *gated,
         _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),
     )
 
