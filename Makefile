@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint types test night clients extension wheel image
+.PHONY: check lint types test night clients ray extension wheel image
 
 check: lint types
 	$(PYTHON) -m pytest -q tests/core tests/arch
@@ -21,6 +21,10 @@ night:
 # Programs of others against servers of `ridgeline`, the one on the path, or RIDGELINE=…; VENV=… keeps their environment.
 clients:
 	tests/clients/run.sh $(VENV)
+
+# Engines on a Ray cluster of two nodes here; VENV=… keeps the environment.
+ray:
+	tests/deploy/ray.sh $(VENV)
 
 # After an edit of csrc: compiles what changed and installs the clone as editable. Needs what `pip install ".[test]"` brings.
 extension:
