@@ -50,7 +50,8 @@ OUTPUT_TOKENS = 256
 """Tokens that an answer is expected to hold besides its prompt's."""
 OWN_HEADERS = (b"host", b"content-length", b"transfer-encoding", b"x-ridgeline-router", b"x-ridgeline-continue")
 """Headers that are between a client and the ingress, and those that only the ingress may send."""
-HOST_NAME = "127.0.0.1"
+HOST_NAME = "127.0.0.1" if KEY_FILE is None else "0.0.0.0"
+"""Without keys the ingress answers to names of this machine alone, whatever Serve's proxy binds to."""
 HOST = [(b"host", b"127.0.0.1")]
 """Engines are called through Ray alone, and answer to this name."""
 PAUSE_SECONDS = 0.2
