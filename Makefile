@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint types test night clients ray extension wheel image
+.PHONY: check lint types test night clients ray gpu gpu-wheels extension wheel image
 
 check: lint types
 	$(PYTHON) -m pytest -q tests/core tests/arch
@@ -25,6 +25,15 @@ clients:
 # Engines on a Ray cluster of two nodes here; VENV=… keeps the environment.
 ray:
 	tests/deploy/ray.sh $(VENV)
+
+# A visit to a machine with a GPU: facts, tests, speeds, the table of docs/gpu.md, in build/gpu or $OUT. ARGS=1, 2 or 3 is a part of nine
+# minutes; ARGS=--dry-run goes through all of it without a GPU.
+gpu:
+	$(PYTHON) tests/gpu_visit/visit.py $(ARGS)
+
+# What such a machine may lack, as wheels in build/gpu-wheels.
+gpu-wheels:
+	$(PYTHON) tests/gpu_visit/wheels.py
 
 # After an edit of csrc: compiles what changed and installs the clone as editable. Needs what `pip install ".[test]"` brings.
 extension:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgeline.core.params import SamplingParams, StructuredOutputs, StructuredOutputsParams
+    from ridgeline.core.params import SamplingParams, StructuredOutputs, StructuredOutputsParams, Vote
     from ridgeline.engine.adapters import LoRARequest
     from ridgeline.engine.beams import BeamSearchParams
     from ridgeline.engine.llm import LLM
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "BeamSearchParams", "LoRARequest", "PoolingParams", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams",
-    "__version__",
+    "Vote", "__version__",
 ]  # fmt: skip
 
 _HOMES = {
@@ -23,6 +23,7 @@ _HOMES = {
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputs": "ridgeline.core.params",
     "StructuredOutputsParams": "ridgeline.core.params",
+    "Vote": "ridgeline.core.params",
 }
 
 

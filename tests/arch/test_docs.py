@@ -32,7 +32,7 @@ def test_walk_throughs_name_what_is_there() -> None:
 
 def test_folders_of_tests_are_those_of_the_package() -> None:
     """But for what tests the whole, or several folders share."""
-    others = {"arch", "e2e", "clients", "deploy", "helpers", "gold", "speed", "trials"}
+    others = {"arch", "e2e", "clients", "deploy", "gpu_visit", "helpers", "gold", "speed", "trials"}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     strangers = [folder for folder in folders if not (ROOT / "src" / "ridgeline" / folder).is_dir() and folder.parts[0] not in others]
     assert len(folders) > 15 and not strangers

@@ -13,9 +13,11 @@ import typer
 
 from ridgeline.bench import gpu, gpu_part
 from ridgeline.bench.gpu import MAX_TOTAL_SECONDS, ON_REQUEST, PARTS, SETTINGS, Job, Report, format_row, make_jobs, run_jobs
+from ridgeline.bench.gpu_bounds import Ceilings, decode_seconds, prefill_seconds
 from ridgeline.bench.gpu_targets import TARGETS, batch_invariant_costs, compare_with_targets, headline_target
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
+from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
 from ridgeline.models.table import MEASURED
 
@@ -77,13 +79,15 @@ def test_what_is_run() -> None:
     config = find_config(MEASURED)
     every = make_jobs([], ["bf16", "fp8"], config)
     assert [job.name for job in every] == [
-        "decode bf16", "decode fp8", "prefill bf16", "prefill fp8", "serving bf16", "serving fp8", "ttft bf16", "transformers bf16",
+        "ceilings", "decode bf16", "decode fp8", "prefill bf16", "prefill fp8", "serving bf16", "serving fp8", "ttft bf16",
+        "transformers bf16",
         "invariant bf16", "kernels",
     ]  # fmt: skip
     assert all(job.settings["part"] in PARTS and json.dumps(job.settings) for job in every)
     assert [job.settings["invariant"] for job in every].count(True) == 1
-    assert [job.name for job in make_jobs(["serving"], ["fp8"], config)] == ["serving fp8"]
-    with pytest.raises(ConfigError, match="--only has 'decoding'; decode, prefill"):
+    assert [job.name for job in make_jobs(["serving"], ["fp8"], config)] == ["ceilings", "serving fp8"]
+    assert [job.name for job in make_jobs(["host"], ["fp8"], config)] == ["host fp8"]
+    with pytest.raises(ConfigError, match="--only has 'decoding'; ceilings, decode, prefill"):
         make_jobs(["decoding"], ["bf16"], config)
     with pytest.raises(ConfigError, match="--dtype has 'int8'"):
         make_jobs([], ["int8"], config)
@@ -115,10 +119,10 @@ def test_targets_stand_beside_their_rows() -> None:
         return None if found is None else found.target
 
     speed = {"graphs": True, "tokens_per_second": 1.0, "host_seconds": 1.0}
-    assert target("decode", "bf16", {"batch": 32, **speed}) == 5_300 and target("decode", "bf16", {"batch": 7, **speed}) is None
+    assert target("decode", "bf16", {"batch": 32, **speed}) == 0.74 and target("decode", "bf16", {"batch": 7, **speed}) is None
     assert target("decode", "bf16", {"batch": 32, **speed, "graphs": False}) is None
-    assert target("prefill", "bf16", {"tokens": 2048, "seconds": 1.0}) == 0.052
-    assert target("serving", "fp8", {"rows": 256, **speed}) == 11_000
+    assert target("prefill", "bf16", {"tokens": 2048, "seconds": 1.0}) == 0.72
+    assert target("serving", "fp8", {"rows": 256, **speed}) == 0.46
     row = {"batch": 1, "step_seconds": 0.004, "tokens_per_second": 225.0, "share_of_ceiling": 0.5, "ratio": 1.625}
     assert format_row(row) == "batch 1, step_seconds 4.000 ms, tokens_per_second 225, share_of_ceiling 50%, ratio 1.62"
 
@@ -139,19 +143,27 @@ def test_verdicts() -> None:
     def decoded(batch: int, speed: float, **more: Any) -> dict[str, Any]:
         return {"batch": batch, "graphs": True, "tokens_per_second": speed, **more}
 
+    ceilings = {"copy": 4.3e12, "bf16": 790e12, "fp8": 1.58e15}
+    facts = read_config_facts(find_config(MEASURED))
     parts = {
+        ("ceilings", "bf16"): [{"ceiling": name, "per_second": value} for name, value in ceilings.items()],
         ("decode", "bf16"): [decoded(1, 240.0, idle_seconds=60e-6), decoded(32, 6_100.0, host_seconds=0.2e-3), decoded(64, 8_000.0)],
         ("transformers", "bf16"): [{"batch": 1, "tokens_per_second": 100.0}, {"batch": 1, "tokens_per_second": 120.0}],
         ("invariant", "bf16"): [decoded(1, 216.0)],
         ("ttft", "bf16"): [{"through": "LLM, without HTTP", "seconds": 0.04}],
         ("soak", "bf16"): [{"requests": 2_500, "grown_bytes": 0}],
     }
-    found = {verdict.what: (verdict.measured, verdict.result) for verdict in compare_with_targets(parts)}
+    found = {verdict.what: (verdict.measured, verdict.result) for verdict in compare_with_targets(parts, facts)}
     assert len(found) == len(TARGETS)
-    assert found["decode bf16, batch 1, tok/s"] == (240.0, "met")
-    assert found["decode bf16, batch 32, tok/s"] == (6_100.0, "stretch met")
-    assert found["decode bf16, batch 64, tok/s"] == (8_000.0, "missed")
-    assert found["decode fp8, batch 1, tok/s"] == (None, "not measured")
+    assert found["decode bf16, batch 1"] == (pytest.approx(240 / 284, rel=0.01), "met")
+    assert found["decode bf16, batch 32"] == (pytest.approx(6_100 / 7_130, rel=0.01), "stretch met")
+    assert found["decode bf16, batch 64"] == (pytest.approx(8_000 / 11_660, rel=0.01), "missed")
+    assert found["decode fp8, batch 1"] == (None, "not measured")
+    (raw,) = (verdict for verdict in compare_with_targets(parts, facts) if verdict.what == "decode bf16, batch 1")
+    assert (raw.key, raw.value, raw.unit) == ("tokens_per_second", 240.0, "share_of_bound")
+    del parts["ceilings", "bf16"]
+    (raw,) = (verdict for verdict in compare_with_targets(parts, facts) if verdict.what == "decode bf16, batch 1")
+    assert (raw.value, raw.measured, raw.result) == (240.0, None, "not measured")
     assert found["GPU idle between steps, runner, bf16, batch 1"] == (60e-6, "missed")
     assert found["host time per step, runner, bf16, batch 32"] == (0.2e-3, "met")
     assert found["against transformers, batch 1, times as fast"] == (2.0, "met")
@@ -160,6 +172,19 @@ def test_verdicts() -> None:
     assert found["soak, growth of device memory"] == (0.0, "met")
     (cost,) = batch_invariant_costs(parts)
     assert cost == {"dtype": "bf16", "batch": 1, "tokens_per_second": 216.0, "share_lost": pytest.approx(0.1)}
+
+
+def test_bounds_are_of_the_ceilings() -> None:
+    """Worked out by hand for the ceilings that were seen of an H200 and of an H100."""
+    facts = read_config_facts(find_config(MEASURED))
+    for copy, single, many, prompt in ((4.3e12, 284, 19_900, 0.0376), (3.0e12, 198, 15_700, 0.0376)):
+        ceilings = Ceilings(copy, 790e12, 1.58e15)
+        assert 1 / decode_seconds(facts, ceilings, "bf16", 1, 1024) == pytest.approx(single, rel=0.01)
+        assert 256 / decode_seconds(facts, ceilings, "bf16", 256, 1024) == pytest.approx(many, rel=0.02)
+        assert prefill_seconds(facts, ceilings, "bf16", 2048) == pytest.approx(prompt, rel=0.01)
+    fp8 = Ceilings(4.3e12, 790e12, 1.58e15)
+    assert 1 / decode_seconds(facts, fp8, "fp8", 1, 1024) == pytest.approx(530, rel=0.01)
+    assert 256 / decode_seconds(facts, fp8, "fp8", 256, 1024) == pytest.approx(37_900, rel=0.1)
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +201,9 @@ DECODED = {
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = f"print({json.dumps(DECODED)!r}); print({json.dumps({'batch': 64, 'error': 'misaligned address'})!r})"
+    rows = [{"ceiling": name, "per_second": value} for name, value in (("copy", 3e12), ("bf16", 790e12), ("fp8", 1.58e15))]
+    script = "".join(f"print({json.dumps(row)!r});" for row in rows)
+    script += f"print({json.dumps(DECODED)!r}); print({json.dumps({'batch': 64, 'error': 'misaligned address'})!r})"
     monkeypatch.setattr(gpu, "check_gpu", lambda asked: None)
     monkeypatch.setattr(gpu, "read_gpus", lambda: ())
     monkeypatch.setattr(gpu, "command", lambda settings: [sys.executable, "-S", "-c", script])
@@ -184,14 +211,14 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
         bench_gpu.gpu("decode", "bf16", MEASURED, as_json=tmp_path / "report.json")
     assert ended.value.exit_code == 1
     said = capsys.readouterr()
-    assert "decode bf16: batch 32" in said.err and "(target 5,300)" in said.err and "decode bf16: done" in said.err
+    assert "decode bf16: batch 32" in said.err and "(target 74%)" in said.err and "decode bf16: done" in said.err
     assert "5,000" in said.out and "6.40" in said.out and "FAILED  decode bf16: batch 64, error misaligned address" in said.out
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
-    assert "decode bf16, batch 32, tok/s 5,000 5,300 6,000 missed" in lines
+    assert "decode bf16, batch 32 5,000 101% 74% 84% stretch met" in lines
     assert "not measured: 1 target, by ridgeline bench gpu --only ttft --dtype bf16" in lines
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["model"] == MEASURED and report["parts"][0]["rows"][0] == DECODED and len(report["failures"]) == 1
-    assert [row["result"] for row in report["summary"] if row["what"] == "decode bf16, batch 32, tok/s"] == ["missed"]
+    assert report["model"] == MEASURED and report["parts"][0]["rows"][3] == DECODED and len(report["failures"]) == 2
+    assert [row["result"] for row in report["summary"] if row["what"] == "decode bf16, batch 32"] == ["stretch met"]
 
 
 def test_the_command_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

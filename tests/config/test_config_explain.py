@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields, setting_of
+from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
+from ridgeline.config.setting import setting_of
 from ridgeline.facts.hardware import ceilings
 from ridgeline.facts.hardware.this_machine import this_machine
 

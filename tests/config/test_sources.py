@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.config.env import child_environment
-from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields, setting_of
+from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.resolve import Decision
+from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import Settings, gather
 from ridgeline.config.values import parse_size
 from ridgeline.core.policy import POLICIES

@@ -73,6 +73,19 @@ def test_conversations_and_ids_of_a_file(run: Run, tmp_path: Path) -> None:
     assert bytes(chat["prompt_token_ids"][:8]) == b"<user>Hi" and plain["prompt_token_ids"] == [256, *b"Hi"]
 
 
+def test_votes_and_beams() -> None:
+    """One of the choices that sampling alone gives, with its vote; as many beams as were asked for."""
+    short = ("count", "--max-tokens", "3", "--seed", "4", "--json")
+    every = [choice["text"] for choice in json.loads(within(*short, "--n", "4").stdout)["choices"]]
+    (choice,) = json.loads(within(*short, "--best-of", "4", "--vote-regex", "(?s)^.").stdout)["choices"]
+    assert choice["text"] in every and choice["vote"]["voters"] == 4 and choice["vote"]["answer"] == choice["text"][0]
+    beams = json.loads(within("count", "--max-tokens", "3", "--json", "--beam-width", "3").stdout)["beams"]
+    assert len({beam["text"] for beam in beams}) == 3
+    assert [beam["cumulative_logprob"] for beam in beams] == sorted((beam["cumulative_logprob"] for beam in beams), reverse=True)
+    for mistake in (("--vote-json", "/a"), ("--beam-width", "3", "--best-of", "2"), ("--beam-width", "0")):
+        assert isinstance(within(*short, *mistake).exception, RidgelineError)
+
+
 def test_every_flag_has_an_effect() -> None:
     plain = within("Hello", "--seed", "3", "--json").stdout
     same = within("Hello", "--seed", "3", "--json", "--temperature", "1", "--top-p", "1").stdout

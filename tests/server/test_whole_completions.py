@@ -2,10 +2,14 @@
 
 import json
 import math
+from collections import Counter
 from operator import itemgetter
 from typing import Any
 
 import pytest
+
+from ridgeline.core.params import Vote
+from ridgeline.engine.voting import read_answer
 
 
 def columns(choice: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -150,6 +154,28 @@ def test_the_best_of_a_stream_is_refused(site: Any, chat_site: Any) -> None:
     assert site.complete(prompt="a", n=2, best_of=2, stream=True).status_code == 200
     assert site.complete(prompt="a", n=3, best_of=2).json()["error"]["param"] == "best_of"
     assert len(chat_site.chat(best_of=4, max_tokens=3).json()["choices"]) == 1
+
+
+def test_a_vote_elects_the_commonest_answer(site: Any, chat_site: Any) -> None:
+    """Of the same choices the one that reading them says; completions, chats, several prompts."""
+    body = {"prompt": ["first", "second"], "max_tokens": 9, "seed": 6}
+    texts = [choice["text"] for choice in site.complete(**body, n=8).json()["choices"]]
+    mark = texts[0][2]
+    choices = site.complete(**body, best_of=8, vote={"marker": mark}).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    for prompt, choice in enumerate(choices):
+        given = [read_answer(Vote(marker=mark), text) for text in texts[8 * prompt : 8 * prompt + 8]]
+        votes = Counter(each for each in given if each is not None)
+        told = choice["vote"]
+        assert told["voters"] == 8 and told["votes"] == max(votes.values(), default=0)
+        assert choice["text"] in texts[8 * prompt : 8 * prompt + 8]
+        assert told["answer"] == read_answer(Vote(marker=mark), choice["text"]) and (not votes or votes[told["answer"]] == told["votes"])
+    assert "vote" not in site.complete(**body, best_of=8).json()["choices"][0]
+    assert chat_site.chat(best_of=4, max_tokens=3, vote={"json_pointer": ""}).json()["choices"][0]["vote"]["voters"] == 4
+    wrong = [{"vote": {"marker": "a"}}, {"vote": {}, "best_of": 2}, {"vote": {"marker": "a"}, "best_of": 2, "stream": True}]
+    for more in (*wrong, {"vote": {"marker": "a"}, "best_of": 3, "n": 2}, {"vote": {"marker": "a"}, "n": 2, "use_beam_search": True}):
+        for answer in (site.complete(prompt="a", **more), chat_site.chat(**more)):
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "vote", answer.text
 
 
 # ── beam search ─────────────────────────────────────────────────────────────────────────────────────────────────────

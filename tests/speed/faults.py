@@ -1,34 +1,48 @@
-"""Faults planted in a live server with a fake device, twenty trials each: is the first cause of the explanation the planted one?
-`python tests/speed/faults.py [TRIALS]`, two minutes. Sockets, the two processes and their clocks are real; steps sleep. On a machine
+"""Faults planted in live servers with a fake device, twenty trials each: is the first cause of the explanation the planted one?
+`python tests/speed/faults.py [TRIALS] [CAUSE …]`, four minutes. Sockets, processes and their clocks are real; steps sleep. On a machine
 with other load `host` is found where `decode` was planted, and rightly: steps of 4 ms wait for a processor.
+
+`tests/e2e/test_planted_faults.py` runs it: every cause once by day, twenty times by night.
 """
 
 import json
 import os
 import random
+import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
-FAKE = json.dumps({"rows": 6, "blocks": 600, "max_model_len": 4096, "step_seconds": 0.004, "token_seconds": 0.0001})
+FAKE = {"rows": 6, "blocks": 600, "max_model_len": 4096, "step_seconds": 0.004, "token_seconds": 0.0001}
+CHATS = {"rows": 6, "blocks": 2_000, "max_model_len": 8_192, "step_seconds": 0.002, "script": [["zzz", "{}"]]}
+TEMPLATE = """{% for _ in range(messages[-1].content | length) %}{% for _ in range(200) %}{% set _ = 1 %}{% endfor %}{% endfor -%}
+{{ messages[-1].content }}"""
+"""Takes as long as the message is."""
 Trial = Callable[[str, random.Random], tuple[str, str]]
 """Plants a fault at the address; returns the id of the request that has it, and the part of its explanation that shows it."""
 
 
-def post(url: str, **body: Any) -> str:
+def post(url: str, route: str = "completions", **body: Any) -> str:
     """The id of a whole completion."""
-    data = json.dumps({"prompt": "Once", "max_tokens": 8, "ignore_eos": True, **body}).encode()
-    with urlopen(Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})) as answer:
-        return str(json.load(answer)["id"])
+    first = {"prompt": "Once", "ignore_eos": True} if route == "completions" else {}
+    data = json.dumps({**first, "max_tokens": 8, **body}).encode()
+    try:
+        with urlopen(Request(f"{url}/v1/{route}", data, {"Content-Type": "application/json"})) as answer:
+            return str(json.load(answer)["id"])
+    except HTTPError as error:
+        raise AssertionError(error.read().decode()) from None
 
 
 def beside(url: str, count: int, **body: Any) -> list[threading.Thread]:
@@ -95,25 +109,143 @@ def network(url: str, rng: random.Random) -> tuple[str, str]:
     return str(json.loads(answer.partition("\r\n\r\n")[2])["id"]), "ttft"
 
 
+def template(url: str, rng: random.Random) -> tuple[str, str]:
+    message = "".join(rng.choices("abcdefgh ", k=rng.randint(1_500, 2_500)))
+    return post(url, "chat/completions", messages=[{"role": "user", "content": message}], max_tokens=4), "ttft"
+
+
+def prefill(url: str, rng: random.Random) -> tuple[str, str]:
+    return post(url, prompt=long(rng, rng.randint(3_000, 3_500))), "ttft"
+
+
+def grammar(url: str, rng: random.Random) -> tuple[str, str]:
+    """A schema that nobody has sent before."""
+    names = [f"{rng.getrandbits(60):x}" for _ in range(rng.randint(60, 90))]
+    fields = {name: {"type": "string", "pattern": f"^({name}|[a-f]{{5,30}}[0-9]{{1,20}}{name[::-1]})+$"} for name in names}
+    schema = {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
+    asked = {"type": "json_schema", "json_schema": {"name": "planted", "schema": schema}}
+    return post(url, messages=[{"role": "user", "content": "zzz"}], route="chat/completions", response_format=asked, max_tokens=4), "ttft"
+
+
+def slow_reader(url: str, rng: random.Random) -> tuple[str, str]:
+    """Its system takes 64 kB, and what the server's takes is full soon behind that."""
+    found, body = urlsplit(url), b'{"prompt": "p", "max_tokens": 2500, "stream": true, "ignore_eos": true, "logprobs": 20}'
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        client.connect((found.hostname or "", found.port or 0))
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        time.sleep(rng.uniform(14.0, 15.0))
+        text, part = bytearray(), b""
+        while b"[DONE]" not in part:
+            part = client.recv(1 << 20)
+            text += part
+    return str(json.loads(text.partition(b"data: ")[2].partition(b"\n")[0])["id"]), "total"
+
+
+def preempted(url: str, rng: random.Random) -> tuple[str, str]:
+    """Two rows; two requests of a higher class take them."""
+    found: list[str] = []
+    probe = threading.Thread(target=lambda: found.append(post(url, max_tokens=30, priority=5)))
+    probe.start()
+    time.sleep(0.06)
+    for other in beside(url, 2, max_tokens=rng.randint(60, 120), priority=-5):
+        other.join()
+    probe.join()
+    return found[0], "total"
+
+
+def host(url: str, rng: random.Random) -> tuple[str, str]:
+    """The engine's process stands still, between steps that take next to nothing."""
+    found: list[str] = []
+    probe = threading.Thread(target=lambda: found.append(post(url, max_tokens=300)))
+    probe.start()
+    with urlopen(f"{url}/health"):  # the request is on its way
+        time.sleep(0.05)
+    engine = _engine_of(url)
+    for _ in range(8):
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(rng.uniform(0.04, 0.08))
+        os.kill(engine, signal.SIGCONT)
+        time.sleep(0.01)
+    probe.join()
+    return found[0], "total"
+
+
+ENGINES: dict[str, int] = {}
+"""Process of the engine by the address of its server."""
+
+
+def _engine_of(url: str) -> int:
+    return ENGINES[url]
+
+
 FAULTS: dict[str, Trial] = {
-    "rows": rows, "blocks": blocks, "budget": budget, "others_prefill": others_prefill, "decode": decode, "network": network,
-}  # fmt: skip
+    each.__name__: each
+    for each in (
+        rows,
+        blocks,
+        budget,
+        others_prefill,
+        decode,
+        network,
+        template,
+        prefill,
+        grammar,
+        slow_reader,
+        preempted,
+        host,
+    )
+}
+SERVERS: dict[str, list[str]] = {
+    "plain": [f"fake:{json.dumps(FAKE)}"],
+    "chats": [f"fake:{json.dumps(CHATS)}", "--send-timeout", "60"],
+    "two rows": [f"fake:{json.dumps(FAKE | {'rows': 2})}", "--scheduling-policy", "priority"],
+}
+WHERE: dict[str, str] = {"template": "chats", "grammar": "chats", "slow_reader": "chats", "preempted": "two rows"}
+"""Which server a cause is planted in, where that is not the plain one."""
+
+
+@contextmanager
+def servers(causes: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Addresses of the servers that the causes need, by name."""
+    running: list[ServerProcess] = []
+    urls: dict[str, str] = {}
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
+        file.write(TEMPLATE)
+        file.flush()
+        try:
+            for name in {WHERE.get(cause, "plain") for cause in causes}:
+                template = ["--chat-template", file.name] if name == "chats" else []
+                running.append(ServerProcess([*SERVERS[name], *template], {**os.environ, "PYTHONPATH": str(SOURCE)}))
+                urls[name] = running[-1].url
+                children = Path(f"/proc/{running[-1].process.pid}/task").glob("*/children")
+                found = [int(pid) for each in children for pid in each.read_text().split()]
+                ENGINES[urls[name]] = next(pid for pid in found if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            yield urls
+        finally:
+            for each in running:
+                each.stop()
+
+
+def first_causes(cause: str, url: str, trials: int, rng: random.Random) -> list[str]:
+    """What explanations name first of requests in which the cause was planted."""
+    named = []
+    for _ in range(trials):
+        name, part = FAULTS[cause](url, rng)
+        with urlopen(f"{url}/v1/requests/{name}/explain") as answer:
+            named.append(json.load(answer)[part]["first"])
+    return named
 
 
 def main() -> None:
-    trials, rng = int(sys.argv[1]) if len(sys.argv) > 1 else 20, random.Random(1)
-    server = ServerProcess([f"fake:{FAKE}"], {**os.environ, "PYTHONPATH": str(SOURCE)})
-    try:
-        for cause, plant in FAULTS.items():
-            named = []
-            for _ in range(trials):
-                name, part = plant(server.url, rng)
-                with urlopen(f"{server.url}/v1/requests/{name}/explain") as answer:
-                    named.append(json.load(answer)[part]["first"])
+    """Prints a line per cause."""
+    trials, causes = int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:] or [*FAULTS]
+    rng = random.Random(1)
+    with servers(causes) as urls:
+        for cause in causes:
+            named = first_causes(cause, urls[WHERE.get(cause, "plain")], trials, rng)
             others = sorted({each for each in named if each != cause})
             print(f"{cause}: {named.count(cause)} of {trials}{f', else {others}' if others else ''}", flush=True)
-    finally:
-        server.stop()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,25 @@
-"""Adapters against none, in turn, in one run: `python tests/speed/lora.py [MODEL] [ROUNDS]` (about two minutes on two cores).
+"""Adapters against none, in turn, in one run: `python tests/speed/lora.py speed|loads [MODEL] [ROUNDS]` (two minutes on two cores).
 
-16 requests at once: without adapters, and each with its own of 16 (rank 16, bf16, on all linear layers of the attention and the
-feed-forward part); then 64 adapters with 8 slots, drawn by Zipf's law, against the same requests without adapters.
+speed  16 requests at once: without adapters, and each with its own of 16 (rank 16, bf16, on all linear layers of the attention and the
+       feed-forward part); then 160 requests of unlike lengths over 64 adapters with 8 slots, drawn by Zipf's law, against the same
+       requests without adapters. Tokens per second, their ratio, and that of processor time, which says more beside other programs
+loads  gaps between the tokens of 8 streams while every fifth of a second another adapter is read from its files, against none
 """
 
+import asyncio
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import httpx
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+from processes import ServerProcess
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.config.env import model_stores
@@ -19,7 +28,8 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import ARCHITECTURES
 
-RANK, OUTPUTS, ZIPF = 16, 48, 1.0
+RANK, OUTPUTS, ZIPF, ADAPTERS = 16, 48, 1.0, 64
+STREAMS, LOAD_SECONDS = 8, 0.2
 
 
 def write(facts: ModelFacts, path: Path, seed: int) -> None:
@@ -43,38 +53,89 @@ def write(facts: ModelFacts, path: Path, seed: int) -> None:
     writer.close()
 
 
-def tokens_per_second(llm: LLM, names: list[str | None]) -> float:
-    params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True)
+def seconds(llm: LLM, names: Sequence[str | None], lengths: Sequence[int]) -> tuple[float, float]:
+    """Wall and processor seconds of one request for each name, all at once."""
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
     prompts = [[2, *range(100 + number, 132 + number)] for number in range(len(names))]
-    began = time.perf_counter()
-    llm.generate(prompts, params, lora=names)
-    return OUTPUTS * len(names) / (time.perf_counter() - began)
+    began, used = time.perf_counter(), time.process_time()
+    llm.generate(prompts, params, lora=list(names))
+    return time.perf_counter() - began, time.process_time() - used
 
 
-def compare(llm: LLM, title: str, names: list[str | None], rounds: int) -> None:
-    plain: list[float] = []
-    own: list[float] = []
-    tokens_per_second(llm, names)
+def compare(llm: LLM, title: str, names: Sequence[str], lengths: Sequence[int], rounds: int) -> None:
+    none = [None] * len(names)
+    seconds(llm, names, lengths)
+    pairs = [(seconds(llm, none, lengths), seconds(llm, names, lengths)) for _ in range(rounds)]
+    wall, used = (sorted(plain[at] / own[at] for plain, own in pairs)[rounds // 2] for at in (0, 1))
+    plain, own = (sum(lengths) / min(each[which][0] for each in pairs) for which in (0, 1))
+    print(f"{title}: {plain:.0f} tokens/s without, {own:.0f} with; median ratio {wall:.2f}, of processor time {used:.2f}", flush=True)
+
+
+def speed(model: str, paths: dict[str, Path], rounds: int) -> None:
+    given, draw = [f"{name}={path}" for name, path in paths.items()], Random(1)
+    common = {"lora": given, "max_cpu_loras": ADAPTERS, "max_num_seqs": 16, "enable_prefix_caching": False}
+    with LLM(model, max_loras=16, **common) as llm:
+        compare(llm, "16 adapters in 16 slots", list(paths)[:16], [OUTPUTS] * 16, rounds)
+    with LLM(model, max_loras=8, **common) as llm:
+        weights = [1 / (1 + number) ** ZIPF for number in range(ADAPTERS)]
+        names, lengths = draw.choices(list(paths), weights, k=160), [draw.randint(OUTPUTS // 2, 3 * OUTPUTS // 2) for _ in range(160)]
+        compare(llm, "64 adapters in 8 slots, Zipf", names, lengths, rounds)
+
+
+async def gaps(url: str, others: Sequence[str]) -> list[float]:
+    """Seconds between tokens of `STREAMS` streams, while a request of one token for each of `others` comes every `LOAD_SECONDS`."""
+    found: list[float] = []
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+        async def stream() -> None:
+            body = {"model": "a0", "prompt": "Once upon a time", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                last = None
+                async for line in answer.aiter_lines():
+                    now = time.perf_counter()
+                    if line.startswith("data: {"):
+                        found.extend([] if last is None else [now - last])
+                        last = now
+
+        streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
+        await asyncio.sleep(1)
+        found.clear()
+        for name in others:
+            await asyncio.sleep(LOAD_SECONDS)
+            body = {"model": name, "prompt": "It was", "max_tokens": 1}
+            streams.append(asyncio.create_task(client.post("/v1/completions", json=body)))  # type: ignore[arg-type]
+        await asyncio.gather(*streams[STREAMS:])
+        for each in streams[:STREAMS]:
+            each.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    return sorted(found)
+
+
+def loads(model: str, paths: dict[str, Path], rounds: int) -> None:
+    """Requests that name an adapter for the first time, against as many that name one that is held. Each round a new server, whose
+    adapters are all unread."""
+    given = [word for name, path in paths.items() for word in ("--lora", f"{name}={path}")]
+    ratios = []
     for _ in range(rounds):
-        plain.append(tokens_per_second(llm, [None] * len(names)))
-        own.append(tokens_per_second(llm, names))
-    ratio = sorted(b / a for a, b in zip(plain, own, strict=True))[rounds // 2]
-    print(f"{title}: {max(plain):.0f} tokens/s without, {max(own):.0f} with; median ratio {ratio:.2f}", flush=True)
+        server = ServerProcess([model, *given, "--max-num-seqs", "16", "--max-cpu-loras", str(ADAPTERS)], dict(os.environ))
+        try:
+            plain = asyncio.run(gaps(server.url, ["a0"] * 40))
+            own = asyncio.run(gaps(server.url, list(paths)[1:41]))
+        finally:
+            server.stop()
+        (p50, p99), (own50, own99) = ([each[len(each) * at // 100] * 1e3 for at in (50, 99)] for each in (plain, own))
+        ratios.append(own99 / p99)
+        print(f"gaps, p50 and p99: {p50:.1f} and {p99:.1f} ms without loads, {own50:.1f} and {own99:.1f} with", flush=True)
+    print(f"p99 with loads over without, median: {sorted(ratios)[rounds // 2]:.2f}")
 
 
-def main(model: str = "demo", rounds: str = "3") -> None:
+def main(kind: str, model: str = "demo", rounds: str = "3") -> None:
     facts = read_model_facts(resolve_model(model, model_stores()))
     with tempfile.TemporaryDirectory() as folder:
-        paths = {f"a{number}": Path(folder) / f"a{number}.gguf" for number in range(64)}
+        paths = {f"a{number}": Path(folder) / f"a{number}.gguf" for number in range(ADAPTERS)}
         for number, path in enumerate(paths.values()):
             write(facts, path, number)
-        given = [f"{name}={path}" for name, path in paths.items()]
-        for slots, title in ((16, "16 adapters in 16 slots"), (8, "64 adapters in 8 slots, Zipf")):
-            with LLM(model, lora=given, max_loras=slots, max_cpu_loras=64, max_num_seqs=16, enable_prefix_caching=False) as llm:
-                draw = Random(1)
-                weights = [1 / (1 + number) ** ZIPF for number in range(64)]
-                names: list[str | None] = list(paths)[:16] if slots == 16 else list(draw.choices(list(paths), weights, k=64))
-                compare(llm, title, names, int(rounds))
+        {"speed": speed, "loads": loads}[kind](model, paths, int(rounds))
 
 
 if __name__ == "__main__":

@@ -5,25 +5,20 @@ and the rows before it; the others continue. Needs neither arrays nor the packag
 """
 
 import json
-import os
-import select
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryFile
-from threading import Timer
 from typing import Any, Final
 
 from ridgeline import __version__
 from ridgeline.bench.gpu_targets import TargetResult, batch_invariant_costs, compare_with_targets
-from ridgeline.bench.processes import ProcessGuard
+from ridgeline.bench.row_process import Row, run_rows
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import Gpu, gpu_missing, read_gpus
+from ridgeline.facts.headers.checkpoint import read_config_facts
+from ridgeline.facts.headers.read import find_config
 from ridgeline.models.table import MEASURED
 
 DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
@@ -38,9 +33,12 @@ FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "host", "soak")
 REFERENCE_DTYPE: Final = "bf16"
 """Type that transformers computes with, and of the Ridgeline runs it is compared with."""
 
-ON_REQUEST: Final = ("ceilings", "host", "soak")
-"""Parts that run only where --only names them: `kernels` starts with the ceilings, `decode` and `serving` report the host's time beside a
-device, and a soak takes longer than all others together."""
+ON_REQUEST: Final = ("host", "soak")
+"""Parts that run only where --only names them: `decode` and `serving` report the host's time beside a device, and a soak takes longer than
+all others together."""
+
+BOUNDED: Final = ("decode", "prefill", "serving", "ttft")
+"""Parts whose targets are shares of what the ceilings allow, which are measured before them."""
 
 WITHOUT_GPU: Final = ("host",)
 """Parts that need no GPU."""
@@ -50,20 +48,20 @@ MAX_TOTAL_SECONDS: Final = 590.0
 
 CONTEXT: Final = 1024
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "ceilings": {"budget_seconds": 20.0},
     "decode": {"budget_seconds": 50.0, "batches": [1, 32, 64, 128, 256], "context": CONTEXT, "steps": 128},
     "prefill": {"budget_seconds": 30.0, "prompts": [512, 1024, 2048, 4096, 8192], "repeats": 7},
     "serving": {
         "budget_seconds": 80.0, "prompt_tokens": 1000, "output_tokens": 1000, "phases": [[32, 4.0], [256, 30.0]], "budget": 2048,
         "memory_bytes": None,
     },
-    "ttft": {"budget_seconds": 40.0, "prompt_tokens": 2048, "repeats": 12},
-    "transformers": {"budget_seconds": 95.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
-    "invariant": {"budget_seconds": 35.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
+    "ttft": {"budget_seconds": 35.0, "prompt_tokens": 2048, "repeats": 12},
+    "transformers": {"budget_seconds": 85.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
+    "invariant": {"budget_seconds": 30.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
     "kernels": {
         "budget_seconds": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
         "prompts": [2048, 8192],
     },
-    "ceilings": {"budget_seconds": 20.0},
     "host": {"budget_seconds": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 200},
     "soak": {
         "budget_seconds": 120.0, "prompt_tokens": 1500, "output_tokens": 512, "rows": 256, "budget": 2048, "memory_bytes": 24 << 30,
@@ -73,7 +71,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Settings of each part; `budget_seconds` includes start and compilation; a soak's minutes are added."""
 
 PARTS: Final = tuple(SETTINGS)
-"""In the order in which they run: most important first, should time run out."""
+"""In the order in which they run: behind the ceilings most important first, should time run out."""
 
 COLD_START_SECONDS: Final = 40.0
 """Extra budget of the first part: libraries are read from disk, and most kernels are compiled."""
@@ -101,7 +99,8 @@ class Job:
 
 
 def make_jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes: float = SOAK_MINUTES) -> list[Job]:
-    """Jobs to run; without `only` all but the parts of `ON_REQUEST`. With transformers, Ridgeline's decode runs too, for the ratio.
+    """Jobs to run; without `only` all but the parts of `ON_REQUEST`. With transformers, Ridgeline's decode runs too, for the ratio, and the
+    ceilings with the parts that are `BOUNDED`.
 
     minutes  of a soak. Raises ConfigError for unknown names.
     """
@@ -111,7 +110,8 @@ def make_jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes:
             raise ConfigError(f"{flag} has {wrong!r:.40}; {', '.join(known)} are possible", fix={flag: known[0]})
     if not 0 < minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes is {minutes:g}; more than 0 and at most {MAX_MINUTES:g} are possible", fix={"--minutes": None})
-    selected = [part for part in PARTS if (part in only if only else part not in ON_REQUEST)]
+    bounded = any(part in BOUNDED for part in only)
+    selected = [part for part in PARTS if (part in only or (part == "ceilings" and bounded) if only else part not in ON_REQUEST)]
     found = [_job(part, dtype, config, minutes, bool(only)) for part in PARTS for dtype in _part_dtypes(part, selected, dtypes)]
     return [replace(job, budget_seconds=job.budget_seconds + COLD_START_SECONDS) for job in found[:1]] + found[1:]
 
@@ -140,15 +140,6 @@ def _job(part: str, dtype: str, config: Path, minutes: float, is_alone: bool) ->
 
 MAX_BUDGETS: Final = 3.0
 """A part may take so many times its budget where time is left: a part that hangs is killed soon."""
-
-READ_BYTES: Final = 1 << 16
-POLL_SECONDS: Final = 0.5
-"""Interval of looking for output of a process that may have ended."""
-
-ERROR_CHARACTERS: Final = 4000
-"""Characters of a process' stderr that are kept."""
-
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -190,7 +181,7 @@ class Report:
     @property
     def target_results(self) -> list[TargetResult]:
         """Every target with its measurement; none for models without targets."""
-        return compare_with_targets(self.rows) if self.model == MEASURED else []
+        return compare_with_targets(self.rows, read_config_facts(find_config(MEASURED))) if self.model == MEASURED else []
 
     def as_dict(self) -> Row:
         """A dict for JSON."""
@@ -244,80 +235,15 @@ def command(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _run(result: JobResult, limit: float, on_row: Callable[[Job, Row], None]) -> None:
-    """Runs one job in a process that is killed at its limit and with this one. A last row with only an error is the job's error."""
-    began = time.monotonic()
-    timed_out: list[bool] = []
-    with TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            command(result.job.settings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        )
-        guard = ProcessGuard(process.pid)
+    """Runs one job. A last row with only an error is the job's error."""
 
-        def end() -> None:
-            timed_out.append(True)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    def add(row: Row) -> None:
+        result.rows.append(row)
+        on_row(result.job, row)
 
-        timer = Timer(limit, end)
-        timer.start()
-        assert process.stdout is not None
-        try:
-            for row in _rows(_lines(process)):
-                result.rows.append(row)
-                on_row(result.job, row)
-            status = process.wait()
-        finally:
-            timer.cancel()
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            process.stdout.close()
-            guard.release()
-        result.seconds = time.monotonic() - began
-        last_row = result.rows[-1] if result.rows else {}
-        if timed_out:
-            result.error = f"ended at its limit of {limit:.0f} s; rows measured before are kept"
-        elif set(last_row) == {"error"}:
-            result.error = str(result.rows.pop()["error"])
-        elif status:
-            last = _read_tail(stderr).strip() or "none"
-            result.error = f"its process ended with status {status} after {result.seconds:.0f} s; the end of its stderr: {last}"
-
-
-def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """Lines of a process until it has ended; its children may keep stdout open."""
-    assert process.stdout is not None
-    rest, stdout = b"", process.stdout.fileno()
-    while True:
-        ended = process.poll() is not None
-        if not select.select([stdout], [], [], POLL_SECONDS)[0]:
-            if ended:
-                break
-            continue
-        data = os.read(stdout, READ_BYTES)
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-    yield rest
-
-
-def _rows(lines: Iterable[bytes]) -> Iterator[Row]:
-    """Each line as a row; a line that is not a JSON object, such as a library's message, becomes a note."""
-    for line in lines:
-        text = line.decode("utf-8", "replace").strip()
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if text:
-            yield found if isinstance(found, dict) else {"note": text[:ERROR_CHARACTERS]}
-
-
-def _read_tail(stderr: Any) -> str:
-    end = stderr.seek(0, 2)
-    stderr.seek(max(0, end - ERROR_CHARACTERS))
-    return str(stderr.read().decode("utf-8", "replace"))
+    result.seconds, result.error = run_rows(command(result.job.settings), limit, add)
+    if result.error is None and result.rows and set(result.rows[-1]) == {"error"}:
+        result.error = str(result.rows.pop()["error"])
 
 
 def format_row(row: Mapping[str, Any]) -> str:

@@ -1,8 +1,15 @@
-"""Targets of one H200 with the default model, and their results: met, missed, not measured. Pure functions of the parts' rows."""
+"""Targets of one GPU with the default model, and their results: met, missed, not measured. Pure functions of the parts' rows.
 
-from collections.abc import Iterator, Mapping, Sequence
+Speeds are held against what the ceilings of the same run allow (`gpu_bounds`), so that every GPU is judged by its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
+
+from ridgeline.bench.gpu_bounds import Ceilings, decode_seconds, prefill_seconds, read_ceilings
+from ridgeline.facts.model import ModelFacts
 
 Row = Mapping[str, Any]
 Parts = Mapping[tuple[str, str], Sequence[Row]]
@@ -13,7 +20,8 @@ Parts = Mapping[tuple[str, str], Sequence[Row]]
 class Target:
     """A target for one value, in the rows of a part that match `where`. Lower is better for seconds and bytes, higher for the rest.
 
-    key   name of the value in the row: seconds, tokens per second, or a ratio
+    key    name of the value in the row: seconds, tokens per second, or a ratio
+    bound  seconds that a step, or a prompt, needs at least; `target` is then the share of the best speed that is reached
     """
 
     what: str
@@ -23,11 +31,27 @@ class Target:
     key: str
     target: float
     stretch: float | None = None
+    bound: Callable[[ModelFacts, Ceilings], float] | None = None
 
     @property
     def is_lower_better(self) -> bool:
         """True if lower values are better."""
-        return self.key.endswith(("seconds", "bytes"))
+        return self.bound is None and self.key.endswith(("seconds", "bytes"))
+
+    @property
+    def unit(self) -> str:
+        """Name of what `target` counts: the key, or a share."""
+        return self.key if self.bound is None else "share_of_bound"
+
+    def reached(self, row: Row, facts: ModelFacts, ceilings: Ceilings | None) -> float | None:
+        """What a row that matches has of `target`; None where that takes ceilings and there are none."""
+        if self.bound is None:
+            return float(row[self.key])
+        if ceilings is None:
+            return None
+        rows = row.get("batch", row.get("rows", 1))
+        taken = row[self.key] if self.key == "seconds" else rows / row[self.key]
+        return float(self.bound(facts, ceilings) / taken)
 
     @property
     def command(self) -> str:
@@ -45,12 +69,18 @@ class Target:
 
 SIZES: Final = (1, 32, 64, 128, 256)
 DECODE: Final[Mapping[str, tuple[tuple[float, ...], tuple[float | None, ...]]]] = {
-    "bf16": ((225, 5_300, 8_700, 12_800, 14_000), (250, 6_000, 9_800, 14_500, 16_500)),
-    "fp8": ((400, 9_400, 15_500, 22_500, 25_000), (None,) * len(SIZES)),
+    "bf16": ((0.79, 0.74, 0.75, 0.75, 0.70), (0.88, 0.84, 0.84, 0.85, 0.83)),
+    "fp8": ((0.75, 0.70, 0.70, 0.68, 0.66), (None,) * len(SIZES)),
 }
-"""Tokens per second by batch size: target, stretch."""
-PREFILL: Final[Mapping[str, tuple[float, float]]] = {"bf16": (0.052, 0.045), "fp8": (0.034, 0.028)}
-SERVING: Final[Mapping[str, tuple[float, float | None]]] = {"bf16": (8_000, None), "fp8": (11_000, 14_000)}
+"""Shares of the bound by batch size: target, stretch."""
+PREFILL: Final[Mapping[str, tuple[float, float]]] = {"bf16": (0.72, 0.84), "fp8": (0.62, 0.75)}
+FIRST_TOKEN: Final = (0.63, 0.75)
+SERVING: Final[Mapping[str, tuple[float, float | None]]] = {"bf16": (0.66, None), "fp8": (0.46, 0.58)}
+CONTEXT: Final = 1024
+SERVED_ROWS: Final = 256
+SERVED_CONTEXT: Final = 1500
+"""Positions of a row on average, with 1000 in and 1000 out: each step computes as many tokens of prompts as it has rows."""
+PROMPT: Final = 2048
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
 """Of a step, by its rows."""
 IDLE_SECONDS: Final = 50e-6
@@ -61,12 +91,17 @@ def _make_targets() -> Iterator[Target]:
     for dtype, (targets, stretches) in DECODE.items():
         for batch, target, stretch in zip(SIZES, targets, stretches, strict=True):
             where: Mapping[str, object] = {"batch": batch, "graphs": True}
-            yield Target(f"decode {dtype}, batch {batch}, tok/s", "decode", dtype, where, tokens, target, stretch)
+            bound = partial(decode_seconds, dtype=dtype, rows=batch, context=CONTEXT)
+            yield Target(f"decode {dtype}, batch {batch}", "decode", dtype, where, tokens, target, stretch, bound)
     for dtype, prompt in PREFILL.items():
-        yield Target(f"prefill {dtype}, 2k tokens", "prefill", dtype, {"tokens": 2048}, "seconds", *prompt)
-    yield Target("TTFT idle, 2k tokens, over HTTP", "ttft", "bf16", {"through": "HTTP"}, "seconds", 0.060, 0.050)
+        bound = partial(prefill_seconds, dtype=dtype, tokens=PROMPT)
+        yield Target(f"prefill {dtype}, 2k tokens", "prefill", dtype, {"tokens": PROMPT}, "seconds", *prompt, bound)
+    bound = partial(prefill_seconds, dtype="bf16", tokens=PROMPT)
+    yield Target("TTFT idle, 2k tokens, over HTTP", "ttft", "bf16", {"through": "HTTP"}, "seconds", *FIRST_TOKEN, bound)
     for dtype, goals in SERVING.items():
-        yield Target(f"serving {dtype}, 1000 in, 1000 out, saturated, tok/s", "serving", dtype, {"rows": 256}, tokens, *goals)
+        bound = partial(decode_seconds, dtype=dtype, rows=SERVED_ROWS, context=SERVED_CONTEXT, prompt_tokens=SERVED_ROWS)
+        name = f"serving {dtype}, 1000 in, 1000 out, saturated"
+        yield Target(name, "serving", dtype, {"rows": SERVED_ROWS}, tokens, *goals, bound)
     for dtype in DECODE:
         yield from _host_targets(dtype)
     for batch, ratio in ((1, 1.5), (32, 4.0)):
@@ -93,14 +128,20 @@ HEADLINE_KEYS: Final = ("tokens_per_second", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """A value against its target. `result`: met, stretch met, missed, or not measured."""
+    """A value against its target. `result`: met, stretch met, missed, or not measured.
+
+    value     as the row has it, under `key`
+    measured  the same, or the share of the bound where `unit` says so, as `target` and `stretch`
+    """
 
     what: str
+    key: str
+    value: float | None
+    unit: str
     measured: float | None
     target: float
     stretch: float | None
     result: str
-    key: str
     command: str
 
     def as_dict(self) -> dict[str, object]:
@@ -108,14 +149,18 @@ class TargetResult:
         return asdict(self)
 
 
-def compare_with_targets(parts: Parts) -> list[TargetResult]:
-    """Every target with its measurement."""
+def compare_with_targets(parts: Parts, facts: ModelFacts) -> list[TargetResult]:
+    """Every target with its measurement. facts: of the model that was measured."""
+    ceilings = read_ceilings(row for own in parts.values() for row in own)
     rows = {**parts, ("transformers", "bf16"): [*parts.get(("transformers", "bf16"), ()), *_ratios(parts)]}
     found = []
     for target in TARGETS:
-        values = [float(row[target.key]) for row in rows.get((target.part, target.dtype), ()) if target.matches(row)]
-        value = values[-1] if values else None
-        found.append(TargetResult(target.what, value, target.target, target.stretch, _result(target, value), target.key, target.command))
+        own = [row for row in rows.get((target.part, target.dtype), ()) if target.matches(row)]
+        value = float(own[-1][target.key]) if own else None
+        share = target.reached(own[-1], facts, ceilings) if own else None
+        result = _result(target, share)
+        goals = target.target, target.stretch
+        found.append(TargetResult(target.what, target.key, value, target.unit, share, *goals, result, target.command))
     return found
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ridgeline.bench.gpu import Job, Report
     from ridgeline.bench.gpu_targets import TargetResult
 
-ONLY_HELP = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; if named: ceilings, host, soak."
+ONLY_HELP = "Parts, with commas: ceilings, decode, prefill, serving, ttft, transformers, invariant, kernels; if named: host, soak."
 
 
 def gpu(
@@ -133,12 +133,14 @@ def format_target(job: "Job", row: Row) -> str:
     from ridgeline.bench.gpu_targets import headline_target
 
     target = headline_target(job.part, job.dtype, row)
-    return "" if target is None else _format_value(target.key, target.target)
+    return "" if target is None else _format_value(target.unit, target.target)
 
 
 def _format_value(key: str, value: float | None) -> str:
     if value is None:
         return ""
+    if key == "share_of_bound":
+        return f"{value:.0%}"
     if key.endswith("seconds"):
         return f"{value * 1e3:,.3g} ms"
     if key.endswith("bytes"):
@@ -147,15 +149,16 @@ def _format_value(key: str, value: float | None) -> str:
 
 
 def _target_row(result: "TargetResult") -> list[str]:
-    figures = [_format_value(result.key, value) for value in (result.measured, result.target, result.stretch)]
-    return [result.what, *figures, result.result]
+    figures = [_format_value(result.unit, value) for value in (result.measured, result.target, result.stretch)]
+    return [result.what, _format_value(result.key, result.value), *figures, result.result]
 
 
 def _print_targets(compare_with_targets: "Sequence[TargetResult]") -> None:
     """Prints measurements against their targets, then the commands that measure the rest."""
     measured = [each for each in compare_with_targets if each.measured is not None]
     if measured:
-        print_table("Targets of one H200", ["metric", "measured", "target", "stretch", "met"], [_target_row(each) for each in measured])
+        title = "Targets; speeds as shares of what the ceilings of the same run allow"
+        print_table(title, ["metric", "value", "measured", "target", "stretch", "met"], [_target_row(each) for each in measured])
     for command, count in Counter(each.command for each in compare_with_targets if each.measured is None).items():
         print(f"not measured: {count} {'target' if count == 1 else 'targets'}, by {command}")
 

@@ -143,10 +143,11 @@ def _check_file(flag: str, file: str | os.PathLike[str] | None) -> None:
 
 
 def _check_generate(given: Given) -> None:
-    from ridgeline.cli.sampling import FLAGS, check_sampling
+    from ridgeline.cli.sampling import FLAGS, check_sampling, read_vote
 
     _check_file("--input", given.get("input_file"))
-    check_sampling({name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given})
+    sampling = {name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given}
+    check_sampling({**sampling, "vote": read_vote(given)})
     _check_local_engine(given, **({} if "prompts" in given else {"max_num_seqs": 1}))
     if "prompts" in given and not given["prompts"] and given["input_file"] is None:
         raise ConfigError("there are 0 prompts") if sys.stdin.isatty() else Unchecked  # what is piped

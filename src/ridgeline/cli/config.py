@@ -10,7 +10,8 @@ import typer
 
 from ridgeline.cli.output import print_status
 from ridgeline.cli.setting_flags import located, read_flags, with_setting_flags
-from ridgeline.config.groups import public_fields, setting_of
+from ridgeline.config.groups import public_fields
+from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
 from ridgeline.config.values import unknown_name
 from ridgeline.errors import ConfigError

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
@@ -15,8 +15,10 @@ import typer
 
 from ridgeline.cli.form import Choice, GrammarFile, JsonSchema, Regex, read_form
 from ridgeline.cli.output import print_status
-from ridgeline.cli.sampling import FLAGS, check_sampling, make_sampling_params, with_sampling_flags
+from ridgeline.cli.sampling import FLAGS, check_sampling, make_sampling_params, read_vote, with_sampling_flags
 from ridgeline.cli.setting_flags import engine_arguments, located, read_engine_flags, with_engine_flags
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.beams import BeamSearchParams
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_content import Conversation
@@ -39,6 +41,14 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, on a line of its own.")] = False,
     n: Annotated[int, typer.Option(help="Choices per prompt.")] = 1,
     best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest are returned.")] = None,
+    vote_marker: Annotated[
+        str | None, typer.Option(help="Of --best-of choices print the one with the commonest answer behind TEXT.", metavar="TEXT")
+    ] = None,
+    vote_json: Annotated[
+        str | None, typer.Option(help="The same, the answer at POINTER in the choice's last JSON.", metavar="POINTER")
+    ] = None,
+    vote_regex: Annotated[str | None, typer.Option(help="The same, the last match of PATTERN or its group.", metavar="PATTERN")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Search with so many beams in place of sampling; prints all, best first.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many top tokens (with --json).")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     json_schema: JsonSchema = None,
@@ -55,6 +65,7 @@ def generate(
     inputs = read_prompts(prompts or [], input_file)
     sampling = {name: given.get(name) for name in FLAGS}
     sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    sampling["vote"] = read_vote({"vote_marker": vote_marker, "vote_json": vote_json, "vote_regex": vote_regex})
     check_sampling(sampling)
     form = read_form(json_schema, regex, choice, grammar)
     settings = read_engine_flags(given, model)
@@ -65,6 +76,9 @@ def generate(
         loading.close()
         params = make_sampling_params(sampling, llm.get_default_sampling_params(MAX_TOKENS if form is None else MAX_FORM_TOKENS))
         params = replace(params, structured_outputs=form)
+        if beam_width is not None:
+            _print_beams(llm, inputs, beam_width, params, as_json, out)
+            return
         answers = []
         for each in inputs:
             try:
@@ -105,6 +119,25 @@ def _print_answer(answer: Any, name: str | int | None, as_json: bool, out: TextI
     out.flush()
 
 
+def _print_beams(llm: Any, inputs: Sequence["PromptInput"], width: int, params: SamplingParams, as_json: bool, out: TextIO) -> None:
+    """Searches, and prints the beams of each prompt, best first. Raises RequestError for what a search has no use for."""
+    if params.structured_outputs is not None or params.best_of is not None or params.n != 1:
+        raise RequestError("a beam search has no --n, no --best-of and no form; leave them out", param="beam_width")
+    if any(isinstance(each.prompt, Conversation) for each in inputs):
+        raise RequestError("a beam search takes texts, not messages", param="beam_width")
+    search = BeamSearchParams(width, params.max_tokens or MAX_TOKENS, params.ignore_eos)
+    for each, found in zip(inputs, llm.beam_search([each.prompt for each in inputs], search, lora=llm.adapters.only), strict=True):
+        if not as_json:
+            print(*(beam.text for beam in found.sequences), sep="\n", file=out)
+            continue
+        row: dict[str, Any] = {} if each.name is None else {"id": each.name}
+        beams = [
+            {"text": beam.text, "cumulative_logprob": beam.cum_logprob, "finish_reason": beam.finish_reason} for beam in found.sequences
+        ]
+        print(json.dumps({**row, "prompt": each.prompt, "beams": beams}, ensure_ascii=False), file=out)
+    out.flush()
+
+
 def _as_dict(answer: Any, name: str | int | None) -> dict[str, Any]:
     """The answer as JSON: token ids, and log-probabilities as [id, value] pairs, the token's own first."""
     result: dict[str, Any] = {} if name is None else {"id": name}
@@ -128,6 +161,8 @@ def _choice(output: Any) -> dict[str, Any]:
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
     }
+    if output.vote is not None:
+        choice["vote"] = asdict(output.vote)
     if output.logprobs is not None:
         choice["logprobs"] = [_pairs(each, token) for each, token in zip(output.logprobs, output.token_ids, strict=True)]
     return choice

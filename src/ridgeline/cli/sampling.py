@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from ridgeline.core.params import OPTIONS, Option, SamplingParams
+from ridgeline.core.params import OPTIONS, Option, SamplingParams, Vote
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.errors import ConfigError
@@ -39,9 +39,20 @@ FLAGS: Final[Mapping[str, Any]] = {
         list[str] | None, typer.Option("--logit-bias", metavar="ID=BIAS", help="Added to the logit of a token id; may be repeated.")
     ],
     "min_tokens": Annotated[int | None, typer.Option(help="Fewest output tokens of each choice.")],
+    "thinking_token_budget": Annotated[int | None, typer.Option(help="Most tokens of reasoning, which is then ended [no limit].")],
     "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")],
 }
 """Field of `SamplingParams` → its flag."""
+
+
+VOTES: Final = {"vote_marker": "marker", "vote_json": "json_pointer", "vote_regex": "regex"}
+"""Flag → field of `Vote`."""
+
+
+def read_vote(given: Mapping[str, Any]) -> Vote | None:
+    """The vote that flags ask for; None where they ask for none."""
+    asked = {field: given[flag] for flag, field in VOTES.items() if given.get(flag) is not None}
+    return Vote(**asked) if asked else None
 
 
 def with_sampling_flags(verb: Verb) -> Verb:

@@ -14,7 +14,8 @@ import typer
 from ridgeline.cli.sampling import add_flags
 from ridgeline.config.env import setting_variables
 from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
-from ridgeline.config.groups import EngineConfig, public_fields, setting_of
+from ridgeline.config.groups import EngineConfig, public_fields
+from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import GROUPS, Settings, gather, show_value
 from ridgeline.config.values import flag_of
 from ridgeline.errors import ConfigError

@@ -2,9 +2,11 @@
 help and its entry in `config explain` are made of it. `None` means that `config.resolve` decides.
 """
 
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
+
+from ridgeline.config.setting import Setting, setting_of
+from ridgeline.config.setting import described as _set
 
 FAKE_PREFIX: Final = "fake:"
 """Prefix of a model without weights, `fake:{…}`: the JSON object holds the arguments of `sim.laws.executor.fake_executor`."""
@@ -15,37 +17,6 @@ _DTYPES: Final = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8",
     "q8_0": "int8",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Description of a setting.
-
-    help     what it is, for `--help`; in brackets what an open value means
-    why      what speaks for its default, or what it costs
-    wrong    metric or sign that shows a bad value
-    bounds   range of a number, both ends included
-    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT", "FILE", "FOLDER" say what it is
-    choices  words that are possible, where they do not depend on the runner
-    also     words of other servers → ours
-    name     public name, where it is not the field's
-    secret   its value is never printed
-    """
-
-    help: str
-    why: str = ""
-    wrong: str = ""
-    bounds: tuple[float, float] | None = None
-    unit: str = ""
-    choices: tuple[str, ...] = ()
-    also: Mapping[str, str] = field(default_factory=dict)
-    name: str = ""
-    secret: bool = False
-
-
-def _set(default: Any, help: str, why: str = "", wrong: str = "", **more: Any) -> Any:
-    setting = Setting(help, why, wrong, **more)
-    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +62,15 @@ class EngineConfig:
     kv_cache_dir_bytes: int = _set(
         4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
         unit="bytes", bounds=(1 << 20, 1 << 50),
+    )  # fmt: skip
+    kv_cache_redis: str | None = _set(
+        None, "Redis or Valkey server for KV blocks that engines share: unix:///path, rediss://host:port, redis://127.0.0.1:port.",
+        "an engine finds what another has computed; needs ridgeline[redis], and --kv-cache-secret-file where they share no folder",
+        "ridgeline_tier_failures grows: slow, or gone", unit="URL",
+    )  # fmt: skip
+    kv_cache_redis_password_file: str | None = _set(
+        None, "File with the password of --kv-cache-redis.", "others see what stands in a URL", "ridgeline_tier_failures grows: another",
+        unit="FILE",
     )  # fmt: skip
     kv_cache_secret_file: str | None = _set(
         None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
@@ -204,6 +184,11 @@ class EngineConfig:
     def adapter_slots(self) -> int:
         """Adapters that the sequences of one step may have; 0: none is taken."""
         return self.max_loras if self.enable_lora or self.lora else 0
+
+    @property
+    def has_tiers(self) -> bool:
+        """True if KV blocks outlive the engine."""
+        return self.kv_cache_dir is not None or self.kv_cache_redis is not None
 
     @property
     def rows(self) -> int:
@@ -375,12 +360,6 @@ class ServerConfig:
 
 
 Group = type[EngineConfig] | type[ServerConfig]
-
-
-def setting_of(each: "Field[Any]") -> Setting:
-    """The description of a field of a group."""
-    found: Setting = each.metadata["setting"]
-    return found
 
 
 def public_name(each: "Field[Any]") -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from ridgeline.config.file import check_private, read_settings
-from ridgeline.config.groups import EngineConfig, Group, ServerConfig, Setting, public_fields, public_name, setting_of
+from ridgeline.config.groups import EngineConfig, Group, ServerConfig, public_fields, public_name
 from ridgeline.config.resolve import Decision
+from ridgeline.config.setting import Setting, setting_of
 from ridgeline.config.values import flag_of, read_value, unknown_name
 from ridgeline.errors import ConfigError, nearest
 

@@ -9,7 +9,8 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Final, get_args, get_origin
 
-from ridgeline.config.groups import EngineConfig, ServerConfig, public_name, setting_of
+from ridgeline.config.groups import EngineConfig, ServerConfig, public_name
+from ridgeline.config.setting import setting_of
 from ridgeline.errors import ConfigError, nearest
 
 WORDS: Final[Mapping[str, bool]] = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

@@ -113,6 +113,20 @@ StructuredOutputsParams = StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
+class Vote:
+    """Self-consistency: of `best_of` choices that one is returned whose answer most of them give. One of:
+
+    marker        the answer stands behind the last of it, up to the line's end
+    json_pointer  the answer stands there in the last object or array of the text (RFC 6901; "": all of it)
+    regex         the answer is the last match, or its first group; for one's own programs, not for clients
+    """
+
+    marker: str | None = None
+    json_pointer: str | None = None
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
 
@@ -128,6 +142,7 @@ class SamplingParams:
     prompt_logprobs  None: off; k: the same for every prompt token but the first
     structured_outputs  the form of the output; None: any text
     thinking_token_budget  the most tokens of reasoning, after which it is ended; None: no limit
+    vote         None: the likeliest of `best_of` choices are returned
     """
 
     n: int = 1
@@ -156,6 +171,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
+    vote: Vote | None = None
 
 
 SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]

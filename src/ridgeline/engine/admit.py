@@ -26,6 +26,7 @@ from ridgeline.core.params import (
 )
 from ridgeline.core.plan import KVShape
 from ridgeline.core.thinking import Thinking
+from ridgeline.engine.voting import check_vote
 from ridgeline.errors import RequestError
 
 INT64_MAX: Final = 2**63 - 1
@@ -273,6 +274,7 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
 
 def _choices(params: SamplingParams) -> int:
     """Number of sequences that are computed; `n` of them are answered. Raises RequestError where it is below `n`."""
+    check_vote(params)
     if params.best_of is None:
         return params.n
     if params.best_of < params.n:

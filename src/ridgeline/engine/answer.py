@@ -195,8 +195,18 @@ class AnswerBuilder:
         return ChoiceStart(self._first_index + number, self._prompt, self._prompt_logprobs or ())
 
 
+@dataclass(frozen=True, slots=True)
+class Election:
+    """How a vote went. answer: None where no text has one; votes of the `voters` texts for it."""
+
+    answer: str | None
+    votes: int
+    voters: int
+
+
 class CollectedChoice:
-    """One choice as far as its parts have come. `start` and `end` are set when their parts have come; `has_ended`: the last has."""
+    """One choice as far as its parts have come. `start` and `end` are set when their parts have come; `has_ended`: the last has;
+    `election`: the vote that it has won."""
 
     start: ChoiceStart
     end: ChoiceEnd
@@ -204,6 +214,7 @@ class CollectedChoice:
     def __init__(self) -> None:
         self.deltas: list[TextDelta] = []
         self.has_ended = False
+        self.election: Election | None = None
 
     def add(self, part: AnswerPart) -> None:
         """Adds the next part."""

@@ -7,7 +7,7 @@ with vLLM's names.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
@@ -17,6 +17,9 @@ from ridgeline.engine.answer import CollectedChoice
 from ridgeline.engine.outputs import LLMRequest
 from ridgeline.errors import RequestError
 from ridgeline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ridgeline.engine.adapters import LoRARequest
 
 MAX_BEAMS: Final = 10
 """Twice as many log-probabilities are the most that a request may ask for."""
@@ -170,12 +173,14 @@ class Driver(Protocol):
     limits: ModelLimits
     tokenizer: Tokenizer
 
-    def prepare(self, prompt: Sequence[int], params: SamplingParams) -> LLMRequest: ...
+    def prepare(self, prompt: Sequence[int], params: SamplingParams, *, lora: "str | LoRARequest | None" = None) -> LLMRequest: ...
 
     def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]: ...
 
 
-def beam_search(model: Driver, prompts: Sequence[tuple[int, ...]], params: BeamSearchParams) -> list[BeamSearchOutput]:
+def beam_search(
+    model: Driver, prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, lora: "str | LoRARequest | None" = None
+) -> list[BeamSearchOutput]:
     """The beams of each prompt; all searches advance together. Raises RequestError for parameters out of range."""
     params.check()
     eos_ids = model.limits.eos_ids
@@ -184,7 +189,7 @@ def beam_search(model: Driver, prompts: Sequence[tuple[int, ...]], params: BeamS
     step = step_params(params.beam_width)
     while active := [each for each in searches if not each.is_done]:
         frontiers = [each.frontier for each in active]
-        answered = model.run([model.prepare(ids, step) for frontier in frontiers for ids in frontier])
+        answered = model.run([model.prepare(ids, step, lora=lora) for frontier in frontiers for ids in frontier])
         logprobs = iter([next_token_logprobs(request.choices[0]) for request in answered])
         for each, frontier in zip(active, frontiers, strict=True):
             each.advance([next(logprobs) for _ in frontier])

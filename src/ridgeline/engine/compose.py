@@ -77,7 +77,7 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         decisions += (_speculation_decision(config, info),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
     store = None
-    if config.kv_cache_dir is not None:
+    if config.has_tiers:
         from ridgeline.engine.tiers.opening import open_store  # what nobody asks for is not loaded
 
         store, more = open_store(config, executor)

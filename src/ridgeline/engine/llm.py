@@ -215,12 +215,14 @@ class LLM:
         return self._engine.stream(request)
 
     @with_known_arguments
-    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt that a search of `params.beam_width` beams finds, best first.
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams, *, lora: str | LoRARequest | None = None) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that a search of `params.beam_width` beams finds, best first. lora: the adapter that
+        answers.
 
         Raises as `generate`; RequestError also for a width that is too large.
         """
-        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in as_list(prompts)], params)
+        ids = [self.prepare(each, params.longest_params).request.prompt for each in as_list(prompts)]
+        return beam_search(self, ids, params, lora)
 
     @with_known_arguments
     def embed(

@@ -8,7 +8,8 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.answer import AnswerBuilder, CollectedChoice, best_indices
+from ridgeline.engine.answer import AnswerBuilder, CollectedChoice, Election, best_indices
+from ridgeline.engine.voting import elect
 from ridgeline.errors import RequestError
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class CompletionOutput:
     cumulative_logprob  of all tokens so far
     finish_reason       "stop", "length", "abort", or "error" where the model's numbers were not finite; None while it is not complete
     stop_reason         the client's stop string or id
+    vote                how the vote went that elected it
     """
 
     index: int
@@ -61,6 +63,7 @@ class CompletionOutput:
     content: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    vote: Election | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,12 @@ class LLMRequest:
         given, likeliest first. Raises RequestError if the engine rejected the request."""
         choices, indices = self.choices, list(range(self.request.choices))
         if self.has_extra_choices:
-            indices = best_indices([self._answer.cumulative_logprob(index) or 0.0 for index in indices], self._params.n)
+            cumulative = [self._answer.cumulative_logprob(index) or 0.0 for index in indices]
+            if self._params.vote is None:
+                indices = best_indices(cumulative, self._params.n)
+            else:
+                index, election = elect(self._params.vote, [each.text for each in choices], cumulative)
+                indices, choices[index].election = [index], election
         outputs = tuple(self._completion(place, index) for place, index in enumerate(indices))
         cached = None if self.open_choices else max(choice.end.usage.cached_tokens for choice in choices)
         prompt_logprobs = None if self._has_output else self._prompt_logprobs()
@@ -206,6 +214,7 @@ class LLMRequest:
             content=said.content,
             reasoning=said.reasoning,
             tool_calls=said.calls,
+            vote=choice.election,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from ridgeline.config.groups import EngineConfig, public_name, setting_of
+from ridgeline.config.groups import EngineConfig, public_name
 from ridgeline.config.resolve import Decision, KVCosts, Resolved
+from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import Settings, show_value
 from ridgeline.config.values import GIB
 from ridgeline.facts.model import ModelFacts

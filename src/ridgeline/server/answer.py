@@ -1,6 +1,7 @@
 """The answer to an HTTP request, built from a source's parts, whole or as a stream, for every endpoint alike.
 
-Owns the order of a stream (of each choice its start, its text, its end; then usage), the counting of usage, and the choice among `best_of`.
+Owns the order of a stream (of each choice its start, its text, its end; then usage), the counting of usage, and the choice
+among `best_of`, by likelihood or by a vote.
 The bodies are the endpoint's.
 """
 
@@ -17,8 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.core.events import Finish
+from ridgeline.core.params import Vote
 from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
+from ridgeline.engine.voting import elect
 from ridgeline.server import replies
 from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
@@ -111,8 +114,9 @@ class AnswerSource(Protocol):
     def abort(self) -> None: ...
 
 
-async def collect(source: AnswerSource, n: int) -> list[CollectedChoice]:
-    """All choices, in order; where more were computed than the `n` to be answered per prompt, the likeliest, likeliest first."""
+async def collect(source: AnswerSource, n: int, vote: Vote | None = None) -> list[CollectedChoice]:
+    """All choices, in order; where more were computed than the `n` to be answered per prompt, the likeliest, likeliest first, or the
+    one that a vote elects."""
     found: dict[int, CollectedChoice] = {}
     async with aclosing(source.parts()) as parts:
         async for part in parts:
@@ -122,7 +126,13 @@ async def collect(source: AnswerSource, n: int) -> list[CollectedChoice]:
     for prompt, indices in groupby(sorted(found), lambda index: index // computed):
         choices = [found[index] for index in indices]
         if computed > n:
-            choices = [choices[index] for index in answer.best_indices([each.end.cumulative_logprob or 0.0 for each in choices], n)]
+            cumulative = [each.end.cumulative_logprob or 0.0 for each in choices]
+            if vote is None:
+                choices = [choices[index] for index in answer.best_indices(cumulative, n)]
+            else:
+                index, election = await asyncio.to_thread(elect, vote, [each.text for each in choices], cumulative)
+                choices = [choices[index]]
+                choices[0].election = election
             for rank, each in enumerate(choices):
                 each.renumber(prompt * n + rank)
         kept += choices
@@ -171,11 +181,12 @@ class AnswerFormat(Protocol):
 
 async def respond(
     request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes,
-    grammar: EventGrammar = OPENAI_EVENTS,
+    grammar: EventGrammar = OPENAI_EVENTS, vote: Vote | None = None,
 ) -> Response:  # fmt: skip
-    """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    """The answer of `n` choices per prompt, or of one that a vote elects; without `streaming` when it is whole. The source is aborted
+    whatever happens."""
     stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort, grammar)
-    return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n))
+    return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n, vote))
 
 
 async def deliver(
@@ -197,8 +208,8 @@ async def deliver(
         source.abort()
 
 
-async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int) -> bytes:
-    choices = await collect(source, n)
+async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int, vote: Vote | None) -> bytes:
+    choices = await collect(source, n, vote)
     tokens = sum(len(each.start.prompt_logprobs) + len(each.ids) for each in choices)
     return await _encoded(tokens, form.full_body, choices, source.usage.usage(final=True))
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ridgeline.config.groups import ServerConfig
-from ridgeline.core.params import OPTIONS, SamplingParams
+from ridgeline.core.params import OPTIONS, SamplingParams, Vote
 from ridgeline.engine.admit import BOUNDS, MAX_LOGIT_BIASES
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
 from ridgeline.errors import RequestError
@@ -180,6 +180,8 @@ def _check_stream(payload: wire.GenerationRequest) -> None:
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             raise ApiError("invalid_value", "stream_options is allowed only with stream: true", param="stream_options")
         return
+    if payload.vote is not None:
+        raise _not_streamable("vote", "which answer is elected is known at their end")
     if payload.best_of is not None and payload.best_of != (payload.n or 1):
         raise _not_streamable("best_of", "which answers are best is known at their end")
     if payload.use_beam_search:
@@ -234,11 +236,13 @@ def _stop(stop: str | list[str]) -> tuple[str, ...]:
 
 
 _CONVERT: Final[Mapping[str, Any]] = {
-    "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias
+    "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias,
+    "vote": lambda vote: Vote(vote.marker, vote.json_pointer),
 }  # fmt: skip
 _NO_EFFECT_ON_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
     "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
     "include_stop_str_in_output": (), "thinking_token_budget": (-1,), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
+    "vote": (),
 }  # fmt: skip
 """Fields without effect on a beam search, which samples nothing; with the values, beside null and false, that ask for nothing."""

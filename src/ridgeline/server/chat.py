@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
+from ridgeline.core.params import SamplingParams
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
@@ -56,7 +57,8 @@ def routes(service: Service) -> list[BaseRoute]:
         names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
         logprobs = body.num_logprobs(payload) is not None
         bodies = ChatFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.return_token_ids), begun.reading)
-        return await respond(request, begun.source, bodies, begun.choices, body.stream_settings(payload, service.config), notes)
+        streaming, params = body.stream_settings(payload, service.config), begun.params
+        return await respond(request, begun.source, bodies, params.n, streaming, notes, vote=params.vote)
 
     async def render(request: Request) -> Response:
         payload, notes = fields.CHAT.read(await read_body(request))
@@ -77,13 +79,12 @@ class StartedChat:
     """A chat that generates.
 
     reading  how reasoning and calls are read from the text; None: it is content as it is
-    choices  answers to be given
     is_cut   the context has less room than the client asked for
     """
 
     source: AnswerSource
     reading: Reading | None
-    choices: int
+    params: SamplingParams
     is_cut: bool
 
 
@@ -110,7 +111,7 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     grammar = await service.compile_grammar(asked, notes)
     with body.client_field_names(payload, limit):
         source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
-    return StartedChat(source, how, params.n, is_cut)
+    return StartedChat(source, how, params, is_cut)
 
 
 def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> int | None:
@@ -237,6 +238,7 @@ class ChatFormat:
             finish_reason=_finish_reason(choice.end, speaker),
             stop_reason=choice.end.stop_reason,
             token_ids=self._ids(choice.ids),
+            vote=replies.elected(choice.election),
         )
 
     def _with_reasoning(self, usage: replies.Usage) -> replies.Usage:

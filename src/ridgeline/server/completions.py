@@ -49,7 +49,9 @@ def routes(service: Service) -> list[BaseRoute]:
         names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
         token_ids = bool(payload.return_token_ids)
         form = CompletionFormat(header, names, begun.params.logprobs, payload.prompt_logprobs, bool(payload.echo), token_ids)
-        return await respond(request, begun.source, form, begun.params.n, body.stream_settings(payload, service.config), notes)
+        return await respond(
+            request, begun.source, form, begun.params.n, body.stream_settings(payload, service.config), notes, vote=begun.params.vote
+        )
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
@@ -259,6 +261,7 @@ class CompletionFormat:
             prompt_logprobs=of_prompt,
             prompt_token_ids=self._ids(choice.start.prompt),
             token_ids=self._ids(choice.ids),
+            vote=replies.elected(choice.election),
         )
 
     def _echo(self, start: ChoiceStart) -> tuple[str, replies.Logprobs | None]:

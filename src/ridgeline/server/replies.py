@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from ridgeline.engine.answer import Election
+
 
 class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
@@ -60,6 +62,19 @@ class Logprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
+class Elected(Struct, frozen=True):
+    """How the vote went that elected an answer; `answer` is null where no text had one."""
+
+    answer: str | None
+    votes: int
+    voters: int
+
+
+def elected(election: Election | None) -> Elected | msgspec.UnsetType:
+    """As an answer tells it; nothing where there was no vote."""
+    return msgspec.UNSET if election is None else Elected(election.answer, election.votes, election.voters)
+
+
 class Choice(Struct, frozen=True, kw_only=True):
     index: int
     text: str
@@ -69,6 +84,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    vote: Elected | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -149,6 +165,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
+    vote: Elected | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(Struct, frozen=True):

@@ -17,6 +17,13 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class VoteOptions(Struct, frozen=True):
+    """As `core.params.Vote`, without regular expressions: those of clients could take for ever."""
+
+    marker: str | None = None
+    json_pointer: str | None = None
+
+
 if TYPE_CHECKING:
     SamplerOptions = Struct
 else:
@@ -40,6 +47,7 @@ class GenerationRequest(SamplerOptions, frozen=True):
     bad_words: list[str] | None = None
     n: int | None = None
     best_of: int | None = None
+    vote: VoteOptions | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     seed: int | None = None

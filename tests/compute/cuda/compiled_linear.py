@@ -8,7 +8,7 @@ from compile_only import Case
 from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes
-from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, linear_glu, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -57,6 +57,12 @@ def floats(dtype: torch.dtype) -> None:
     matmul(x, torch.empty(HIDDEN, HIDDEN, dtype=dtype), out)
 
 
+def gate(rows: int) -> None:
+    """A gated unit."""
+    x, out = (torch.empty(rows, width, dtype=torch.bfloat16) for width in (HIDDEN, 14336))
+    linear_glu(x, torch.empty(2 * 14336, HIDDEN, dtype=torch.bfloat16), "silu", out)
+
+
 def sample(dtype: torch.dtype) -> None:
     """All rows of a step."""
     rows, single = 32, partial(torch.empty, 32)
@@ -71,7 +77,7 @@ def sample(dtype: torch.dtype) -> None:
 BF16 = torch.bfloat16
 TENSOR_CORES = {"grouped_kernel": {80: ("mma.sync", "cp.async"), 90: ("wgmma.mma_async", "cp.async")}}
 MATMUL = {"matmul_kernel": {80: ("mma.sync", "cp.async"), 90: ("wgmma.mma_async", "cp.async")}}
-WGMMA = {"linear_fp8_kernel": {90: ("wgmma.mma_async.sync.aligned.m64", "e4m3.e4m3")}}
+WGMMA = {"matmul_kernel": {90: ("wgmma.mma_async.sync.aligned.m64", "e4m3.e4m3")}}
 FP8_UNITS = (89, 90, 100, 120)
 """Devices that multiply fp8."""
 
@@ -92,6 +98,7 @@ CASES = [
     Case("fp8 block, 128 rows", lambda: fp8(128, (128, 128), invariant=False), WGMMA, capabilities=FP8_UNITS),
     Case("fp8, invariant", lambda: fp8(16, (1, HIDDEN), invariant=True), WGMMA, capabilities=FP8_UNITS),
     Case("quantise", numbers),
+    *(Case(f"gated unit, {rows} rows", partial(gate, rows)) for rows in (1, 32, 64, 256)),
     Case("matmul, bf16", lambda: floats(BF16), MATMUL),
     Case("matmul, fp32", lambda: floats(torch.float32)),
     Case("sample, bf16", lambda: sample(BF16)),

@@ -13,9 +13,6 @@ from compile_only import SHARED, Compiled
 REDUCING = {"rotation_kernel"}
 """Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
 
-LATER = {("matmul", "linear_fp8_kernel"): 89}
-"""Kernels that only machines from a capability on launch."""
-
 SPILLS = {100: 40, 120: 24}
 """Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
 
@@ -36,11 +33,6 @@ def words(request: pytest.FixtureRequest) -> tuple[int | str, ...]:
 
 
 @pytest.fixture(scope="module")
-def capability(words: tuple[int | str, ...]) -> int:
-    return int(words[0])
-
-
-@pytest.fixture(scope="module")
 def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
     """What the cases became, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -52,16 +44,15 @@ def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFact
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_every_kernel_is_compiled(capability: int, compiled: list[Compiled]) -> None:
-    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on every machine that can."""
+def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
+    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case on every machine."""
     there = {
         (path.stem, node.name)
         for path in KERNELS.glob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
-    able = {kernel for kernel in there if LATER.get(kernel, 0) <= capability}
-    assert able == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled}
+    assert there == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled}
 
 
 def test_shared_memory(compiled: list[Compiled]) -> None:

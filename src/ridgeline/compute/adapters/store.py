@@ -4,6 +4,7 @@ The engine's loop asks for adapters of requests and hears when they are there; t
 """
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -25,6 +26,8 @@ from ridgeline.facts.headers.adapter import LowRank, digest_of, read_adapter
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 LOW_PRIORITY: Final = 19
+SWITCH_SECONDS: Final = 0.0005
+"""After which a thread gives up the interpreter's lock to one that waits for it: steps would wait ten times as long for one that reads."""
 _TYPES: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -79,6 +82,7 @@ class AdapterStore:
             digest, adapter = self._asked.popitem(last=False)
             self._loading.add(digest)
             if self._thread is None:
+                sys.setswitchinterval(SWITCH_SECONDS)
                 self._thread = threading.Thread(target=self._run, name="ridgeline-adapters", daemon=True)
                 self._thread.start()
             self._work.put(adapter)

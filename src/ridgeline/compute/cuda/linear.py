@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.compute.cuda.integers import IntegerMatrix
+from ridgeline.compute.cuda.triton import elements
 from ridgeline.compute.cuda.triton import linear_grouped as grouped
 from ridgeline.compute.cuda.triton.launch import native_fp8
-from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, linear_glu, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 
@@ -21,6 +22,9 @@ DENSE_ELEMENTS: Final = 64 << 20
 PACKED_ROWS: Final = 256
 """Rows up to which packed integers are multiplied as they are; with more, every block of them would unpack the matrix again, and to
 dequantise it once for cuBLAS takes less."""
+
+GATED_ROWS: Final = 256
+"""Rows up to which gate, up and their unit are one launch; from there cuBLAS gains more than a launch takes."""
 
 _ALIGNMENT: Final = 256
 _LIBRARY_UNIT: Final = 16
@@ -54,6 +58,22 @@ def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratc
         _fp8(codes, scales, weight, out, invariant)
     else:
         _dense(x, weight, out, scratch, invariant)
+
+
+def gated_unit(x: Tensor, weight: FloatMatrix, activation: str, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
+    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]; `weight` [2 F, K] has the rows of gate, then of up. scratch: `gated_bytes`."""
+    if invariant or len(out) <= GATED_ROWS:
+        linear_glu(x, weight.values, activation, out, invariant=invariant)
+        return
+    both, _ = _split_scratch(scratch, (len(x), weight.shape[0]), out.dtype)
+    torch.mm(x, weight.values.t(), out=both)
+    gate, up = both.chunk(2, dim=1)
+    elements.glu(gate, up, activation, out)
+
+
+def gated_bytes(weight: FloatMatrix, rows: int, *, invariant: bool = False) -> int:
+    """Scratch bytes of `gated_unit` for up to `rows` rows."""
+    return 0 if invariant or rows <= GATED_ROWS else rows * weight.shape[0] * weight.values.dtype.itemsize
 
 
 def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -> int:

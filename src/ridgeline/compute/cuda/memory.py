@@ -13,7 +13,7 @@ from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton import attention, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
-from ridgeline.compute.cuda.weights import DeviceWeights, placed_bytes
+from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
@@ -38,9 +38,15 @@ def scratch_bytes(
     all."""
     rows = buckets.largest.tokens
     products = (linear.scratch_bytes(weight, rows, invariant=invariant) for weight in weights.matrices.values())
+    gated = (
+        linear.gated_bytes(found, rows, invariant=invariant)
+        for op in oplist.ops
+        if op.name == "linear_glu" and isinstance(found := weights.matrices[op.outputs[0]], FloatMatrix)
+    )
     return max(
         sampling.scratch_bytes(buckets.largest.rows),
         *products,
+        *gated,
         _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),
     )
 
@@ -93,9 +99,13 @@ def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
 
 def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
     """Bytes that a model's tensors take on a device at most, from their headers. `dtype`: of activations; `fp8`: floats are quantised on
-    load."""
+    load. A table of embeddings has floats, and a tied head of any other kind is a matrix of its own."""
     total = 0
-    for tensor in facts.tensors.values():
+    for name, tensor in facts.tensors.items():
+        if name == "token_embd.weight":
+            total += prod(tensor.shape) * dtype.itemsize
+            if not facts.tied or (tensor.kind in ("F32", "F16", "BF16") and not fp8):
+                continue
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
         elif tensor.kind.startswith("F8") or fp8:

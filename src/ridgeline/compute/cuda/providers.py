@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from ridgeline.compute.cuda.linear import linear
+from ridgeline.compute.cuda.linear import gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
 from ridgeline.compute.cuda.triton.attention import attention, counters_of
 from ridgeline.compute.cuda.triton.launch import one_by_one
+from ridgeline.compute.cuda.weights import FloatMatrix
 from ridgeline.compute.graph import Op
 from ridgeline.facts.model import Rope
 
@@ -37,6 +38,13 @@ def _product(b: Binding, op: Op) -> Run:
         return partial(product, x, matrix, b.merged(op.outputs), b.plan.scratch)
     pairs = [(b.matrix(weight.name), b.value(name)) for weight, name in zip(op.weights, op.outputs, strict=True)]
     return one_by_one([partial(product, x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
+
+
+def _linear_glu(b: Binding, op: Op) -> Run:
+    weight = b.matrix(op.outputs[0])
+    assert isinstance(weight, FloatMatrix), "lowering unites matrices of floats alone"
+    (x,), (out,) = b.values(op.inputs), b.values(op.outputs)
+    return partial(gated_unit, x, weight, op.attributes["activation"], out, b.plan.scratch, invariant=b.plan.invariant)
 
 
 def _rms_norm(b: Binding, op: Op) -> Run:
@@ -132,6 +140,7 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "embed": _embed,
     "select": _select,
     **dict.fromkeys(("linear", "linear_fp8", *sorted(MERGED)), _product),
+    "linear_glu": _linear_glu,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "add_rms_norm": _add_rms_norm,

@@ -14,6 +14,7 @@ MERGED: Final = {2: "linear_pair", 3: "linear_triple"}
 RESIDUAL: Final = {"linear": "linear_add", "linear_codes": "linear_codes_add"}
 """Products to which a residual may be added where they are written."""
 
+_FLOATS: Final = {"f32", "bf16", "fp16"}
 _TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8", "glu": "glu_fp8"}
 _PRODUCTS: Final = {"linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple"}
 
@@ -34,6 +35,25 @@ def merge_products(oplist: OpList, formats: Formats) -> OpList:
                 merged |= {**dict.fromkeys(outputs), outputs[0]: whole}
     replaced = (merged.get(op.outputs[0], op) if op.name == "linear" else op for op in oplist.ops)
     return oplist.with_ops(tuple(op for op in replaced if op is not None))
+
+
+def fuse_gates(oplist: OpList, formats: Formats) -> OpList:
+    """Products of one value with the gate and the up matrix, both of floats, and their gated unit become `linear_glu`."""
+    uses = _uses(oplist)
+    units = {frozenset(op.inputs): op for op in oplist.ops if op.name == "glu"}
+    ops: list[Op] = []
+    gone: set[int] = set()
+    for op in oplist.ops:
+        unit = units.get(frozenset(op.outputs)) if op.name == "linear_pair" else None
+        found = formats.get(op.weights[0].name) if unit is not None else None
+        if unit is not None and found is not None and found.kind in _FLOATS and all(uses[name] == 1 for name in op.outputs):
+            matrices = dict(zip(op.outputs, op.weights, strict=True))
+            weights = tuple(matrices[name] for name in unit.inputs)
+            ops.append(Op("linear_glu", op.inputs, unit.outputs, unit.attributes, weights))
+            gone.add(id(unit))
+        elif id(op) not in gone:
+            ops.append(op)
+    return oplist.with_ops(tuple(ops))
 
 
 def fuse_norms(oplist: OpList, formats: Formats) -> OpList:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.ops.attention import kv_write
 from ridgeline.compute.ops.definition import ROUNDED, SUMMED, Floats, Sample, floats, op
+from ridgeline.compute.ops.elementwise import glu
 from ridgeline.compute.ops.linear import linear
 from ridgeline.compute.ops.norm import rms_norm
 from ridgeline.compute.ops.rope import rotate
@@ -48,6 +49,32 @@ def _triple_samples() -> list[Sample]:
 def linear_triple(x: Floats, first: Floats, second: Floats, third: Floats) -> Any:
     """x [T, K], three matrices [N, K] of one format → their products [T, N], as `linear` has them."""
     return linear(x, first), linear(x, second), linear(x, third)
+
+
+def _glu_samples() -> list[Sample]:
+    def case(name: str, rows: int, columns: int, outputs: int, activation: str) -> Sample:
+        own = {"x": floats(1, rows, columns), "gate": floats(2, outputs, columns), "up": floats(3, outputs, columns)}
+        return Sample(name, {**own, "activation": activation})
+
+    return [
+        case("ragged", 7, 48, 33, "silu"),
+        case("one row", 1, 96, 64, "gelu_tanh"),
+        case("no row", 0, 32, 8, "silu"),
+        case("many rows", 70, 40, 36, "clamped_swish"),
+    ]
+
+
+@op(
+    samples=_glu_samples,
+    weights=("gate", "up"),
+    matrices=("gate", "up"),
+    per_token=True,
+    semantic=False,
+    tolerance=SUMMED,
+)
+def linear_glu(x: Floats, gate: Floats, up: Floats, *, activation: str) -> Floats:
+    """x [T, K], two matrices [F, K] → `glu` of their products, [T, F]."""
+    return glu(linear(x, gate), linear(x, up), activation=activation)
 
 
 def _linear_add_samples() -> list[Sample]:

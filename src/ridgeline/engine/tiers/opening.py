@@ -2,32 +2,46 @@
 
 from typing import Final
 
+from ridgeline.config.file import check_private, read_bounded
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
-from ridgeline.engine.executor import Executor, Pages
+from ridgeline.engine.executor import Executor
 from ridgeline.engine.tiers.file import FileTier
+from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
+from ridgeline.engine.tiers.redis import RedisTier
 from ridgeline.engine.tiers.seal import Seal
 from ridgeline.engine.tiers.store import BlockStore
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
 
+PASSWORD_FLAG: Final = "--kv-cache-redis-password-file"
+MAX_PASSWORD_BYTES: Final = 4_096
 STAGED_SHARE: Final = 0.25
 """Of the KV cache's bytes, that blocks may take on their way into it."""
 LEAST_STAGED_BYTES: Final = 64 << 20
 
 
 def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | None, tuple[Decision, ...]]:
-    """The tiers of an engine, None without any, and what is to be said of them. Raises ConfigError."""
-    path = tier_secret_file(config)
-    if path is None or config.kv_cache_dir is None:
-        return None, ()
-    info, pages = executor.info, executor.pages
-    _check(config, pages)
-    assert pages is not None
+    """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError."""
+    path, info, pages = tier_secret_file(config), executor.info, executor.pages
+    flag = FOLDER_FLAG if config.kv_cache_dir is not None else REDIS_FLAG
+    if path is None:
+        raise ConfigError(f"{flag} needs a secret that engines share: {TIER_FLAG} FILE", fix={TIER_FLAG: "kv-secret"})
+    if not config.enable_prefix_caching:
+        raise ConfigError(
+            f"{flag} needs the prefix cache, which --no-enable-prefix-caching turns off; remove one of the two",
+            fix={"--no-enable-prefix-caching": None},
+        )
+    if pages is None:
+        raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
     seal = Seal(read_secret(path, TIER_FLAG), info.kv)
     tiers: list[Tier] = []
-    decisions = [_open_file(config, seal, info.kv.fingerprint, tiers)]
+    decisions: list[Decision] = []
+    if config.kv_cache_dir is not None:
+        decisions.append(_open_file(config, seal, info.kv.fingerprint, tiers))
+    if config.kv_cache_redis is not None:
+        decisions.append(_open_redis(config, seal, tiers))
     if not tiers:
         return None, tuple(decisions)
     seconds = 0.0 if info.seconds is None else info.seconds.token
@@ -35,16 +49,15 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     return BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_staged_bytes=staged), tuple(decisions)
 
 
-def _check(config: EngineConfig, pages: Pages | None) -> None:
-    if not config.enable_prefix_caching:
-        raise ConfigError(
-            f"{FOLDER_FLAG} needs the prefix cache, which --no-enable-prefix-caching turns off; remove one of the two",
-            fix={"--no-enable-prefix-caching": None},
-        )
-    if pages is None:
-        raise ConfigError(
-            f"{FOLDER_FLAG} needs a runner whose cache lies in host memory: --runner native or numpy", fix={FOLDER_FLAG: None}
-        )
+def _open_redis(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:
+    """Adds the tier of a server, which is asked for nothing yet."""
+    assert config.kv_cache_redis is not None
+    password, path = None, config.kv_cache_redis_password_file
+    if path is not None:
+        check_private(path, PASSWORD_FLAG)
+        password = read_bounded(path, PASSWORD_FLAG, MAX_PASSWORD_BYTES).strip()
+    tiers.append(RedisTier(config.kv_cache_redis, password, seal.value_bytes))
+    return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
 
 
 def _open_file(config: EngineConfig, seal: Seal, fingerprint: bytes, tiers: list[Tier]) -> Decision:

@@ -31,7 +31,8 @@ LOW_PRIORITY: Final = 10
 BATCH: Final = 16
 """Values that are asked for at a time: a deadline is looked at in between."""
 LEAST_SECONDS: Final = 0.05
-MOST_SECONDS: Final = 30.0
+MOST_SECONDS: Final = 3.0
+"""An engine whose requests all wait does not move, and must not be taken for one that hangs (`step_timeout_seconds`)."""
 MOST_QUEUED_BYTES: Final = 256 << 20
 PAUSE_SECONDS: Final = 5.0
 """For which a tier that failed is left alone."""
@@ -79,6 +80,7 @@ class BlockStore:
         self._done: SimpleQueue[BlocksFetched] = SimpleQueue()
         self._written: SimpleQueue[tuple[Content, bytes] | None] = SimpleQueue()
         self._paused: dict[str, float] = {}
+        self._asking: Tier | None = None
         self._change = threading.Condition()
         self._closed = False
         self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -180,18 +182,23 @@ class BlockStore:
         while (fetch := self._asked.get()) is not None:
             for tier in self.tiers:
                 if not self._is_paused(tier) and not fetch.is_done and not self._closed:
+                    self._asking = tier
                     self._attempt(tier, self._fetch, fetch, tier)
+            self._asking = None
             self._finish(fetch)
 
     def _attempt(self, tier: Tier, call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> bool:
-        """Calls something that asks a tier. One that fails is left alone for a while."""
+        """Calls something that asks a tier. One that fails, however it does it, is left alone for a while: threads go on."""
         try:
             call(*arguments, **options)
-        except OSError:
-            self.counts[tier.name]["failures"] += 1
-            self._paused[tier.name] = time.monotonic() + PAUSE_SECONDS
+        except Exception:  # a hostile server may make more of a client than an OSError
+            self._pause(tier)
             return False
         return True
+
+    def _pause(self, tier: Tier) -> None:
+        self.counts[tier.name]["failures"] += 1
+        self._paused[tier.name] = time.monotonic() + PAUSE_SECONDS
 
     def _is_paused(self, tier: Tier) -> bool:
         return self._paused.get(tier.name, 0.0) > time.monotonic()
@@ -276,6 +283,8 @@ class BlockStore:
                 late = [fetch for fetch in self._fetches.values() if fetch.deadline <= time.monotonic()]
             for fetch in late:
                 self._finish(fetch)
+                if self._asking is not None:  # it would keep the next ones waiting too
+                    self._pause(self._asking)
 
     # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,9 +1,10 @@
-"""Matrix products: of floats independent of the batch, and of e4m3 with e4m3.
+"""Matrix products: of floats independent of the batch, of floats into a gated unit, and of e4m3 with e4m3. One kernel.
 
 `matmul` has one tile shape at every number of rows, and sums inputs in one ascending loop: cuBLAS picks another kernel for another number
-of rows, and with it another order of sums. `linear_fp8` has scales per row of activations, and per row or block of weights. Sums of
-`BLOCK_K` products become fp32 before they are added up: the tensor cores of a Hopper keep fewer bits inside a sum of fp8 products
-(DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there. It needs a device that computes with fp8 by itself.
+of rows, and with it another order of sums. `linear_glu` makes gate and up in one program, which need not be stored between. `linear_fp8`
+has scales per row of activations, and per row or block of weights. Sums of `BLOCK_K` products become fp32 before they are added up: the
+tensor cores of a Hopper keep fewer bits inside a sum of fp8 products (DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there.
+It needs a device that computes with fp8 by itself.
 """
 
 from typing import Final, NamedTuple
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.compute.cuda.triton.formulas import gated
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -29,6 +31,10 @@ class Tile(NamedTuple):
 TILES: Final = {2: Tile(64, 64, 64, 4, 4), 4: Tile(32, 64, 32, 4, 2)}
 """Tiles by bytes of an operand. 64 rows are the least that Hopper's tensor cores take; 64 outputs give a narrow matrix enough programs."""
 
+GLU_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)), (64, Tile(64, 32, 64, 4, 4)))
+"""(most rows, tile) of operands of 2 bytes, whose gate and up are a tile of outputs each."""
+GLU_LARGEST: Final = Tile(128, 64, 64, 8, 3)
+
 FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 5)), (32, Tile(32, 32, 128, 4, 5)), (64, Tile(64, 64, 128, 4, 4)))
 """(most rows, tile): few rows need many programs, as each streams part of the weights."""
 FP8_LARGEST: Final = Tile(128, 128, 128, 8, 3)
@@ -38,84 +44,94 @@ FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
 
 @triton.jit
 def matmul_kernel(
-    x, weight, out, rows, columns, inputs, x_stride, weight_stride, out_stride,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, x_scales, weight, scales, out,
+    rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
+    CODES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs."""
+    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
+
+    CODES  x and weight are e4m3; WIDTH 0: a scale per row of weights
+    GATE   an activation: rows n and columns + n of weight are gate and up of output n
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
     weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
+    up_at = weight_at + columns * tl.cast(weight_stride, tl.int64)
+    scale_at = scales + (n // HEIGHT) * scales_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up = total
     for start in range(0, inputs, BLOCK_K):
         inside = k < inputs - start
         left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
         right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
         part, codes = tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0)
-        total = tl.dot(part, codes, total, input_precision="ieee")
+        if not CODES:
+            total = tl.dot(part, codes, total, input_precision="ieee")
+        elif WIDTH == 0:
+            total += tl.dot(part, codes)
+        else:
+            total += tl.dot(part, codes) * tl.load(scale_at + start // WIDTH, mask=n < columns, other=0.0)[None, :]
+        if GATE != "":
+            up = tl.dot(part, tl.load(up_at + start, mask=right, other=0.0), up, input_precision="ieee")
+    if CODES:
+        if WIDTH == 0:
+            total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
+        total *= tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+    if GATE != "":
+        total = gated(total, up, GATE)
     place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
+
+
+def _launch(
+    x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, scales: tuple[Tensor, Tensor] | None = None, block: tuple[int, int] = (1, 0),
+    gate: str = "",
+) -> None:  # fmt: skip
+    """x [M, K], weight [N or 2 N, K] → out [M, N]. scales: of x [M] and of the weights' blocks, [1, K] as (1, 0)."""
+    (rows, columns), inputs = out.shape, x.shape[1]
+    of_x, of_weight = (x, weight) if scales is None else scales
+    matmul_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
+        x, of_x, weight, of_weight, out,
+        rows, columns, inputs, x.stride(0), of_x.stride(0), weight.stride(0), of_weight.stride(0), out.stride(0),
+        CODES=scales is not None, HEIGHT=block[0], WIDTH=block[1], GATE=gate, EVEN=inputs % tile.k == 0,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """x [M, K] · weight [N, K]ᵀ → out [M, N]; x and weight of one type, summed in fp32. ValueError where shapes do not fit."""
-    rows, inputs, columns = rows_of(x, out), same_width(x, weight), weight.shape[0]
+    rows, _, columns = rows_of(x, out), same_width(x, weight), weight.shape[0]
     if x.dtype != weight.dtype or out.shape[1] != columns:
         raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
     if not rows:
         return
-    tile = TILES[x.element_size()]
-    matmul_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
-        x, weight, out, rows, columns, inputs, x.stride(0), weight.stride(0), out.stride(0),
-        EVEN=inputs % tile.k == 0, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    _launch(x, weight, out, TILES[x.element_size()])
 
 
-@triton.jit
-def linear_fp8_kernel(
-    x, x_scales, weight, scales, out,
-    rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs. WIDTH 0: a scale per row of weights."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
-    weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
-    scale_at = scales + (n // HEIGHT) * scales_stride
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, inputs, BLOCK_K):
-        inside = k < inputs - start
-        left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
-        right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
-        dots = tl.dot(tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0))
-        if WIDTH == 0:
-            total += dots
-        else:
-            total += dots * tl.load(scale_at + start // WIDTH, mask=n < columns, other=0.0)[None, :]
-    if WIDTH == 0:
-        total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
-    total *= tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
-    place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
+def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invariant: bool = False) -> None:
+    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]: x [M, K], weight [2 F, K], the rows of gate and then of up; x and weight of one type,
+    summed in fp32 and rounded once. `invariant`: results do not depend on M. ValueError where shapes do not fit."""
+    rows, _, columns = rows_of(x, out), same_width(x, weight), weight.shape[0] // 2
+    if x.dtype != weight.dtype or out.shape[1] != columns:
+        raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
+    if not rows:
+        return
+    fixed = invariant or x.element_size() == 4
+    tile = TILES[x.element_size()] if fixed else next((tile for most, tile in GLU_TILES if rows <= most), GLU_LARGEST)
+    _launch(x, weight, out, tile, gate=activation)
 
 
 def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False) -> None:
     """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M. ValueError where
     shapes do not fit."""
-    rows, inputs, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
+    rows, _, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
     if out.shape[1] != columns or len(scales) != rows or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
         raise ValueError(f"out {tuple(out.shape)}, {len(scales)} scales and weights {weight.shape} of blocks {weight.block} do not fit")
     if not rows:
         return
     tile = FP8_INVARIANT if invariant else next((tile for most, tile in FP8_TILES if rows <= most), FP8_LARGEST)
     height, width = weight.block
-    linear_fp8_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
-        codes, scales, weight.codes, weight.scales, out,
-        rows, columns, inputs, codes.stride(0), scales.stride(0), inputs, weight.scales.stride(0), out.stride(0),
-        HEIGHT=height, WIDTH=0 if weight.per_channel else width, EVEN=inputs % tile.k == 0,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    _launch(codes, weight.codes, out, tile, scales=(scales, weight.scales), block=(height, 0 if weight.per_channel else width))
