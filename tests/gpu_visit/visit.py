@@ -6,9 +6,10 @@ Part 1: facts and ceilings of the machine, layers of real widths eager and as gr
 what failed again, kernel by kernel, profiles, the engine on the machine's processor. Part 3: the table of docs/gpu.md. Each step is a
 process with a limit of its own, and the most telling steps come first, so that a visit that is cut short still has said most.
 
-FOLDER (`$OUT`, or build/gpu; of a dry run build/gpu-dry) gets five small files: `steps.jsonl`, `rows.jsonl`, `log.txt`, `table.md`, `failed.md`. Steps that they name
-as done are left out, so the same command goes on where another ended; --after names a folder with the files of an earlier part, from
-another machine perhaps. --dry-run goes through everything on a machine without a GPU: kernels are interpreted, and sizes are tiny.
+FOLDER (`$OUT`, or build/gpu; of a dry run build/gpu-dry) gets five small files: `steps.jsonl`, `rows.jsonl`, `log.txt`, `table.md` and
+`failed.md`. Steps that they name as done are left out, so the same command goes on where another ended; --after names a folder with the
+files of an earlier part, from another machine perhaps. --dry-run goes through everything on a machine without a GPU: kernels are
+interpreted, and sizes are tiny.
 
 Needs Python 3.12 with torch, triton, numpy, transformers, typer, rich, tokenizers and sentencepiece; what else is missing is taken from
 build/gpu-wheels, where `make gpu-wheels` puts it on a machine with a network. Weights are random and made there.
