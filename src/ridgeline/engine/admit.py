@@ -274,7 +274,8 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
 
 def _choices(params: SamplingParams) -> int:
     """Number of sequences that are computed; `n` of them are answered. Raises RequestError where it is below `n`."""
-    check_vote(params)
+    if params.vote is not None:
+        check_vote(params, params.vote)
     if params.best_of is None:
         return params.n
     if params.best_of < params.n:
