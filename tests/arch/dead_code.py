@@ -55,7 +55,6 @@ ALLOWED = {
     "core/params.py:StructuredOutputs.*": "read by name, as kinds of grammars",
     "compute/decoding/sampler.py:sample_rows(maxima)": "the signature of the native sampler",
     "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
-    "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
     "engine/pooled.py:EmbeddingOutput.embedding": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",

@@ -4,6 +4,7 @@ import random
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +15,7 @@ from ridgeline.core.events import Event, Finish, Usage
 from ridgeline.core.plan import KVGroup, KVShape, Timings
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.facts.hardware.energy import EnergyMeter
+from ridgeline.facts.hardware.energy import EnergyMeter, gpu_energy
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.models.table import KNOWN
 from ridgeline.observe.cost import Spending
@@ -168,6 +169,51 @@ def test_a_meter_that_nobody_may_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "sys/class/powercap/intel-rapl:0").mkdir(parents=True)
     assert not EnergyMeter(tmp_path).is_available
     assert live_of(meter=EnergyMeter(tmp_path)).spending.joules is None
+
+
+class FakeNvml:
+    """The functions of NVML that a meter calls, over one GPU whose counter the test sets."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.millijoules, self.error, self.asked = 7_000_000, error, []
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        self.asked.append(index.value)
+        device._obj.value = 0xBEEF
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, name: Any, device: Any) -> int:
+        self.asked.append(name.value)
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, used: Any) -> int:
+        used._obj.value = self.millijoules
+        return self.error
+
+
+def test_joules_of_a_gpu_are_those_of_nvml(tmp_path: Path) -> None:
+    library = FakeNvml()
+    gpu = gpu_energy("2", lambda name: library)
+    meter = EnergyMeter(tmp_path, gpu)
+    assert meter.is_available and meter.joules() == 0 and library.asked == [2]
+    library.millijoules += 1_500
+    assert meter.joules() == 1.5
+    library.error = 15  # the GPU is lost
+    assert meter.joules() == 1.5
+    library.error, library.millijoules = 0, 400  # its driver was loaded anew
+    assert meter.joules() == 1.5
+    library.millijoules += 250
+    assert meter.joules() == 1.75
+    gpu_energy("GPU-8932f937", lambda name: library)
+    assert library.asked[-1] == b"GPU-8932f937"
+
+    def absent(name: str) -> Any:
+        raise OSError(name)
+
+    assert gpu_energy("0", absent) is None and gpu_energy("0", lambda name: FakeNvml(error=3)) is None, "counted by no GPU before Volta"
 
 
 # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -427,3 +427,14 @@ def test_estimates_against_published_throughput(device: str, lengths: tuple[int,
     asked = deployed("llama-3.1-8b", device, dtype="fp8", kv_dtype="fp8", workload=load, chunk=8192)
     batch = min(1024, asked.memory.max_sequences)
     assert speed.batch_point(asked, batch).tokens_per_second == pytest.approx(PUBLISHED[device][lengths], rel=0.10)
+
+
+def test_speculation_helps_by_acceptance_and_a_draft_model_takes_memory() -> None:
+    plain = deployed("llama-3.1-70b", "h100", 4, acceptance=0.8)
+    rich = replace(plain, draft=deployed("llama-3.2-1b").model)
+    poor = replace(rich, acceptance=0.0)
+    notes = [next(each.note for each in levers(each, Objective()) if each.name == "speculation") for each in (rich, poor)]
+    assert "80% of drafts right" in notes[0] and "does not help" not in notes[0]
+    assert notes[1].count("(0 drafts)") == 2 and "does not help" in notes[1]
+    assert rich.memory.draft > 4 * 1.2e9 and plain.memory.draft == 0
+    assert plain.memory.kv_budget - rich.memory.kv_budget == pytest.approx(rich.memory.draft, rel=1e-6)

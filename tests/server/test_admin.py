@@ -307,6 +307,7 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     assert opened.ask("POST", "/profile", {"seconds": 0.01})["engine"] is None and not stale.exists()
 
 
+@pytest.mark.alone
 def test_the_next_steps_for_perfetto(new_site: Any, demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A real model: so many steps, by name; and those that ran in the time, where that is all."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))

@@ -43,6 +43,8 @@ def plan(
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
     api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens of an API, for the break-even.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="A draft model beside it, as MODEL.")] = None,
+    acceptance: Annotated[float | None, typer.Option(help="Share of drafts that are right, for what speculation would bring.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Load the model and set what is measured beside the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
@@ -105,9 +107,11 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
         bandwidth_gb=given["bandwidth"],
         tflops=given["tflops"],
         price=given["price_per_hour"],
+        acceptance=given["acceptance"],
     )
+    draft = None if given["draft_model"] is None else describe_model(given["draft_model"], model_stores())
     objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
-    return deployment_of(describe_model(given["model"], model_stores()), options), objective, api
+    return deployment_of(describe_model(given["model"], model_stores()), options, draft), objective, api
 
 
 SLICES = 60
@@ -209,6 +213,7 @@ def memory_table(report: "Report") -> Tabulated:
     """Memory by use."""
     uses = {
         "weights": report.weights_bytes,
+        **({"draft model and its cache": report.draft_bytes} if report.draft_bytes else {}),
         "activations (tiled attention)": report.activation_bytes,
         "driver and framework": report.overhead_bytes,
         "reserve (--memory-utilization)": report.reserve_bytes,

@@ -65,6 +65,11 @@ def child_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in CHILD_NAMES or name.startswith(CHILD_PREFIXES)}
 
 
+def visible_gpu() -> str:
+    """Number or UUID of the GPU that CUDA takes first: $CUDA_VISIBLE_DEVICES."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+
+
 def width_is_set() -> bool:
     """True where `$COLUMNS` says how wide the output shall be."""
     return os.environ.get("COLUMNS", "").isdecimal()

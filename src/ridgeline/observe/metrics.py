@@ -15,7 +15,6 @@ from ridgeline.planning.objectives import Objective
 
 REJECTIONS: Final = ("overloaded", "rate_limit_exceeded", "too_many_connections")
 """Codes of errors by which a request is told to come back later."""
-TIER_COUNTS: Final = ("fetched", "kept", "bad", "dropped", "failures")
 NO_OBJECTIVE: Final = Objective()
 
 
@@ -123,7 +122,9 @@ class Metrics(Histograms):
                 if event.from_tier:
                     self._tier(event.tier)["hits"] += event.from_tier
             case events.TierUsed():
-                self._tier(event.tier).update({each: getattr(event, each) for each in TIER_COUNTS})
+                self._tier(event.tier).update(
+                    fetched=event.fetched, kept=event.kept, bad=event.bad, dropped=event.dropped, failures=event.failures
+                )
             case events.Preempted():
                 self.preemptions += 1
                 self._count_preemption(event)

@@ -43,10 +43,11 @@ class PlanOptions:
     bandwidth_gb: float | None = None
     tflops: float | None = None
     price: float | None = None
+    acceptance: float | None = None
 
 
-def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
-    """Deployment of a model with these options. Raises ConfigError with the number and the fix."""
+def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | None = None) -> Deployment:
+    """Deployment of a model with these options, and of a draft model beside it. Raises ConfigError with the number and the fix."""
     _bounded("--count", options.count, 1, MAX_DEVICES)
     users = int(_bounded("--users", _or_one(options.users), 1, MAX_USERS))
     _bounded("--memory-utilization", options.utilisation, 0.1, 1.0)
@@ -64,6 +65,8 @@ def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
         workload=_load_within(context, load),
         utilisation=options.utilisation,
         chunk=options.chunk,
+        draft=draft,
+        acceptance=None if options.acceptance is None else _bounded("--acceptance", options.acceptance, 0.0, 1.0),
     )
     if options.device.lower() != THIS_MACHINE or options.bandwidth_gb is not None or options.tflops is not None:
         return found

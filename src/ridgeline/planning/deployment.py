@@ -3,13 +3,13 @@
 Owns the memory of a deployment. Block arithmetic is that of `memory.py`, which the engine uses to allocate.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype, token_kv_bits
-from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
+from ridgeline.planning.memory import DRAFT_SHARE, groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
 ACTIVATION_BYTES = 2
@@ -66,6 +66,8 @@ class Deployment:
     context       most tokens per sequence, prompt and output        users      sequences at once
     utilisation   share of a device's memory that may be used        chunk      most tokens per step
     shared        tokens of a common prefix of all sequences, stored once
+    draft         a draft model beside it, a copy on each device; None: there is none
+    acceptance    share of drafts that are right; None: an assumed one
     """
 
     model: ModelFacts
@@ -80,6 +82,8 @@ class Deployment:
     chunk: int = 2048
     block_tokens: int = 16
     shared: int = 0
+    draft: ModelFacts | None = None
+    acceptance: float | None = None
 
     @property
     def compute_dtype(self) -> str:
@@ -109,6 +113,7 @@ class Memory:
     overhead      driver, context, framework                        reserve      not used because of `utilisation`
     kv_token      K and V of one token in all layers                kv_sequence  blocks of one sequence of `context` tokens
     state         state of one sequence in recurrent layers
+    draft         weights and cache of the draft model
     kv_budget     left for the KV cache; negative where weights do not fit
     shortfall     bytes missing for all users, 0 where they fit
     """
@@ -126,6 +131,7 @@ class Memory:
     max_sequences: int
     max_context: int
     shortfall: int
+    draft: int = 0
 
     @property
     def fits(self) -> bool:
@@ -198,9 +204,20 @@ def rank_activations(deployment: Deployment, tiled: bool = True) -> float:
     return (layer + scores + logits) / deployment.layout.tensor
 
 
+def rank_draft(deployment: Deployment) -> float:
+    """Bytes of the draft model on one device: its weights, and a cache for all users, within an engine's share for it."""
+    if deployment.draft is None:
+        return 0.0
+    alone = replace(deployment, model=deployment.draft, draft=None, layout=Layout(), dtype=None)
+    groups, size = groups_of(deployment.draft.layer_kinds, deployment.draft.window), deployment.block_tokens
+    tokens = min(deployment.context, deployment.draft.context)
+    cache = deployment.users * len(groups) * -(-tokens // size) * block_bytes_of(alone)
+    return rank_weights(alone) + min(cache, DRAFT_SHARE * deployment.device.memory_bytes)
+
+
 def rank_kv_budget(deployment: Deployment) -> float:
     """Bytes left for the KV cache on one device; negative where the weights do not fit."""
-    taken = rank_weights(deployment) + rank_activations(deployment) + deployment.device.overhead_bytes
+    taken = rank_weights(deployment) + rank_draft(deployment) + rank_activations(deployment) + deployment.device.overhead_bytes
     return deployment.device.memory_bytes * deployment.utilisation - taken
 
 
@@ -256,6 +273,7 @@ def memory_of(deployment: Deployment) -> Memory:
         max_sequences=min(MAX_SEQUENCES, int(max(0.0, budget - shared * held) / (each * held + state)) * sequences),
         max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, model.context if states_fit else 0),
         shortfall=max(0, round(missing * layout.ranks)),
+        draft=round(rank_draft(deployment) * layout.ranks),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.deployment import Deployment, Layout
 from ridgeline.planning.formats import KV_BITS, class_bytes
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
@@ -27,6 +27,7 @@ from ridgeline.planning.step import RowGroup, add_prefill, link_seconds, pass_se
 ASSUMED_REUSE = 0.5
 """Assumed share of a prompt in the prefix cache: the usual ratio of chats. Notes on inference, part 5, section 13."""
 
+MAX_DRAFT_TOKENS = 8
 DRAFT_TOKENS, ACCEPTANCE = 4, 0.7
 """Drafted tokens per step (Notes on inference, part 5, section 14: 4 or 5) and their assumed acceptance."""
 
@@ -87,25 +88,39 @@ def no_batching(deployment: Deployment) -> Lever:
 
 
 def speculation(deployment: Deployment, objective: Objective) -> Lever:
-    """n-gram drafts, which cost nothing: one verification of `DRAFT_TOKENS` + 1 tokens per sequence in place of a decode step."""
+    """Verification of drafts in place of decode steps: those of the draft model, or n-gram drafts, which cost nothing.
+
+    `DRAFT_TOKENS` drafts of the assumed acceptance; where one is given, as many as pay best with it.
+    """
     batch = max(1, best_batch(deployment, objective)[0])
-    tokens = accepted_tokens(ACCEPTANCE, DRAFT_TOKENS)
-    alone, full = _verification(deployment, 1), _verification(deployment, batch)
-    note = (
-        f"{DRAFT_TOKENS} drafts, {ACCEPTANCE:.0%} accepted: decode × {speculation_speedup(tokens, alone[0]):.2f} for one sequence, "
-        f"× {speculation_speedup(tokens, full[0]):.2f} for {batch}, without prefill"
-    )
-    return Lever("speculation", _effect(deployment, batch, full[1] / tokens), note)
+    accepted = ACCEPTANCE if deployment.acceptance is None else deployment.acceptance
+
+    def speedup(drafts: int, sequences: int) -> float:
+        return speculation_speedup(accepted_tokens(accepted, drafts), _verification(deployment, sequences, drafts, accepted)[0])
+
+    depths = (DRAFT_TOKENS, DRAFT_TOKENS)
+    if deployment.acceptance is not None:
+        alone, full = (max(range(MAX_DRAFT_TOKENS + 1), key=lambda drafts: speedup(drafts, each)) for each in (1, batch))
+        depths = alone, full
+    said = [f"× {speedup(drafts, each):.2f} for {each} ({drafts} drafts)" for drafts, each in zip(depths, (1, batch), strict=True)]
+    helps = "" if depths[0] or depths[1] else "; it does not help"
+    note = f"{accepted:.0%} of drafts right: decode {said[0]}, {said[1]}, without prefill{helps}"
+    tokens = accepted_tokens(accepted, depths[1])
+    return Lever("speculation", _effect(deployment, batch, _verification(deployment, batch, depths[1], accepted)[1] / tokens), note)
 
 
-def _verification(deployment: Deployment, batch: int) -> tuple[float, float]:
-    """(cost of one verification in decode steps, its seconds in the steady state) at `batch` sequences."""
+def _verification(deployment: Deployment, batch: int, drafts: int, accepted: float) -> tuple[float, float]:
+    """(cost of drafting and of one verification in decode steps, its seconds in the steady state) at `batch` sequences."""
     running = ceil(batch / deployment.layout.replicas / deployment.layout.pipeline)
-    work = step_work(deployment, [RowGroup(mean_context(deployment), DRAFT_TOKENS + 1, running, sampled=DRAFT_TOKENS + 1)])
+    work = step_work(deployment, [RowGroup(mean_context(deployment), drafts + 1, running, sampled=drafts + 1)])
     plain = pass_seconds(deployment, decode_work(deployment, running))
-    share = running * accepted_tokens(ACCEPTANCE, DRAFT_TOKENS) / deployment.workload.output
+    share = running * accepted_tokens(accepted, drafts) / deployment.workload.output
     steady = pass_seconds(deployment, add_prefill(work, prefill_work(deployment), share))
-    return speculation_passes(DRAFT_TOKENS, 0.0, pass_seconds(deployment, work), plain), steady
+    draft = 0.0
+    if deployment.draft is not None:
+        alone = replace(deployment, model=deployment.draft, draft=None, dtype=None, layout=Layout())
+        draft = pass_seconds(alone, decode_work(alone, running))
+    return speculation_passes(drafts, draft, pass_seconds(deployment, work), plain), steady + drafts * draft
 
 
 def eight_bit_weights(deployment: Deployment) -> tuple[Deployment, str] | None:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ridgeline.planning.advice import Flag, Scaling, flags, scaling
-from ridgeline.planning.deployment import MAX_DEVICES, Deployment, automatic_layout, weight_classes
+from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Memory, automatic_layout, weight_classes
 from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import (
@@ -57,6 +57,7 @@ class Report:
 
     weights_by_class_bytes  of one copy on one device (TP=1), in the planned format; weights_bytes includes copies on several ranks
     activation_bytes  with tiled attention; untiled_activation_bytes with stored scores of one layer
+    draft_bytes       weights and cache of the draft model
     overhead_bytes    driver, context and framework; reserve_bytes is not used because of --memory-utilization
     ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
     weights_format    name of the weights' format as users know it; Q4_K_M is several formats, of which `dtype` is the most frequent
@@ -93,6 +94,7 @@ class Report:
     reserve_bytes: int
     kv_budget_bytes: int
     shortfall_bytes: int
+    draft_bytes: int
     max_sequences: int
     max_context_tokens: int
     context_curve: list[CurvePoint]
@@ -124,6 +126,21 @@ class Report:
         return asdict(self)
 
 
+def _bytes_by_use(memory: Memory) -> dict[str, int]:
+    """The fields of a report that say what memory is used for."""
+    return {
+        "memory_bytes": memory.total,
+        "weights_bytes": memory.weights,
+        "activation_bytes": memory.activations,
+        "untiled_activation_bytes": memory.untiled_activations,
+        "overhead_bytes": memory.overhead,
+        "draft_bytes": memory.draft,
+        "reserve_bytes": memory.reserve,
+        "kv_budget_bytes": max(0, memory.kv_budget),
+        "shortfall_bytes": memory.shortfall,
+    }
+
+
 def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
     """Report of a deployment. `users_given`: run a batch of `users` sequences instead of the knee's."""
     model, memory, layout, price = deployment.model, deployment.memory, deployment.layout, deployment.device.price
@@ -146,18 +163,11 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         users=deployment.users,
         workload=asdict(deployment.workload),
         fits=memory.fits,
-        memory_bytes=memory.total,
-        weights_bytes=memory.weights,
+        **_bytes_by_use(memory),
         weights_by_class_bytes={name: round(size) for name, size in weight_classes(deployment).items()},
         kv_bytes_per_token=memory.kv_token,
         kv_bytes_per_sequence=memory.kv_sequence,
         state_bytes_per_sequence=memory.state,
-        activation_bytes=memory.activations,
-        untiled_activation_bytes=memory.untiled_activations,
-        overhead_bytes=memory.overhead,
-        reserve_bytes=memory.reserve,
-        kv_budget_bytes=max(0, memory.kv_budget),
-        shortfall_bytes=memory.shortfall,
         max_sequences=memory.max_sequences,
         max_context_tokens=memory.max_context,
         context_curve=_curve(deployment),

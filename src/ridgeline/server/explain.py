@@ -113,7 +113,7 @@ def explain_one(
     ttft = None
     if ttft_seconds is not None:
         ttft = _part(ledger, charge(ledger, record, number, to_first=True), ttft_seconds, may_name, is_admin)
-    counterfactual = _counterfactual(ledger, record, info)
+    counterfactual = _counterfactual(service, record, info)
     return shapes.Explanation(
         id=record.request_id, choice=number, state="open" if choice is None or choice.times is None else choice.reason,
         prompt_tokens=record.prompt_tokens, cached_tokens=0 if choice is None else min(choice.hit_tokens, record.prompt_tokens),
@@ -173,14 +173,11 @@ def _place(cause: str) -> int:
     return [*CAUSES].index(cause) if cause in CAUSES else len(CAUSES)
 
 
-def _counterfactual(ledger: Ledger, record: RequestRecord, info: ExecutorInfo) -> shapes.Counterfactual:
-    from ridgeline.observe.alone import alone  # the simulator: nobody who does not ask for it loads it
-
-    found = alone(ledger, record, info)
+def _counterfactual(service: Service, record: RequestRecord, info: ExecutorInfo) -> shapes.Counterfactual:
+    found = service.counterfactuals.alone(service.ledger, record, info)
     if found is None:
         return shapes.Counterfactual()
-    as_it_was, cached = found
-    return shapes.Counterfactual(_ms(as_it_was.ttft), _ms(as_it_was.total), _ms(cached.ttft))
+    return shapes.Counterfactual(_ms(found.ttft), _ms(found.total), _ms(found.cached_ttft))
 
 
 def _summary(total: shapes.Part, ttft: shapes.Part | None, found: shapes.Counterfactual) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from ridgeline import __version__
-from ridgeline.config.env import cache_directory, state_directory
+from ridgeline.config.env import cache_directory, state_directory, visible_gpu
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.config.secret import read_cache_secret, read_router_key, tier_secret_file
 from ridgeline.core.commands import Knob
@@ -22,7 +22,9 @@ from ridgeline.engine.admit import admit, admit_text, make_seed_source, tenant_d
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.client import EngineClient
 from ridgeline.errors import OverloadedError, RequestError
-from ridgeline.facts.hardware.energy import EnergyMeter
+from ridgeline.facts.hardware.energy import EnergyMeter, gpu_energy
+from ridgeline.facts.hardware.gpu import gpu_missing
+from ridgeline.observe.alone import Counterfactuals
 from ridgeline.observe.cost import Spending
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
@@ -73,7 +75,9 @@ class Service:
         self.prefixes = PromptLog()
         self.recorder = Recorder(self.ledger, self.prefixes, state_directory() / "incidents")
         self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
-        self.live = Live(self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), EnergyMeter()))
+        self.live = Live(
+            self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), _meter(engine_config.runner))
+        )
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
@@ -81,6 +85,7 @@ class Service:
         self.brown_out: BrownOut | None = None
         self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
+        self.counterfactuals = Counterfactuals()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         self._secret = read_cache_secret(config.cache_secret_file or tier_secret_file(engine_config))
         self.router_key = read_router_key(config.router_key_file)
@@ -103,6 +108,7 @@ class Service:
         """Ends the engine and all open requests."""
         await self.deployments.stop()
         await asyncio.to_thread(self._grammars.close)
+        await asyncio.to_thread(self.counterfactuals.close)
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
@@ -306,6 +312,12 @@ class Service:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _meter(runner: str) -> EnergyMeter:
+    """Of the processors, and of the GPU where one serves."""
+    serves = runner == "cuda" or (runner == "auto" and gpu_missing() is None)
+    return EnergyMeter(gpu=gpu_energy(visible_gpu()) if serves else None)
 
 
 def _tell_both(ledger: Ledger, tracer: Tracer | None) -> OnChoice:

@@ -2,6 +2,11 @@
 
 BUGS = (
     (
+        "what a tier has brought is published and not copied",
+        "T8: a hit in a tier whose copy is missing",
+        [("land", "self.copies.append((-number, block_id))", "self.unused.append(number)")],
+    ),
+    (
         "copies are carried out in another order",
         "T3: swaps in before swaps out",
         [("_finish_plan", "self.cache.copies, last.plan", "self.cache.copies[::-1], last.plan")],

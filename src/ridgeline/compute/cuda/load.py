@@ -13,7 +13,7 @@ from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.compute.lowering.lower import head_of, lower
+from ridgeline.compute.lowering.lower import lower
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts
 
@@ -24,7 +24,8 @@ Progress = Callable[[str, float], None]
 def load_weights(
     facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None
 ) -> tuple[OpList, DeviceWeights]:
-    """The model's op list, lowered, and its weights. `fp8`: matrices of floats become e4m3, except the head and embedding tables."""
+    """The model's op list, lowered, and its weights. `fp8`: matrices of floats become e4m3, the head too, and embedding tables
+    stay as they are."""
     mapped = map_weights(facts)
     return place_weights(mapped, oplist, device, dtype, fp8=fp8, progress=progress)
 
@@ -40,7 +41,6 @@ def place_weights(
 ) -> tuple[OpList, DeviceWeights]:
     """As `load_weights`, from weights that are mapped already."""
     embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
-    head = {weight.name for op in oplist.ops[head_of(oplist) :] for weight in op.weights}
     used = {weight.name for op in oplist.ops for weight in op.weights}
     multiplied = {op.weights[0].name for op in oplist.ops if op.name == "linear"}
     total, done = sum(mapped[name].nbytes for name in used), 0
@@ -52,7 +52,7 @@ def place_weights(
         if len(weight.shape) == 1:
             vectors[name] = torch.from_numpy(weight.dense()).to(device.torch)
         if name in multiplied:
-            matrices[name] = place(weight, dtype, device.torch, fp8=fp8 and name not in head)
+            matrices[name] = place(weight, dtype, device.torch, fp8=fp8)
         if name in embedded:
             tables[name] = _table(weight, matrices.get(name), dtype, device)
         done += weight.nbytes
@@ -105,8 +105,8 @@ def random_weights(
     Matrices are normal numbers of the standard deviation K^-½, vectors ones; `fp8` as in `load_weights`.
     """
     generator = torch.Generator(device.torch).manual_seed(seed)
-    head = {weight.name for op in oplist.ops[head_of(oplist) :] for weight in op.weights}
     embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
+    multiplied = {op.weights[0].name for op in oplist.ops if op.name == "linear"}
     matrices: dict[str, DeviceWeight] = {}
     tables: dict[str, torch.Tensor] = {}
     vectors: dict[str, torch.Tensor] = {}
@@ -120,7 +120,9 @@ def random_weights(
         values = device.empty(rows, columns, dtype=dtype).normal_(0, columns**-0.5, generator=generator)
         if weight.name in embedded:
             tables[weight.name] = values
-        if fp8 and weight.name not in head | embedded:
+        if weight.name not in multiplied:
+            continue
+        if fp8:
             scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
             matrices[weight.name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
         else:

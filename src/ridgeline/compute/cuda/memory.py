@@ -99,9 +99,13 @@ def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
 
 def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
     """Bytes that a model's tensors take on a device at most, from their headers. `dtype`: of activations; `fp8`: floats are quantised on
-    load."""
+    load. A table of embeddings has floats, and a tied head of any other kind is a matrix of its own."""
     total = 0
-    for tensor in facts.tensors.values():
+    for name, tensor in facts.tensors.items():
+        if name == "token_embd.weight":
+            total += prod(tensor.shape) * dtype.itemsize
+            if not facts.tied or (tensor.kind in ("F32", "F16", "BF16") and not fp8):
+                continue
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
         elif tensor.kind.startswith("F8") or fp8:

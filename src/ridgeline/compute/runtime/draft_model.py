@@ -39,7 +39,8 @@ class TokenMap(NamedTuple):
 
 @dataclass(slots=True)
 class _Drafting:
-    """A row that drafts: its index among the rows that sample, the position behind its known ids, ids drafted, the history behind them."""
+    """A row that drafts: its index among the rows that sample, the position behind its known ids, ids drafted, the history behind them, and
+    how many of the largest logits its draws need (`Work.keep`)."""
 
     number: int
     row: int
@@ -47,6 +48,7 @@ class _Drafting:
     count: int
     ids: list[int]
     history: Any
+    keep: int
 
 
 class DraftModel:
@@ -80,13 +82,16 @@ class DraftModel:
             for group, first, blocks in span.blocks:
                 self._tables[group][span.row, first : first + len(blocks)] = blocks
         numbers = {row: number for number, row in enumerate(work.rows.sampling_ids.tolist())}
-        drafting = [_drafting(span, numbers[span.row], state) for span in spans if span.drafts]
-        values = self._run([(span.row, span.start, span.ids) for span in spans], [int(span.drafts > 0) for span in spans])
+        firsts = np.cumsum([0, *(1 + len(ids) for ids in work.drafts)]).tolist()
+        drafting = [self._drafting(span, numbers[span.row], state, work.keep[firsts[numbers[span.row]]]) for span in spans if span.drafts]
+        rows = [(span.row, span.start, span.ids) for span in spans]
+        values = self._run(rows, [int(span.drafts > 0) for span in spans], drafting)
         while drafting:
             self._draw(work, state, drafting, values)
             drafting = [each for each in drafting if len(each.ids) < each.count]
             if drafting:
-                values = self._run([(each.row, each.end + len(each.ids) - 1, each.ids[-1:]) for each in drafting], [1] * len(drafting))
+                rows = [(each.row, each.end + len(each.ids) - 1, each.ids[-1:]) for each in drafting]
+                values = self._run(rows, [1] * len(drafting), drafting)
         tokens, ends = work.inputs.ids, work.inputs.cu_q[1:].tolist()
         by_row = dict(zip(work.rows.row_ids.tolist(), ends, strict=True))
         found = []
@@ -114,8 +119,15 @@ class DraftModel:
         """Drops weights and cache."""
         self._runner.close()
 
-    def _run(self, rows: Sequence[tuple[int, int, Sequence[int]]], samples: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """One pass over (row, first position, the target's ids)."""
+    def _drafting(self, span: DraftSpan, number: int, state: RowState, keep: int) -> _Drafting:
+        history, end = state.histories[span.row], span.start + len(span.ids)
+        is_whole = self._map is not None or state.grammars[span.row] is not None
+        return _Drafting(number, span.row, end, span.drafts, [], None if history is None else history.copy(), 0 if is_whole else keep)
+
+    def _run(
+        self, rows: Sequence[tuple[int, int, Sequence[int]]], samples: Sequence[int], drafting: Sequence[_Drafting]
+    ) -> dict[str, NDArray[Any]]:
+        """One pass over (row, first position, the target's ids), of which those in `drafting` sample."""
         size = self._shape.block_tokens
         counts = np.array([len(ids) for *_, ids in rows], np.int32)
         starts, row_ids = np.array([start for _, start, _ in rows], np.int32), np.array([row for row, *_ in rows])
@@ -136,10 +148,13 @@ class DraftModel:
             slots=tuple(table[row, at // size] * np.int64(size) + at % size for table in tables),
             select=last_positions(cu_q, np.array(samples, np.int32)),
         )
-        return self._runner.run(inputs, self._kv)
+        return self._runner.run(inputs, self._kv, keep=np.array([each.keep for each in drafting], np.int32))
 
     def _draw(self, work: Work, state: RowState, drafting: Sequence[_Drafting], values: dict[str, NDArray[Any]]) -> None:
         """Draws the next id of each row from the selected logits, which come in their order."""
+        if "best" in values:
+            self._note(work, drafting, [(token,) for token in values["best"].tolist()])
+            return
         logits, maxima = values["logits"], values.get("maxima")
         if self._map is not None:
             logits = np.ascontiguousarray(np.where(self._map.logits < 0, np.float32(-np.inf), logits[:, self._map.logits]))
@@ -149,16 +164,16 @@ class DraftModel:
         masks = [_mask(state, each, -(-self._vocab // 32)) for each in drafting]
         positions, histories = [each.end + len(each.ids) for each in drafting], [each.history for each in drafting]
         sampled: Sampled = self._sample(logits[:, : self._vocab], params, [()] * len(drafting), positions, histories, None, maxima, masks)
-        for each, (token,) in zip(drafting, sampled.ids, strict=True):
+        self._note(work, drafting, sampled.ids)
+
+    def _note(self, work: Work, drafting: Sequence[_Drafting], drawn: Sequence[tuple[int, ...]]) -> None:
+        """Appends an id to the drafts of each row. One beyond the target's vocabulary could never be right."""
+        for each, (token,) in zip(drafting, drawn, strict=True):
+            token = min(token, self._vocab - 1)
             ids = work.drafts[each.number]
             assert isinstance(ids, list) and ids[len(each.ids)] == DRAFT, "a row drafts that does not verify"
             ids[len(each.ids)] = token
             each.ids.append(token)
-
-
-def _drafting(span: DraftSpan, number: int, state: RowState) -> _Drafting:
-    history = state.histories[span.row]
-    return _Drafting(number, span.row, span.start + len(span.ids), span.drafts, [], None if history is None else history.copy())
 
 
 def _mask(state: RowState, drafting: _Drafting, words: int) -> NDArray[np.uint32] | None:

@@ -4,7 +4,7 @@ Owns how much memory its cache gets. Its rows are the target's; it computes what
 """
 
 import hashlib
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
@@ -23,10 +23,7 @@ from ridgeline.core.plan import KVShape
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import block_bytes, kv_groups
-
-DRAFT_SHARE: Final = 0.10
-"""Of the memory that the process may use for the draft model's cache, at most."""
+from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kv_groups
 
 
 class OpenedDrafts(NamedTuple):

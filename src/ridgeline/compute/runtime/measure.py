@@ -17,8 +17,8 @@ ROUND_SECONDS: Final = 0.25
 """No round but the second begins after so many seconds."""
 FIRST_ROUND_SECONDS: Final = 2.0
 """No second round begins after so many: a large model takes seconds for one. The pace follows the steps that come (`core.pace`)."""
-PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line."""
+PRICED_TOKENS: Final = (1, 4, 8, 2, 6, 3, 16, 12, 32)
+"""Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line. Those that span it come first."""
 PRICE_SECONDS: Final = 0.3
 
 
@@ -55,10 +55,14 @@ def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:
     The quickest of some rounds; larger steps are left out where time is over before they have been measured once.
     """
     began, best = perf_counter(), dict[int, float]()
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         for count in PRICED_TOKENS:
             if count <= tokens:
                 best[count] = min(best.get(count, float("inf")), seconds([count], [count]))
-            if perf_counter() - began > PRICE_SECONDS:
-                return tuple((count, count, found) for count, found in best.items())
-    return tuple((count, count, found) for count, found in best.items())
+            if perf_counter() - began > (PRICE_SECONDS if number else FIRST_ROUND_SECONDS):
+                return _table(best)
+    return _table(best)
+
+
+def _table(best: dict[int, float]) -> tuple[tuple[int, int, float], ...]:
+    return tuple([(count, count, best[count]) for count in sorted(best)])

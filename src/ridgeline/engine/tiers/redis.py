@@ -13,8 +13,8 @@ from ridgeline.errors import ConfigError
 FLAG: Final = "--kv-cache-redis"
 PREFIX: Final = b"ridgeline:kv:"
 KEPT_SECONDS: Final = 7 * 86_400
-CALL_SECONDS: Final = 0.25
-"""That a reply may let wait: an engine is asked in milliseconds, or it is of no use."""
+CALL_SECONDS: Final = 1.0
+"""That a reply may let wait. Requests wait less: their fetch has a deadline of its own."""
 WRITE_SECONDS: Final = 2.0
 NAMES_PER_CALL: Final = 512
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -17,7 +17,7 @@ from ridgeline.compute.cuda.bench.timing import seconds_of
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.integers import IntegerMatrix, pack_blocks
-from ridgeline.compute.cuda.linear import linear, scratch_bytes
+from ridgeline.compute.cuda.linear import gated_bytes, gated_unit, linear, scratch_bytes
 from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.triton import attention as attend
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope, sampling
@@ -148,14 +148,25 @@ def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]
             total = size * (outputs * inputs + m * inputs) + 2 * m * outputs
             make = partial(product, kind, m, outputs, inputs, device, invariant=True)
             yield Case(f"linear {kind} invariant", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs, kind)
+    for m in sizes.tokens:
+        total = 2 * (outputs * inputs + m * inputs + m * outputs // 2)
+        make = partial(_gated, m, outputs, inputs, device)
+        yield Case("linear_glu bf16", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs)
     for kind in PACKED:
         if inputs % FORMATS[kind].block_elements:
             continue
         weight = IntegerMatrix.bytes_of(kind, (outputs, inputs))
-        for m in sizes.tokens[:3]:
+        for m in sizes.tokens:
             total = weight + 2 * m * (inputs + outputs)
             make = partial(_grouped, kind, m, outputs, inputs, device)
             yield Case(f"linear {kind}", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs)
+
+
+def _gated(rows: int, outputs: int, inputs: int, device: Device) -> Run:
+    weight = FloatMatrix(_random(device, outputs, inputs))
+    out = device.empty(rows, outputs // 2, dtype=BF16)
+    scratch = device.empty(gated_bytes(weight, rows), dtype=torch.uint8)
+    return partial(gated_unit, _random(device, rows, inputs), weight, "silu", out, scratch)
 
 
 def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> Run:

@@ -1,0 +1,165 @@
+"""Speculation with planted acceptance: an oracle that errs at random drafts, so that only costs and the choice of depth are measured.
+
+    python tests/speed/llama_file.py 1b.gguf && python tests/speed/planted.py 1b.gguf [--streams 1 4 32] [--tokens 96] [--rounds 2]
+    python tests/speed/planted.py 1b.gguf --verify [--context 1024]
+
+The first prints c(m), the cost of a step of m tokens of one row over one of one token; then per number of streams and acceptance the
+tokens/s with drafts over those without, in turn, the most that any fixed depth could give, E(d) / c(1 + d), and the share of it that was
+reached; asked: ≥ 0.92 at 1 and 4 streams (and ≥ 1.8 × at 1 stream and acceptance 0.8), ≥ 0.98 × at 32. About two minutes with the 1B shape
+on two quiet cores. `--verify` compares a step of 4 tokens of one row with one of 4 rows, at the same context; asked: ≤ 0.95.
+"""
+
+import time
+from argparse import ArgumentParser, Namespace
+from random import Random
+from statistics import median
+from typing import Any, ClassVar
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.compute.dummy import dummy_step
+from ridgeline.core.drafts.acceptance import Acceptance
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.sequence import Sequence
+
+PRIOR = 0.5
+DEPTH = 8
+
+
+class Oracle:
+    """Predicts what will come, and errs with the chance 1 - `acceptance` at each id."""
+
+    match, due = 0, 0
+
+    def __init__(self, sequence: Sequence, answer: list[int], acceptance: float) -> None:
+        self._sequence, self._answer, self._planted = sequence, answer, acceptance
+        self._record, self._expected, self._seen = Acceptance(), (), len(sequence.known)
+        self.acceptance = PRIOR
+
+    def update(self) -> None:
+        known, right = self._sequence.known, 0
+        for token, expected in zip(known[self._seen :], self._expected, strict=False):
+            if token != expected:
+                break
+            right += 1
+        if self._expected:
+            self._record.record(min(len(known) - self._seen, len(self._expected)), right)
+        self._seen, done = len(known), len(known) - self._sequence.prompt_tokens
+        draw = Random(self._seen * 1_000_003 + self._sequence.request.seed)
+        coming = self._answer[done : done + DEPTH]
+        self._expected = tuple(token if draw.random() < self._planted else token ^ 1 for token in coming)
+        self.acceptance = self._record.estimate(PRIOR)
+
+    def propose(self, count: int) -> tuple[int, ...]:
+        return self._expected[:count]
+
+
+class Planted(PromptLookupDrafter):
+    """Drafts of oracles that know the answers by prompt."""
+
+    answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+    planted = 0.0
+    drafted = steps = 0
+
+    def _new_predictor(self, sequence: Sequence) -> Any:
+        return Oracle(sequence, self.answers[sequence.request.prompt], self.planted)
+
+    def on_commit(self, sequences: list[Sequence], plan: Any, result: Any) -> None:
+        self.drafted += sum(plan.sample) - len(plan.sample) if plan.drafts else 0
+        self.steps += 1
+        super().on_commit(sequences, plan, result)
+
+
+def expected(acceptance: float, depth: int) -> float:
+    """Ids of a step of `depth` drafts: Leviathan et al. 2023."""
+    return sum(acceptance**number for number in range(depth + 1))
+
+
+def step_seconds(llm: LLM, rows: int, tokens: int, context: int, rounds: int) -> float:
+    """Seconds of the quickest step of `rows` rows, each of `tokens` tokens that all sample, behind `context` others."""
+    backend = llm._engine._engine.executor.backend  # type: ignore[attr-defined]
+    groups, size = len(backend._shape.groups), backend._shape.block_tokens
+    width = -(-(context + tokens) // size)
+    given = [tokens] * rows
+    inputs = dummy_step(given, groups=groups, block_tokens=size, starts=[context] * rows, samples=given, blocks=width * rows)
+    found = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        backend._runner.run(inputs, backend._kv)
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def verify(llm: LLM, options: Namespace) -> None:
+    """A step of m tokens of one row against one of m rows, in turn."""
+    for count in (2, 4, 8):
+        ratios, seconds = [], []
+        for _ in range(options.rounds * 3):
+            one = step_seconds(llm, 1, count, options.context, 2)
+            seconds.append(one)
+            ratios.append(one / step_seconds(llm, count, 1, options.context, 2))
+        print(
+            f"{count} tokens of a row at {options.context}: {median(ratios):.3f} × {count} rows; {median(seconds) * 1e3:.1f} ms", flush=True
+        )
+
+
+def run(llm: LLM, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    return time.perf_counter() - began, [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def compare(llm: LLM, streams: int, options: Namespace) -> None:
+    """Tokens per second with and without drafts, in turn; the best fixed depth by the costs of this run."""
+    scheduler, price = llm._engine._engine.scheduler, llm._engine.info.price  # type: ignore[attr-defined]
+    draw = Random(streams)
+    prompts = [[draw.randrange(300, 9_000) for _ in range(24)] for _ in range(streams)]
+    scheduler.drafter = None
+    _, answers = run(llm, prompts, options.tokens)
+    base = step_seconds(llm, streams, 1, 64, 5)
+    costs = {depth: step_seconds(llm, streams, 1 + depth, 64, 5) / base for depth in range(1, DEPTH + 1)}
+    if streams == 1:
+        print("at the start: " + ", ".join(f"{tokens} {seconds / price[0][2]:.2f}" for tokens, _, seconds in price))
+        print("c(m): " + ", ".join(f"{1 + depth} {cost:.2f}" for depth, cost in costs.items()), flush=True)
+    for acceptance in (0.8, 0.3):
+        best = max([1.0, *(expected(acceptance, depth) / cost for depth, cost in costs.items())])
+        ratios, planted = [], Planted(DEPTH, price, barrier=llm.config.depth > 1)
+        planted.planted = acceptance
+        planted.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
+        for number in range(options.rounds + 1):
+            seconds = {}
+            for drafts in (False, True) if number % 2 else (True, False):
+                scheduler.drafter = planted if drafts else None
+                seconds[drafts], found = run(llm, prompts, options.tokens)
+                assert found == answers, "drafts changed the tokens"
+            ratios.append(seconds[False] / seconds[True])
+        got, depth = median(ratios[1:]), planted.drafted / max(1, planted.steps) / streams
+        print(
+            f"{streams} streams, acceptance {acceptance}: {got:.2f} ×, best fixed depth {best:.2f} ×, reached {got / best:.2f}; "
+            f"{depth:.1f} drafts a row and step",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 32])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--verify", action="store_true")
+    options = parser.parse_args()
+    rows = max(8, *options.streams)
+    length = options.context + 64 if options.verify else 512
+    drafts = {"speculative": "ngram", "num_speculative_tokens": DEPTH, "enable_prefix_caching": False}
+    with LLM(options.model, max_num_seqs=rows, max_model_len=length, **drafts) as llm:
+        if options.verify:
+            verify(llm, options)
+        else:
+            for streams in options.streams:
+                compare(llm, streams, options)
+
+
+if __name__ == "__main__":
+    main()
