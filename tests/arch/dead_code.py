@@ -62,7 +62,6 @@ ALLOWED = {
     "facts/hub/client.py:http_response(request)": "urllib calls it",
     "planning/report.py:*": "written to the report as a whole",
     "server/connection.py:send_400_response(msg)": "uvicorn calls it",
-    "server/connection.py:keep_alive": "read by uvicorn",
     "router/run.py:should_exit": "read by uvicorn",
     "router/upstream.py:Connection.on_header": "httptools calls it",
     "router/upstream.py:Connection.on_body": "httptools calls it",
