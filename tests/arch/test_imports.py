@@ -16,7 +16,7 @@ ONE_PLACE = {
     "triton": ("compute/cuda/",),
     "transformers": ("compute/cuda/bench/peer.py",),
     "ray": ("compute/distributed/ray.py",),
-    "prometheus_client": ("observe/prometheus.py", "observe/prometheus_live.py", "router/metrics.py"),
+    "prometheus_client": ("observe/prometheus.py", "observe/prometheus_live.py", "observe/prometheus_models.py", "router/metrics.py"),
     "nanobind": (),
     "yaml": ("config/file.py",),
 }

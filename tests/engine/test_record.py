@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Command, Output, SetKnob
-from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.drafts.kinds import make_drafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Limits, Pooling, RowParams, SamplingParams
 from ridgeline.core.policy import POLICIES
@@ -147,13 +147,16 @@ class Periodic(FakeModel):
         return self.alphabet[position % 11] if hash((stamp, position)) % 9 else 200
 
 
-def test_drafts_are_decided_again(tmp_path: Path) -> None:
-    """Their depth depends on what steps took, and on knobs, which are recorded."""
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "draft", "auto"])
+def test_drafts_are_decided_again(tmp_path: Path, kind: str) -> None:
+    """Their depth depends on what steps took, on what a draft model drafted, and on knobs, which are recorded."""
     path = tmp_path / "drafts.recording"
-    executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4)
+    executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4, draft_blocks=64)
     limits, price = Limits(rows=4, samples=64, depth=2), ((1, 1, 2e-3), (2, 2, 2.1e-3), (8, 8, 3e-3))
-    recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4, 4, price))
-    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookupDrafter(4, price, barrier=True))
+    cache = executor.info.drafts
+    setup = Setup(limits, executor.info.kv, "fcfs", 4, 4, price, speculative=kind, draft_cache=cache)
+    recorder = Recorder(executor, path, setup)
+    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], make_drafter(kind, 4, price, True, cache))
     engine, drafted = Engine(scheduler, recorder, VirtualClock(), 2), 0
     commands: list[Command] = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
     turns, knobs = 0, {20: 0, 30: 2, 50: 4}
@@ -166,7 +169,7 @@ def test_drafts_are_decided_again(tmp_path: Path) -> None:
         drafted += sum(event.drafted for event in turn.events if isinstance(event, Computed))
     recorder.close()
     compared, difference = replay(path)
-    assert difference is None and compared > 20 and drafted > 100
+    assert difference is None and compared > 20 and drafted > (5 if kind == "draft" else 100)
 
 
 def test_texts_that_become_vectors_are_decided_again(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def _bench(job: Job, dry: bool) -> Step:
 
 
 def _tests(dry: bool) -> list[Step]:
-    """A process a file: an illegal address poisons no other. Without a GPU only one file runs, the others are collected."""
+    """A process a file: an illegal address poisons no other. Without a GPU one file runs, and the others are collected together."""
     found = sorted(path for path in TESTS.glob("test_*.py") if path.name not in STAND_INS)
-    command = [(*PYTEST, *(("--collect-only",) if dry and path.name != "test_cuda_devices.py" else ()), str(path)) for path in found]
-    return [Step(f"tests {path.stem}", each, TEST_SECONDS, beside=True) for path, each in zip(found, command, strict=True)]
+    files = [TESTS / "test_cuda_devices.py"] if dry else found
+    steps = [Step(f"tests {path.stem}", (*PYTEST, str(path)), TEST_SECONDS, beside=True) for path in files]
+    collected = Step("tests, collected", (*PYTEST, "--collect-only", *map(str, found)), TEST_SECONDS, beside=True)
+    return [*steps, collected] if dry else steps

@@ -132,13 +132,18 @@ def test_its_first_step(tmp_path: Path) -> None:
     assert "unmeasured" in (tmp_path / "table.md").read_text()
 
 
+def test_a_part_that_there_is_not(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "4")
+    assert done.returncode == 2 and "the parts are 1, 2, 3, got 4" in done.stderr
+
+
 @pytest.mark.night
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_all_of_it(tmp_path: Path) -> None:
     began = time.monotonic()
     done = dry_run(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "failed.md").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - began <= 180
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert sum(row.get("smoke") == "graph" and row["equal"] for row in rows) == 3

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.cli.admin_client import KeyOption, ServerOption, ask_admin
+from ridgeline.cli.admin_client import KeyOption, ServerOption, ask_admin, of_model
 from ridgeline.cli.main import group
 from ridgeline.cli.output import print_json, print_status, print_table
 from ridgeline.errors import ConfigError
@@ -14,11 +14,15 @@ VERBS: Final[dict[str, str]] = {
     "cost": "Say what tenants and the last requests cost, and what was idle.",
     "knobs": "List the settings that can change now, or change one.",
     "swap": "Put another model in the place of the one that serves.",
+    "models": "List several models: which are loaded, what they take.",
+    "load": "Load one of several models.",
+    "unload": "Unload one of several models behind its requests.",
     "profile": "Profile front end and engine, or trace the next steps.",
     "drain": "Take no new request, and end when the open ones have ended.",
 }
 
-SWAP_SECONDS: Final = 86_400.0
+LOAD_SECONDS: Final = 86_400.0
+ModelOption = Annotated[str | None, typer.Option("--model", help="Which of several models [the first].")]
 
 admin = group(VERBS, dict.fromkeys(VERBS, "admin") | {"profile": "profile"})
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -29,9 +33,9 @@ def _admin() -> None:
     """Look at a running server and change it."""
 
 
-def status(server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False) -> None:
+def status(server: ServerOption = None, key_file: KeyOption = None, model: ModelOption = None, as_json: Json = False) -> None:
     """Say what a server does now: state, start, engine, requests."""
-    found = ask_admin(server, key_file, "GET", "/status")
+    found = ask_admin(server, key_file, "GET", of_model("/status", model))
     if as_json:
         print_json(found)
         return
@@ -49,10 +53,11 @@ def cost(
     requests: Annotated[int, typer.Option(min=0, max=1_000, help="Of the last requests, so many.")] = 10,
     server: ServerOption = None,
     key_file: KeyOption = None,
+    model: ModelOption = None,
     as_json: Json = False,
 ) -> None:
     """Say what tenants and the last requests cost, and what was idle: seconds of the engine, processor time, dollars, joules."""
-    found = ask_admin(server, key_file, "GET", "/cost")
+    found = ask_admin(server, key_file, "GET", of_model("/cost", model))
     if as_json:
         print_json(found)
         return
@@ -83,11 +88,12 @@ def knobs(
     watch: Annotated[float, typer.Option(min=0, max=600, help="Seconds; a loss of goodput takes the change back.")] = 30.0,
     server: ServerOption = None,
     key_file: KeyOption = None,
+    model: ModelOption = None,
     as_json: Json = False,
 ) -> None:
     """List the settings that can change now, or change one."""
     if change is None:
-        found: dict[str, Any] = ask_admin(server, key_file, "GET", "/knobs")
+        found: dict[str, Any] = ask_admin(server, key_file, "GET", of_model("/knobs", model))
         if as_json:
             print_json(found)
         else:
@@ -96,7 +102,7 @@ def knobs(
     name, equals, value = change.partition("=")
     if not equals:
         raise ConfigError(f"{change[:60]!r} is not understood; write name=value, as step_ms=30")
-    found = ask_admin(server, key_file, "POST", "/knobs", {"name": name, "value": value, "watch_seconds": watch})
+    found = ask_admin(server, key_file, "POST", of_model("/knobs", model), {"name": name, "value": value, "watch_seconds": watch})
     if as_json:
         print_json(found)
     else:
@@ -122,13 +128,53 @@ def swap(
     drain_timeout: Annotated[float | None, typer.Option(min=0, max=86_400, help="Seconds for open requests [--shutdown-timeout].")] = None,
     server: ServerOption = None,
     key_file: KeyOption = None,
+    of: Annotated[str | None, typer.Option("--of", help="Which of several models it replaces [the first].")] = None,
     as_json: Json = False,
 ) -> None:
     """Put another model in the place of the one that serves: it loads beside it, is checked, and takes the requests that come then."""
     body = {"model": model, "drain_seconds": drain_timeout}
-    found = ask_admin(server, key_file, "POST", "/swap", body, SWAP_SECONDS)
+    found = ask_admin(server, key_file, "POST", of_model("/swap", of), body, LOAD_SECONDS)
     if as_json:
         print_json(found)
         return
     print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
     print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")
+
+
+def models(server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False) -> None:
+    """List the models of a server that has several: which are loaded, what they take, how often they were loaded."""
+    found: Any = ask_admin(server, key_file, "GET", "/models")
+    if as_json:
+        print_json(found)
+    elif not found:
+        print_status("This server has one model, which stays; `ridgeline admin status` tells of it.")
+    else:
+        heads = ("model", "state", "idle", "requests", "waiting", "memory", "loads", "seconds")
+        print_table("", heads, [
+            (each["model"], each["state"], f"{each['idle_seconds']:,.0f} s", str(each["requests"]), str(each["waiting"]),
+             "–" if each["memory_bytes"] is None else f"{each['memory_bytes'] / 1e9:,.2f} GB", str(each["loads"]),
+             f"{each['load_seconds']:,.1f}")
+            for each in found
+        ])  # fmt: skip
+
+
+def load(
+    model: Annotated[str, typer.Argument(help="Its name.")], server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False
+) -> None:
+    """Load one of several models; others make room for it if they have to."""
+    _change("load", model, server, key_file, as_json)
+
+
+def unload(
+    model: Annotated[str, typer.Argument(help="Its name.")], server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False
+) -> None:
+    """Unload one of several models behind its requests; the next request for it loads it again."""
+    _change("unload", model, server, key_file, as_json)
+
+
+def _change(action: str, model: str, server: str | None, key_file: Any, as_json: bool) -> None:
+    found = ask_admin(server, key_file, "POST", f"/{action}", {"model": model}, LOAD_SECONDS)
+    if as_json:
+        print_json(found)
+    else:
+        print_status(f"{found['model']} is {found['state']}")

@@ -5,6 +5,7 @@ import socket
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlencode
 
 import typer
 
@@ -44,6 +45,11 @@ def ask_admin(
     if status != 200:
         raise ConfigError(str(found["error"]["message"]))
     return found
+
+
+def of_model(path: str, model: str | None) -> str:
+    """The path of a request about one of several models; None: the first."""
+    return path if model is None else f"{path}?{urlencode({'model': model})}"
 
 
 def find_socket(server: str | None) -> str:

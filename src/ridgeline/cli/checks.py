@@ -102,6 +102,7 @@ def _check_local_engine(given: Given, **decided: Any) -> None:
 
 
 def _check_serve(given: Given) -> None:
+    from ridgeline.cli.serve import named_models
     from ridgeline.cli.setting_flags import located, read_flags
     from ridgeline.server.auth import check_exposure
 
@@ -110,7 +111,8 @@ def _check_serve(given: Given) -> None:
         check_exposure(settings.server)
         _check_port(settings.server.host, settings.server.port)
         _check_file("--chat-template", settings.server.chat_template)
-        _check_engine(settings.engine)
+        for model in named_models(settings, given["others"] or ()).values():
+            _check_engine(replace(settings.engine, model=model))
 
 
 def _check_top(given: Given) -> None:
@@ -323,6 +325,9 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "admin cost": _nothing,
     "admin knobs": _nothing,
     "admin swap": _nothing,
+    "admin models": _nothing,
+    "admin load": _nothing,
+    "admin unload": _nothing,
     "admin profile": _nothing,
     "admin drain": _nothing,
     "explain": _check_explain,

@@ -21,7 +21,7 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 """click's class, or typer's copy of it."""
 
 VERBS: Final = {
-    "serve": "Serve a model: a page and an OpenAI-compatible API.",
+    "serve": "Serve models: a page and an OpenAI-compatible API.",
     "route": "One address for several servers, by prefix and load.",
     "run": "Talk with a model, in this process.",
     "pull": "Fetch a model: size and fit first, resumed, checked.",

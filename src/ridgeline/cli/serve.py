@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,30 +17,35 @@ from ridgeline.cli.setting_flags import located, read_flags, with_setting_flags
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.sources import Settings
 from ridgeline.config.values import flag_of
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import ConfigError, RidgelineError
 
 if TYPE_CHECKING:
     from ridgeline.server.loading import Model
 
 log = logging.getLogger("ridgeline.serve")
+MAX_MODELS: Final = 32
 
 
 @with_setting_flags()
 def serve(
     model: Annotated[str | None, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")] = None,
+    others: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Further models, by whose names requests choose; NAME=MODEL names one.")
+    ] = None,
     **given: Any,
 ) -> None:
-    """Serve a model: a page and an OpenAI-compatible API."""
+    """Serve models: a page and an OpenAI-compatible API."""
     settings = read_flags(given, model)
     with located(settings):
-        _run(settings)
+        _run(settings, named_models(settings, others or ()))
 
 
-def _run(settings: Settings) -> None:
-    from ridgeline.cli.fit import check_fit
+def _run(settings: Settings, models: "dict[str, str]") -> None:
+    from ridgeline.cli.fit import check_fit, planned_bytes
     from ridgeline.observe.logs import logging_to, with_fields
     from ridgeline.server.run import run
     from ridgeline.server.service import Service
+    from ridgeline.server.several.roster import make_roster
 
     began, config = time.monotonic(), settings.server
     has_reader = sys.stderr.isatty() and config.log_format == "text"
@@ -51,25 +58,62 @@ def _run(settings: Settings) -> None:
             print_status(line)
 
     with logging_to(level=config.log_level, form=config.log_format), LoadingProgress(None if has_reader else report) as loading:
-        log.info("starting", extra=with_fields(version=__version__, model=settings.engine.model, pid=os.getpid()))
+        log.info("starting", extra=with_fields(version=__version__, model=", ".join(models.values()), pid=os.getpid()))
         for note in settings.notes:
             report(f"note: {note}", level=logging.WARNING)
 
-        def ready(model: "Model", url: str) -> None:
+        def ready(loaded: "list[Model]", url: str) -> None:
             loading.close()
-            for note in _startup_notes(model):
-                report(note)
-            _report_settings(settings, model, report)
-            seconds = time.monotonic() - began
-            line = f"Ridgeline serves {model.name} at {url} (ready after {seconds:.1f} s; Ctrl-C ends it)"
-            report(line, model=model.name, url=url, start_seconds=seconds)
+            for model in loaded:
+                for note in _startup_notes(model):
+                    report(note if len(models) == 1 else f"{model.name}: {note}")
+            _report_settings(settings, loaded[0], report)
+            seconds, names = time.monotonic() - began, ", ".join(models)
+            later = ", ".join(name for name in models if name not in {model.name for model in loaded})
+            waits = f"; {later} when asked for" if later else ""
+            line = f"Ridgeline serves {names} at {url} (ready after {seconds:.1f} s{waits}; Ctrl-C ends it)"
+            report(line, model=names, url=url, start_seconds=seconds)
 
         try:
-            run(Service(settings.engine, config, loading.show), ready, check_fit)
+            if len(models) == 1 and config.keep_alive is None:
+                ((name, model),) = models.items()
+                one = Service(replace(settings.engine, model=model), replace(config, served_model_name=name), loading.show)
+                run(one, ready, check_fit)
+            else:
+                run(make_roster(models, settings.engine, config, planned_bytes, loading.show), ready, check_fit)
         except RidgelineError as error:
             if not has_reader:
                 log.error("ended", extra=with_fields(reason=str(error)))
             raise
+
+
+MODEL_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:-]{0,127})=(.+)", re.DOTALL)
+
+
+def named_models(settings: Settings, others: Sequence[str]) -> "dict[str, str]":
+    """Name for clients → model, of the first one, which the settings have, and of the others. Raises ConfigError for a name that two have,
+    and for settings that are one model's."""
+    from ridgeline.server.loading import served_name
+
+    engine, server = settings.engine, settings.server
+    if others:
+        given = {
+            "--expect-sha256": engine.expect_sha256, "--lora": engine.lora, "--chat-template": server.chat_template,
+            "--served-model-name": server.served_model_name,
+        }  # fmt: skip
+        for flag, value in given.items():
+            if value:
+                raise ConfigError(f"{flag} is of one model, and there are {1 + len(others)}; leave it out", fix={flag: None})
+    found: dict[str, str] = {}
+    for model in (engine.model, *others):
+        named = None if os.path.exists(model) else MODEL_NAME.fullmatch(model)
+        name, model = (named[1], named[2]) if named else (served_name(model, server), model)
+        if name in found:
+            raise ConfigError(f"two models are called {name!r}; give one another name, as other={model[:100]}")
+        found[name] = model
+    if len(found) > MAX_MODELS:
+        raise ConfigError(f"{len(found)} models are given; a server has {MAX_MODELS} at most")
+    return found
 
 
 def _report_settings(settings: Settings, model: "Model", report: Callable[..., None]) -> None:

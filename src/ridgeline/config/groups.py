@@ -248,6 +248,20 @@ class ServerConfig:
     served_model_name: str | None = _set(
         None, "Name that clients use for the model [its file's or the hub's].", "clients name the model", "404 model_not_found: another",
     )  # fmt: skip
+    keep_alive: float | None = _set(
+        None, "Seconds without a request after which a model is unloaded; the next request loads it again [never].",
+        "memory for other models and programs; a load takes seconds", "ridgeline_model_loads_total grows: too short", unit="seconds",
+        bounds=(0, 31_622_400),
+    )  # fmt: skip
+    max_loaded_models: int | None = _set(
+        None, "Of several models, those that are loaded at once; the least recently used makes room [as many as fit into memory].",
+        "memory decides", "ridgeline_model_loads_total grows although memory is free: too few", bounds=(1, 64),
+    )  # fmt: skip
+    min_residence: float = _set(
+        10.0, "Seconds for which a model that has been loaded stays, however much others want its memory.",
+        "a load is worth some answers: without it two busy models would only load", "requests for other models wait for long: too long",
+        unit="seconds", bounds=(0, 86_400),
+    )  # fmt: skip
     max_waiting: int = _set(
         256, "Choices of requests that may wait; more get status 429.", "a request that would wait too long hears it at once",
         "429 while vllm:num_requests_waiting falls quickly: too few; vllm:request_queue_time_seconds too high: too many",

@@ -47,16 +47,27 @@ def exposition(
     more     what else is told (`observe.prometheus_live`)
     pids     prefix of names → process whose memory, files and processor time are told
     """
+    return render([MetricsCollector(metrics, model_name, kv, tenants, compat == "vllm"), *more], pids or {})
+
+
+def render(collectors: Iterable[Collector], pids: Mapping[str, int]) -> bytes:
+    """What collectors have, and what processes take, in the text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(metrics, model_name, kv, tenants, compat == "vllm"))
-    for each in more:
+    for each in collectors:
         registry.register(each)
-    for prefix, pid in (pids or {}).items():
-        ProcessCollector(prefix, partial(int, pid), registry=registry)
+    for prefix, pid in pids.items():
+        process_collector(prefix, pid, registry)
     return generate_latest(registry)
 
 
-class _Collector(Collector):
+def process_collector(prefix: str, pid: int, registry: CollectorRegistry | None = None) -> Collector:
+    """Memory, files and processor time of a process."""
+    return ProcessCollector(prefix, partial(int, pid), registry=registry)
+
+
+class MetricsCollector(Collector):
+    """Of one model."""
+
     def __init__(self, metrics: Metrics, model_name: str, kv: KVShape, tenants: Collection[str], is_vllm: bool) -> None:
         self._metrics = metrics
         self._tenants = [(label, metrics.tenants.by_label[label]) for label in sorted(tenants) if label in metrics.tenants.by_label]

@@ -39,15 +39,15 @@ class Totals:
         )  # fmt: skip
 
 
-async def log_throughput(current: Callable[[], Metrics], blocks: Callable[[], int]) -> NoReturn:
-    """Writes the lines until it is cancelled. `blocks`: those of the KV cache."""
+async def log_throughput(current: Callable[[], Metrics], blocks: Callable[[], int], **of: str) -> NoReturn:
+    """Writes the lines until it is cancelled. `blocks`: those of the KV cache; `of`: further fields."""
     before = Totals.read(current(), time.monotonic())
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         metrics = current()
         now = Totals.read(metrics, time.monotonic())
         if now.steps > before.steps or metrics.running or metrics.waiting:
-            log.info("throughput", extra=with_fields(**throughput(before, now), **queue(metrics, blocks())))
+            log.info("throughput", extra=with_fields(**of, **throughput(before, now), **queue(metrics, blocks())))
         before = now
 
 

@@ -65,6 +65,8 @@ class Access:
         self.error: str | None = None
         self.usage: Usage | None = None
         self.tenant = ""
+        self.model = ""
+        """That it went to, where there are several."""
 
 
 def note_error(scope: Scope, code: str) -> None:
@@ -77,6 +79,12 @@ def note_tenant(scope: Scope, tenant: str) -> None:
     """The request is one of that tenant."""
     if access := scope.get(ACCESS_KEY):
         access.tenant = tenant
+
+
+def note_model(scope: Scope, name: str) -> None:
+    """The request goes to that one of several models."""
+    if access := scope.get(ACCESS_KEY):
+        access.model = name
 
 
 def note_usage(scope: Scope, usage: Usage) -> None:

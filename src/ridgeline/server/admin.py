@@ -8,9 +8,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, 
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.starts import usual_seconds
 from ridgeline.server import admin_shapes as shapes
-from ridgeline.server import routes
+from ridgeline.server import routes, wire
 from ridgeline.server.admin_listener import PEER_KEY, AdminListener
 from ridgeline.server.body import parse
 from ridgeline.server.chaos import Chaos, Clients
@@ -37,6 +38,8 @@ from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.profile import Profiler
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
+from ridgeline.server.several.resident import Resident
+from ridgeline.server.several.roster import Roster
 from ridgeline.server.swap import CheckFit, Swapper
 from ridgeline.server.transport import Disconnected, json_response, read_body
 
@@ -52,6 +55,9 @@ ADMIN_ROWS: Final = (
     Row("POST", "/swap", "Puts another model in the place of this one", shapes.SwapReport, (503,), shapes.SwapRequest, access="admin"),
     Row("GET", "/explain", "Where the time of requests went", Explained, (404, 503), access="admin", query=EXPLAIN_QUERY),
     Row("GET", "/prefix", "Why prompts missed the prefix cache", PrefixReport, (503,), access="admin", query=PREFIX_QUERY),
+    Row("GET", "/models", "Which models are loaded, and what they take", list[shapes.ModelState], access="admin"),
+    Row("POST", "/load", "Loads one of several models", shapes.ModelState, (503,), wire.ModelName, access="admin"),
+    Row("POST", "/unload", "Unloads one of several models behind its requests", shapes.ModelState, (), wire.ModelName, access="admin"),
     Row("POST", "/profile", "Profiles both loops, or traces steps", shapes.Profiled, (503,), shapes.ProfileRequest, access="admin"),
     Row("POST", "/chaos", "Injects a fault (--allow-chaos)", shapes.ChaosReport, (), shapes.ChaosRequest, access="admin"),
 )
@@ -68,28 +74,53 @@ def audit(request: Request, action: str, **fields: object) -> None:
 class Admin:
     """The admin's side of a server, from `start` to `close`."""
 
-    def __init__(self, listening: socket.socket, service: Service, drain: Drain, clients: Clients, check_fit: CheckFit) -> None:
-        self._watches = Watches(service)
-        chaos, swapper = Chaos(service, clients), Swapper(service, check_fit)
-        self._listener = AdminListener(listening, build_admin(service, drain, self._watches, chaos, swapper))
-        self._looking: asyncio.Task[None] | None = None
+    def __init__(self, listening: socket.socket, served: Service | Roster, drain: Drain, clients: Clients, check_fit: CheckFit) -> None:
+        roster = None if isinstance(served, Service) else served
+        services = [served] if isinstance(served, Service) else [each.service for each in served.residents.values()]
+        self._watches = [Watches(each) for each in services]
+        apps = {
+            service.name: build_admin(service, drain, watches, Chaos(service, clients), Swapper(service, check_fit), roster)
+            for service, watches in zip(services, self._watches, strict=True)
+        }
+        self._listener = AdminListener(listening, next(iter(apps.values())) if len(apps) == 1 else _ByModel(apps))
+        self._looking: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Returns at once."""
         self._listener.start()
-        self._looking = asyncio.create_task(self._watches.look())
+        self._looking = [asyncio.create_task(each.look()) for each in self._watches]
 
     def close(self) -> None:
         """Hears nothing more; watches end, and what they watch stays."""
         self._listener.close()
-        self._watches.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        for each in self._watches:
+            each.cancel()
+        for task in self._looking:
+            task.cancel()
 
 
-def build_admin(service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper) -> ASGIApp:
+class _ByModel:
+    """Passes a request on to the application of the model of `?model=`, else of the first."""
+
+    def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model", ())
+        app = self._apps.get(names[0] if names else next(iter(self._apps)))
+        if app is None:
+            known = ", ".join(map(repr, self._apps))
+            error = ApiError("model_not_found", f"there is no model of that name here; this server has {known}", param="model")
+            await error.response()(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+
+def build_admin(
+    service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper, roster: Roster | None = None
+) -> ASGIApp:  # fmt: skip
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain, chaos, swapper) + _knob_routes(service, watches)
+    built = _routes(service, drain, chaos, swapper) + _knob_routes(service, watches) + _model_routes(roster)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
@@ -172,6 +203,37 @@ def _knob_routes(service: Service, watches: Watches) -> list[BaseRoute]:
         return json_response(shapes.KnobChange(name, old, new))
 
     return [Route("/knobs", get_knobs, methods=["GET"]), Route("/knobs", change_knob, methods=["POST"])]
+
+
+def _model_routes(roster: Roster | None) -> list[BaseRoute]:
+    def state(resident: Resident) -> shapes.ModelState:
+        totals, now = resident.totals, time.monotonic()
+        return shapes.ModelState(
+            resident.name, resident.phase.value, round(now - resident.last_used, 3), resident.keep_alive, resident.users, resident.waiting,
+            resident.measured, resident.engine_bytes, totals.loads, totals.unloads, round(totals.load_seconds, 3),
+        )  # fmt: skip
+
+    async def models(request: Request) -> Response:
+        return json_response([] if roster is None else [state(each) for each in roster.residents.values()])
+
+    async def change(request: Request) -> Response:
+        asked = parse(wire.ModelName, await read_body(request))
+        if roster is None:
+            raise ConfigError("this server has one model, which stays; start it with --keep-alive, or with several models")
+        resident, action = roster.find(asked.model), request.url.path[1:]
+        audit(request, action, model=resident.name)
+        if action == "unload":
+            await roster.unload(resident)
+        else:
+            async with roster.using(resident):
+                pass
+        return json_response(state(resident))
+
+    return [
+        Route("/models", models, methods=["GET"]),
+        Route("/load", change, methods=["POST"]),
+        Route("/unload", change, methods=["POST"]),
+    ]
 
 
 def describe(service: Service) -> shapes.Status:

@@ -162,3 +162,20 @@ class StepsReport(Struct, frozen=True):
 
 
 Profiled = ProfileReport | StepsReport
+
+
+class ModelState(Struct, frozen=True):
+    """One of several models. `keep_alive`: seconds behind the last request after which it is unloaded, null for ever; `memory_bytes`: as
+    measured at its load, with the whole KV cache; `engine_bytes`: what its engine has now."""
+
+    model: str
+    state: str
+    idle_seconds: float
+    keep_alive: float | None
+    requests: int
+    waiting: int
+    memory_bytes: int | None
+    engine_bytes: int
+    loads: int
+    unloads: int
+    load_seconds: float

@@ -220,9 +220,9 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
 
 
 class ModelPage(Struct, frozen=True, kw_only=True):
-    """All models on one page; none on a page before or behind them."""
+    """Models in the order of the server; `has_more`: there are others behind them."""
 
     data: list[ModelInfo]
     first_id: str | None
     last_id: str | None
-    has_more: Literal[False] = False
+    has_more: bool = False

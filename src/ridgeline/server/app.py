@@ -34,16 +34,20 @@ from ridgeline.server import (
     status,
     vllm,
 )  # fmt: skip
-from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, note_error, note_tenant
+from ridgeline.server.access import CLIENT_DISCONNECTED, DISCONNECTED_STATUS, PROBES, Access, AccessLog, OnEnd, note_error, note_tenant
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.brown_out import HEADER
-from ridgeline.server.callers import current_caller
+from ridgeline.server.callers import AdminOnly, current_caller
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.quotas import Quota
 from ridgeline.server.routers import RelayGate, is_continued
 from ridgeline.server.service import Service
+from ridgeline.server.several import everywhere
+from ridgeline.server.several.gate import ModelGate
+from ridgeline.server.several.resident import Resident
+from ridgeline.server.several.roster import Roster
 from ridgeline.server.targets import NO_TARGETS
 from ridgeline.server.traces import TraceLayer
 from ridgeline.server.transport import Disconnected
@@ -54,7 +58,36 @@ MAX_PATH: Final = 100
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading. Raises LookupError for a route that the table does not have."""
-    judge = live.Judge(service)
+    logged = _guarded(_endpoints(service, live.Judge(service)), service, partial(_http_ended, service))
+    return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
+
+
+def build_models_app(roster: Roster) -> ASGIApp:
+    """The whole application over several models: each has its endpoints, queue and metrics, and what all share stands in front."""
+    apps, judges = dict[Resident, ASGIApp](), dict[Resident, live.Judge]()
+    for resident in roster.residents.values():
+        service = resident.service
+        judges[resident] = live.Judge(service)
+        app = _endpoints(service, judges[resident])
+        apps[resident] = app if service.tracer is None else TraceLayer(app, service.tracer, service.ledger)
+    shared = everywhere.routes(roster, judges)
+
+    def ended(access: Access, name: str, paused: Sequence[tuple[float, float]]) -> None:
+        _http_ended(roster.residents.get(access.model, roster.first).service, access, name, paused)
+
+    return _guarded(ModelGate(roster, apps, shared), roster.first.service, ended)
+
+
+def _guarded(app: ASGIApp, service: Service, on_end: OnEnd) -> ASGIApp:
+    """The layers around endpoints, with the keys and settings of `service`."""
+    origins = parse_origins(service.config.allowed_origins)
+    relay = RelayGate(app, service.router_key, routes.body_limit)
+    app = ErrorHandler(AccessGuard(relay, service.config.host, service.keys, origins))
+    return AccessLog(CrossOrigin(app, origins) if origins else app, on_end)
+
+
+def _endpoints(service: Service, judge: live.Judge) -> ASGIApp:
+    """All routes of one model behind its queue."""
     built = [
         *page.routes(), *status.routes(service, judge), *live.routes(service, judge), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
@@ -66,26 +99,9 @@ def build_app(service: Service) -> ASGIApp:
     for route in built:
         if isinstance(route, Route) and route.path in routes.ADMIN:
             route.app = AdminOnly(route.app)
-    origins = parse_origins(service.config.allowed_origins)
     generating = {row.path for row in routes.ROWS if row.is_queued}
     built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
-    queue = QueueGate(Router(built, redirect_slashes=False), service)
-    relay = RelayGate(queue, service.router_key, routes.body_limit)
-    app: ASGIApp = ErrorHandler(AccessGuard(relay, service.config.host, service.keys, origins))
-    logged = AccessLog(CrossOrigin(app, origins) if origins else app, partial(_http_ended, service))
-    return logged if service.tracer is None else TraceLayer(logged, service.tracer, service.ledger)
-
-
-class AdminOnly:
-    """Passes on requests of keys with scope=admin alone."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not current_caller().is_admin:
-            raise ApiError("admin_only", "this needs a key with scope=admin (--api-key-file), which this request has not")
-        await self._app(scope, receive, send)
+    return QueueGate(Router(built, redirect_slashes=False), service)
 
 
 def _http_ended(service: Service, access: Access, name: str, paused: Sequence[tuple[float, float]]) -> None:

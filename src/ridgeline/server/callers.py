@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Caller
 
 _CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
@@ -34,3 +37,15 @@ def serving(caller: Caller) -> Iterator[None]:
 def private_salt(salt: str | None) -> str:
     """The client's salt within its tenant. A tenant's name has no NUL, so no two pairs are the same."""
     return f"{current_caller().tenant}\0{salt or ''}"
+
+
+class AdminOnly:
+    """Passes on requests of keys with scope=admin alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not current_caller().is_admin:
+            raise ApiError("admin_only", "this needs a key with scope=admin (--api-key-file), which this request has not")
+        await self._app(scope, receive, send)

@@ -83,9 +83,9 @@ class Deployment:
         self.startup.before = last_start(cache_directory(), served_name(name, self._config))
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             expected = self.engine_config.expect_sha256
-            path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self._progress))
+            path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self.note))
         config = self.engine_config if path is None else replace(self.engine_config, model=str(path))
-        self._client = client = EngineClient(config, self._pass_events, self._progress)
+        self._client = client = EngineClient(config, self._pass_events, self.note)
         if self._config.chat_template is None:
             await client.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
@@ -97,7 +97,7 @@ class Deployment:
             await client.start()
         model = make_model(served_name(name, self._config), assets, await _ready(client))
         if path is not None:
-            self._progress("checking answers", 0.0)
+            self.note("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
         self._model = model
         self._checked_start = client.starts
@@ -241,7 +241,8 @@ class Deployment:
     def _stage(self) -> str:
         return f"{self.startup.stage} {self.startup.fraction:.0%}"
 
-    def _progress(self, stage: str, fraction: float) -> None:
+    def note(self, stage: str, fraction: float) -> None:
+        """Takes a report of the start."""
         self.startup.note(stage, fraction)
         if not self._draining:
             self._on_progress(stage, fraction)
@@ -249,6 +250,14 @@ class Deployment:
     def _pass_events(self, events: Sequence[Event]) -> None:
         if self._model is not None:  # else they are of the check of answers
             self._on_events(events)
+
+
+async def resolve_files(deployment: Deployment) -> None:
+    """Finds the files of its model, from a hub if need be, so that a later `start` asks none."""
+    config = deployment.engine_config
+    if not config.model.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
+        path = await _in_daemon(partial(resolve_checked, config.model, model_stores(), config.expect_sha256, deployment.note))
+        deployment.engine_config = replace(config, model=str(path))
 
 
 async def _in_daemon(call: Callable[[], Path]) -> Path:

@@ -45,6 +45,8 @@ class Deployments:
         on_progress: Progress,
     ) -> None:  # fmt: skip
         self._on_events = on_events
+        self._engine_config, self._config, self._on_progress = engine_config, config, on_progress
+        self._rests = 0
         self.others: list[Deployment] = []
         self.aliases: dict[str, None] = {}
         """Further names of the model, which an admin gave it while it is served."""
@@ -120,6 +122,18 @@ class Deployments:
         self.others.append(old)
         for name, value in old.knobs.items():
             new.set_knob(name, value)
+        return old
+
+    def put_away(self) -> Deployment:
+        """Puts a deployment of the same model and settings that has not started in the place of the one that serves, and returns that: its
+        requests have ended, and it is to be stopped. Its model's path is kept, so that a later start asks no hub."""
+        old, self._rests = self.current, self._rests + 1
+        path = old.model.path if old.has_started else None
+        model = old.engine_config.model if path is None else str(path)
+        record, trace = (file and f"{file}.load-{self._rests}" for file in (self._engine_config.record, self._engine_config.trace))
+        config = replace(old.engine_config, model=model, record=record, trace=trace)
+        self.current = self._make(config, self._config, self._on_progress)
+        self.current.knobs.update(old.knobs)
         return old
 
     def send(self, knob: SetKnob) -> None:

@@ -4,7 +4,7 @@ Bodies are OpenAI's and vLLM's; Anthropic's where a request has its header, llam
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
@@ -17,8 +17,9 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields, replies, wire
-from ridgeline.server.body import decode
+from ridgeline.server.body import decode, parse
 from ridgeline.server.chat import tokenise_chat
+from ridgeline.server.deployments import Deployments
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.loading import Model
@@ -41,22 +42,20 @@ def routes(service: Service) -> list[BaseRoute]:
     async def models(request: Request) -> Response:
         loaded = service.model
         if dialect_of(request.scope) == "anthropic":
-            return json_response(_page(loaded, request.query_params))
-        card = _card(loaded)
-        names = [(alias, card.parent) for alias in service.deployments.aliases]
-        names += [(each.adapter.name, card.id) for each in service.deployments.adapters_for_caller]
-        return json_response(replies.ModelList("list", [card, *(structs.replace(card, id=name, parent=of) for name, of in names)]))
+            return json_response(page([info(loaded)], request.query_params))
+        return json_response(replies.ModelList("list", cards(card(loaded), service.deployments)))
 
     async def model(request: Request) -> Response:
-        loaded = service.model
-        name, card = request.path_params["name"], _card(loaded)
-        if dialect_of(request.scope) == "anthropic":
-            service.deployments.check_name(name)
-            return json_response(_info(loaded))
-        if service.deployments.adapter_for_caller(name) is not None:
-            return json_response(structs.replace(card, id=name, parent=card.id))
-        service.deployments.check_name(name)
-        return json_response(card)
+        return json_response(one(request, service, card(service.model), info(service.model)))
+
+    async def load(request: Request) -> Response:
+        service.deployments.check_name(parse(wire.ModelName, await read_body(request)).model)
+        return json_response(replies.ModelStatus("loaded" if service.is_ready else "loading", None))
+
+    async def unload(request: Request) -> Response:
+        service.deployments.check_name(parse(wire.ModelName, await read_body(request)).model)
+        message = "this server has one model, which stays; start it with --keep-alive, or with several models"
+        raise ApiError("invalid_value", message, param="model")
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request)
@@ -83,6 +82,8 @@ def routes(service: Service) -> list[BaseRoute]:
     return [
         *(Route(path, models, methods=["GET"]) for path in ("/v1/models", "/models")),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
+        Route("/models/load", load, methods=["POST"]),
+        Route("/models/unload", unload, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
@@ -145,21 +146,49 @@ def _characters(piece: bytes) -> str | list[int]:
         return [*piece]
 
 
-def _page(model: Model, query: Mapping[str, str]) -> anthropic.ModelPage:
-    """The page of the only model; before it and behind it there is nothing. Raises ApiError for parameters that are none."""
+def cards(card: replies.ModelCard, deployments: Deployments) -> list[replies.ModelCard]:
+    """The card of a model, and those of its aliases and adapters."""
+    names = [(alias, card.parent) for alias in deployments.aliases]
+    names += [(each.adapter.name, card.id) for each in deployments.adapters_for_caller]
+    return [card, *(structs.replace(card, id=name, parent=of) for name, of in names)]
+
+
+def one(
+    request: Request, service: Service, card: replies.ModelCard, info: anthropic.ModelInfo
+) -> replies.ModelCard | anthropic.ModelInfo:  # fmt: skip
+    """What is said of the name in a path: of the model, an alias, or an adapter of it. Raises RequestError for others."""
+    name = request.path_params["name"]
+    is_anthropic = dialect_of(request.scope) == "anthropic"
+    if not is_anthropic and service.deployments.adapter_for_caller(name) is not None:
+        return structs.replace(card, id=name, parent=card.id)
+    service.deployments.check_name(name)
+    return info if is_anthropic else card
+
+
+def page(models: Sequence[anthropic.ModelInfo], query: Mapping[str, str]) -> anthropic.ModelPage:
+    """A page of the models, in their order. Raises ApiError for parameters that are none."""
     limit = query.get("limit", "1")
     if not (limit.isdecimal() and len(limit) <= len(str(MAX_PAGE)) and 1 <= int(limit) <= MAX_PAGE):
         raise ApiError("invalid_value", f"limit must be a number from 1 to {MAX_PAGE}", param="limit")
     places = [name for name in ("after_id", "before_id") if name in query]
+    names, first, end = [each.id for each in models], 0, len(models)
     for name in places:
-        if query[name] != model.name:
+        if query[name] not in names:
             raise ApiError("invalid_value", f"{name} names no model that is here; leave it out", param=name)
-    if places:
-        return anthropic.ModelPage(data=[], first_id=None, last_id=None)
-    return anthropic.ModelPage(data=[_info(model)], first_id=model.name, last_id=model.name)
+        if name == "after_id":
+            first = names.index(query[name]) + 1
+        else:
+            end = names.index(query[name])
+    found = [*models[first:end]]
+    if "before_id" in query:
+        found = found[-int(limit) :]
+    data, has_more = found[: int(limit)], len(found) > int(limit)
+    ends = (data[0].id, data[-1].id) if data else (None, None)
+    return anthropic.ModelPage(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)
 
 
-def _info(model: Model) -> anthropic.ModelInfo:
+def info(model: Model) -> anthropic.ModelInfo:
+    """What Anthropic's lists say of a model."""
     created, context = datetime.fromtimestamp(model.created, UTC), model.limits.max_model_len
     return anthropic.ModelInfo(
         id=model.name,
@@ -170,7 +199,8 @@ def _info(model: Model) -> anthropic.ModelInfo:
     )
 
 
-def _card(model: Model) -> replies.ModelCard:
+def card(model: Model) -> replies.ModelCard:
+    """What OpenAI's lists say of a model."""
     return replies.ModelCard(
         id=model.name,
         object="model",

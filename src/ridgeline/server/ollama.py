@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -39,6 +40,9 @@ from ridgeline.text.stream import TextDelta
 from ridgeline.text.tools.hearing import Reading
 from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text, Thought
 
+UNLOADS_KEY: Final = "ridgeline.unloads"
+"""Key in a scope: its model is unloaded behind the answer."""
+
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
@@ -48,7 +52,7 @@ def routes(service: Service) -> list[BaseRoute]:
         notes.client = client_of(request)
         service.deployments.check_name(plain_name(payload.model), takes_adapters=True)
         if not payload.messages:
-            return _loaded(payload)
+            return _loaded(request, payload)
         with body.told_as(NAMES):
             begun = await start_chat(service, as_chat(payload, service.model.limits.max_model_len, notes), notes, clips=True)
         return await answer(request, payload, begun.source, begun.reading, notes)
@@ -58,7 +62,7 @@ def routes(service: Service) -> list[BaseRoute]:
         notes.client = client_of(request)
         service.deployments.check_name(plain_name(payload.model), takes_adapters=True)
         if not payload.prompt:
-            return _loaded(payload)
+            return _loaded(request, payload)
         template, context = service.model.chat, service.model.limits.max_model_len
         with body.told_as(NAMES):
             if payload.raw or payload.suffix or template is None or not template.is_usable:
@@ -81,10 +85,11 @@ def routes(service: Service) -> list[BaseRoute]:
     return [Route("/api/chat", chat, methods=["POST"]), Route("/api/generate", generate, methods=["POST"])]
 
 
-def _loaded(payload: ChatRequest | GenerateRequest) -> Response:
-    """The answer to a request without a prompt, by which clients have a model loaded: it is."""
+def _loaded(request: Request, payload: ChatRequest | GenerateRequest) -> Response:
+    """The answer to a request without a prompt, by which clients have a model loaded, or, with `keep_alive: 0`, unloaded: behind it."""
     made = _answer(isinstance(payload, ChatRequest), _Said())
-    return json_response(made(model=payload.model or "", created_at=timestamp(), done=True, done_reason="load"))
+    reason = "unload" if UNLOADS_KEY in request.scope else "load"
+    return json_response(made(model=payload.model or "", created_at=timestamp(), done=True, done_reason=reason))
 
 
 def timestamp() -> str:

@@ -4,6 +4,7 @@ Owns what each option means, and what is refused of a request. What a chat means
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ NAMES: Final = {
     "reasoning_effort": "think",
 }  # fmt: skip
 """Fields of a chat → fields of a request here, for errors."""
+UNIT_SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_KEEP_ALIVE: Final = 31_622_400.0
 LATEST: Final = ":latest"
 """Tag of a name that has none."""
 
@@ -29,6 +32,22 @@ def plain_name(name: str | None) -> str:
     if not name:
         raise ApiError("missing_field", "model is missing; send the name of a model", param="model")
     return name.removesuffix(LATEST)
+
+
+def keep_alive_seconds(value: str | float | None) -> float | None:
+    """Seconds of a `keep_alive`: a number of them, or a duration as 1h30m; below 0: for ever. None: not said.
+
+    Raises ApiError for others."""
+    if value is None or isinstance(value, (int, float)):
+        found = value
+    elif re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        found = float(value)
+    elif re.fullmatch(r"-?([0-9]{1,9}(\.[0-9]{1,9})?(ms|[smh]))+", value):
+        parts = re.findall(r"([0-9.]+)(ms|[smh])", value)
+        found = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts) * (-1 if value.startswith("-") else 1)
+    else:
+        raise ApiError("invalid_value", "keep_alive is no duration; send seconds, or one as 5m or 1h30m", param="keep_alive")
+    return None if found is None else min(found, MAX_KEEP_ALIVE)
 
 
 def tagged(name: str) -> str:

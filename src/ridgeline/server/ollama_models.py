@@ -7,7 +7,7 @@ anything, and no name is a path.
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -53,23 +54,15 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(Version(API_VERSION))
 
     async def tags(request: Request) -> Response:
-        model, about = service.model, await _about(service.model)
-        modified, details = _modified(model, about), _details(about)
-        names = [tagged(name) for name in (model.name, *service.deployments.aliases)]
-        return json_response(Tags([ListedModel(name, name, modified, _size(model, about), _digest(model), details) for name in names]))
+        return json_response(Tags(named(await listed(service.model), service.deployments.aliases)))
 
     async def running(request: Request) -> Response:
-        model, about = service.model, await _about(service.model)
-        name, info = tagged(model.name), model.engine.info
-        accelerated = info.weights_bytes + info.kv_bytes if info.runner == "cuda" else 0
-        return json_response(Running([RunningModel(
-            name, name, _size(model, about), _digest(model), _details(about), NEVER, accelerated, model.limits.max_model_len
-        )]))  # fmt: skip
+        return json_response(Running([await running_model(service.model, NEVER)]))
 
     async def show(request: Request) -> Response:
         payload, notes = fields.OLLAMA_MODEL.read(await read_body(request))
         service.deployments.check_name(plain_name(payload.model or payload.name))
-        answer = json_response(_shown(service.model, await _about(service.model), await asyncio.to_thread(service.model.fim) is not None))
+        answer = json_response(await shown(service.model))
         answer.headers.update(notes.tell())
         return answer
 
@@ -103,20 +96,13 @@ def _admin_routes(service: Service) -> list[BaseRoute]:
         if name in service.deployments.aliases:
             del service.deployments.aliases[name]
         else:
-            await asyncio.to_thread(_remove, name, service.model.path)
+            await asyncio.to_thread(remove, name, [service.model.path])
         return PlainTextResponse()
 
     async def copy(request: Request) -> Response:
         payload, _ = fields.OLLAMA_COPY.read(await read_body(request))
         service.deployments.check_name(plain_name(payload.source))
-        alias = payload.destination.removesuffix(LATEST)
-        if not ALIAS.fullmatch(alias):
-            message = "destination is no name: letters, digits, and . _ - / : behind the first, at most 128"
-            raise ApiError("invalid_value", message, param="destination")
-        if alias != service.name:
-            if len(service.deployments.aliases) >= MAX_ALIASES:
-                raise ApiError("invalid_value", f"the model has {MAX_ALIASES} aliases already; delete one", param="destination")
-            service.deployments.aliases[alias] = None
+        add_alias(service, payload.destination)
         return PlainTextResponse()
 
     return [
@@ -126,7 +112,44 @@ def _admin_routes(service: Service) -> list[BaseRoute]:
     ]
 
 
+def add_alias(service: Service, destination: str) -> None:
+    """Gives the model another name. Raises ApiError for one that is none, and where it has too many."""
+    alias = destination.removesuffix(LATEST)
+    if not ALIAS.fullmatch(alias):
+        message = "destination is no name: letters, digits, and . _ - / : behind the first, at most 128"
+        raise ApiError("invalid_value", message, param="destination")
+    if alias != service.name:
+        if len(service.deployments.aliases) >= MAX_ALIASES:
+            raise ApiError("invalid_value", f"the model has {MAX_ALIASES} aliases already; delete one", param="destination")
+        service.deployments.aliases[alias] = None
+
+
 # ── what is told of a model ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def listed(model: Model) -> ListedModel:
+    """What `/api/tags` says of a model."""
+    about, name = await _about(model), tagged(model.name)
+    return ListedModel(name, name, _modified(model, about), _size(model, about), _digest(model), _details(about))
+
+
+def named(model: ListedModel, aliases: Iterable[str]) -> list[ListedModel]:
+    """The model, and the same under each of its aliases."""
+    return [model, *(structs.replace(model, name=tagged(alias), model=tagged(alias)) for alias in aliases)]
+
+
+async def running_model(model: Model, expires_at: str) -> RunningModel:
+    """What `/api/ps` says of a model that is loaded."""
+    known, info = await listed(model), model.engine.info
+    accelerated = info.weights_bytes + info.kv_bytes if info.runner == "cuda" else 0
+    return RunningModel(
+        known.name, known.name, known.size, known.digest, known.details, expires_at, accelerated, model.limits.max_model_len
+    )  # fmt: skip
+
+
+async def shown(model: Model) -> Shown:
+    """What `/api/show` says of a model."""
+    return _shown(model, await _about(model), await asyncio.to_thread(model.fim) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +292,7 @@ def _fetch(name: str, state: _Transfer) -> None:
     download_remote(client, selection, stores, state.note)
 
 
-def _remove(name: str, served: Path | None) -> None:
+def remove(name: str, served: Sequence[Path | None]) -> None:
     """Removes a model that Ridgeline fetched. Raises ApiError for one that is served, another's, or not here."""
     stores = model_stores()
     entries = list_models(stores)
@@ -280,7 +303,7 @@ def _remove(name: str, served: Path | None) -> None:
         raise ApiError("model_not_found", "the library of this machine has no model of that name", param="model")
     if not entry.is_own:
         raise ApiError("invalid_value", f"Ridgeline did not fetch this model: {owner_hint(entry)}", param="model")
-    if served is not None and served.resolve() in {path.resolve() for path in (entry.model.path, *entry.model.files)}:
+    if {path.resolve() for path in served if path} & {path.resolve() for path in (entry.model.path, *entry.model.files)}:
         raise ApiError("invalid_value", "this model is being served; end the server, or swap its model, first", param="model")
     try:
         remove_model(entry, stores)

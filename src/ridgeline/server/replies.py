@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ridgeline.engine.answer import Election
 
@@ -255,8 +255,16 @@ class ModelNotes(Struct, frozen=True):
     sampling: Mapping[str, int | float]
 
 
+class ModelStatus(Struct, frozen=True):
+    """Of several models each is `loaded`, `unloaded`, `loading` or `unloading`; `progress`: of the stage of a load."""
+
+    value: str
+    progress: float | None
+
+
 class ModelCard(Struct, frozen=True):
-    """`chat`: whether the model has a template that works, so that `/v1/chat/completions` answers."""
+    """`chat`: whether the model has a template that works, so that `/v1/chat/completions` answers. `status`: where a server has several
+    models. Of one that was never loaded its limits are unknown, and null."""
 
     id: str
     object: Literal["model"]
@@ -264,9 +272,10 @@ class ModelCard(Struct, frozen=True):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int
-    chat: bool
-    ridgeline: ModelNotes
+    max_model_len: int | None
+    chat: bool | None
+    ridgeline: ModelNotes | None
+    status: ModelStatus | UnsetType = UNSET
 
 
 class LoraAdapter(Struct, frozen=True):

@@ -27,7 +27,6 @@ from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes
-from ridgeline.server.response_store import open_store
 from ridgeline.server.responses_input import THOUGHTS, Tools, as_chat, read_items, read_tools, wants_logprobs
 from ridgeline.server.responses_output import Output
 from ridgeline.server.responses_shapes import Item, ResponsesRequest
@@ -50,7 +49,7 @@ MAX_DIGITS: Final = 9
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
-    shelf = Shelf(open_store(service.config))
+    shelf = service.shelf
 
     async def read(payload: ResponsesRequest, owner: bytes, notes: Notes) -> tuple[list[Item], Tools, wire.ChatCompletionRequest]:
         """The conversation of a request, its tools, and the chat that both are."""

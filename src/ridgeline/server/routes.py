@@ -112,8 +112,8 @@ _OLLAMA: Final = (
         "POST", "generate", "Ollama's completion", ollama_shapes.GenerateAnswer, GENERATES,
         request=ollama_shapes.GenerateRequest, event=ollama_shapes.GenerateAnswer, is_queued=True,
     ),
-    _ollama("GET", "tags", "The model, as Ollama lists its own", ollama_shapes.Tags, NEEDS_MODEL),
-    _ollama("GET", "ps", "The model that is loaded, as Ollama lists its own", ollama_shapes.Running, NEEDS_MODEL),
+    _ollama("GET", "tags", "The models, as Ollama lists its own", ollama_shapes.Tags, NEEDS_MODEL),
+    _ollama("GET", "ps", "The models that are loaded, as Ollama lists its own", ollama_shapes.Running, NEEDS_MODEL),
     _ollama("POST", "show", "What is known of the model", ollama_shapes.Shown, BODY, request=ollama_shapes.ModelRequest),
     _ollama("GET", "version", "The version of Ollama's API that is spoken here", replies.Version, ()),
     _ollama(
@@ -175,8 +175,8 @@ ROWS: Final = (
     Row("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
     Row("GET", "/live", "Load, speed, verdict: what the server does now", Live, NEEDS_MODEL),
     Row("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
-    *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL, query=PAGE),
-    *_models("The model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),
+    *_models("The models, as a list", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL, query=PAGE),
+    *_models("A model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),
     Row(
         "POST", "/v1/completions", "Text completion",
         replies.Completion, GENERATES, wire.CompletionRequest, replies.CompletionChunk, is_queued=True,
@@ -186,7 +186,9 @@ ROWS: Final = (
         replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk, is_queued=True,
     ) for path in ("/v1/chat/completions", "/chat/completions")),
     Row("POST", "/v1/chat/completions/render", "Ids of a chat's prompt", vllm_shapes.RenderedChat, BODY, wire.ChatCompletionRequest),
-    Row("GET", "/models", "The model, as a list of one", replies.ModelList, NEEDS_MODEL),
+    Row("GET", "/models", "The models, as a list", replies.ModelList, NEEDS_MODEL),
+    Row("POST", "/models/load", "Loads one of several models", replies.ModelStatus, BODY, wire.ModelName, access="admin"),
+    Row("POST", "/models/unload", "Unloads one of several models", replies.ModelStatus, BODY, wire.ModelName, access="admin"),
     Row(
         "POST", "/v1/messages", "Anthropic's message",
         anthropic.Message, GENERATES, anthropic.MessagesRequest, anthropic.Event, dialect="anthropic", is_queued=True,

@@ -9,13 +9,14 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from ridgeline.config.env import state_directory
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.throughput import log_throughput
 from ridgeline.server.admin import Admin
 from ridgeline.server.admin_listener import admin_socket
-from ridgeline.server.app import build_app
+from ridgeline.server.app import build_app, build_models_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.chaos import Clients
 from ridgeline.server.http_server import HttpServer, listening_socket, loop_factory, url_of
@@ -23,6 +24,8 @@ from ridgeline.server.listener import Connections, connection_limit
 from ridgeline.server.loading import Model
 from ridgeline.server.running import announced
 from ridgeline.server.service import Service
+from ridgeline.server.several.resident import kv_blocks
+from ridgeline.server.several.roster import Roster
 from ridgeline.server.signals import Shutdown, reload_on_signal
 from ridgeline.server.swap import CheckFit
 from ridgeline.server.tls import Certificate
@@ -30,55 +33,63 @@ from ridgeline.server.tls import Certificate
 log = logging.getLogger("ridgeline.server")
 
 
-def run(service: Service, on_ready: Callable[[Model, str], None], check_fit: CheckFit) -> None:
-    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL; `check_fit`: see `server.swap`.
+def run(served: Service | Roster, on_ready: Callable[[list[Model], str], None], check_fit: CheckFit) -> None:
+    """Serves until SIGINT or SIGTERM. `on_ready` gets the models that are loaded, and the URL; `check_fit`: see `server.swap`.
 
     Raises a RidgelineError where it cannot start, KeyboardInterrupt where SIGINT comes while it loads.
     """
-    settings = service.config
+    settings = served.config
+    names = served.name if isinstance(served, Service) else ", ".join(served.residents)
     check_exposure(settings)
     certificate = Certificate(settings)
     with (
         listening_socket(settings.host, settings.port) as listener,
         admin_socket(settings.admin_socket) as admin,
-        announced(state_directory(), url=url_of(listener, certificate), model=service.name, admin=admin.getsockname() if admin else None),
+        announced(state_directory(), url=url_of(listener, certificate), model=names, admin=admin.getsockname() if admin else None),
     ):
+        app = build_app(served) if isinstance(served, Service) else build_models_app(served)
         limit = connection_limit(settings.max_connections)
         log.debug("listening", extra=with_fields(url=url_of(listener, certificate), max_connections=limit))
-        server = HttpServer(build_app(service), certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
+        server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            if runner.run(_serve(service, server, listener, admin, certificate, on_ready, check_fit)):
+            if runner.run(_serve(served, server, listener, admin, certificate, on_ready, check_fit)):
                 raise KeyboardInterrupt
 
 
 async def _serve(
-    service: Service,
+    served: Service | Roster,
     server: HttpServer,
     listener: socket.socket,
     admin_listener: socket.socket | None,
     certificate: Certificate,
-    on_ready: Callable[[Model, str], None],
+    on_ready: Callable[[list[Model], str], None],
     check_fit: CheckFit,
 ) -> bool:
     """True if it was interrupted before it was ready."""
     is_ready = False
 
     async def load() -> None:
-        model = await service.start()
+        models = [await served.start()] if isinstance(served, Service) else await served.start()
         gc.collect()
         gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
         nonlocal is_ready
         is_ready = True
-        on_ready(model, url_of(listener, certificate))
-        throughput = log_throughput(service.current_metrics, lambda: service.model.limits.kv.blocks)
-        await asyncio.gather(service.deployments.wait_failed(), throughput)
+        on_ready(models, url_of(listener, certificate))
+        if isinstance(served, Service):
+            throughput = log_throughput(served.current_metrics, lambda: served.model.limits.kv.blocks)
+            await asyncio.gather(served.deployments.wait_failed(), throughput)
+        else:
+            of_all = served.residents.values()
+            lines = (log_throughput(each.service.current_metrics, partial(kv_blocks, each), model=each.name) for each in of_all)
+            await asyncio.gather(*lines)
 
-    shutdown = Shutdown(service, server)
+    shutdown = Shutdown(served, server)
     shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    if service.config.api_key_file is not None or certificate.context is not None:
-        reload_on_signal(service, certificate)
+    first = served if isinstance(served, Service) else served.first.service
+    if served.config.api_key_file is not None or certificate.context is not None:
+        reload_on_signal(first, certificate)
     clients = Clients(server.open_connections, listener.getsockname()[:2], certificate.context is not None)
-    admin = None if admin_listener is None else Admin(admin_listener, service, shutdown.begin, clients, check_fit)
+    admin = None if admin_listener is None else Admin(admin_listener, served, shutdown.begin, clients, check_fit)
     if admin is not None:
         admin.start()
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
@@ -93,7 +104,7 @@ async def _serve(
             admin.close()
         loading.cancel()
         shutdown.cancel()
-        await service.stop()
+        await served.stop()
         await asyncio.gather(serving, loading, return_exceptions=True)
     shutdown.log_end()
     return not is_ready and shutdown.reason == "SIGINT"

@@ -43,6 +43,8 @@ from ridgeline.server.deployments import Deployments, renumbered
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import Model, served_name
 from ridgeline.server.notes import Notes
+from ridgeline.server.response_store import open_store
+from ridgeline.server.shelf import Shelf
 from ridgeline.server.targets import Targets
 from ridgeline.server.turns import Turns
 from ridgeline.server.waiting_room import WaitingRoom
@@ -63,12 +65,15 @@ class Service:
     """One model behind one engine. `on_progress` is called while it loads."""
 
     def __init__(
-        self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
-    ) -> None:
+        self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        *, beside: "Service | None" = None,
+    ) -> None:  # fmt: skip
+        """`beside`: another model's of the same server, whose keys and stored answers are this one's too."""
         self.config = config
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
-        self.keys = ApiKeys(config.api_key, config.api_key_file)
+        self.keys: ApiKeys = ApiKeys(config.api_key, config.api_key_file) if beside is None else beside.keys
+        self.shelf: Shelf = Shelf(open_store(config)) if beside is None else beside.shelf
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
@@ -87,7 +92,8 @@ class Service:
         self._grammars = StructuredOutputCompiler()
         self.counterfactuals = Counterfactuals()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        self._secret = read_cache_secret(config.cache_secret_file or tier_secret_file(engine_config))
+        secret_file = config.cache_secret_file or tier_secret_file(engine_config)
+        self._secret: bytes = read_cache_secret(secret_file) if beside is None else beside._secret
         self.router_key = read_router_key(config.router_key_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
@@ -95,10 +101,13 @@ class Service:
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
-        model = await self.deployment.start()
+        deployment = self.deployment
+        model = await deployment.start()
+        for name, value in deployment.knobs.items():  # of an engine that was put away
+            deployment.set_knob(name, value)
         self.live.step_cost = model.engine.info.seconds
-        if self.deployment.verifying is not None:  # a model of files
-            keep_start(cache_directory(), model.name, __version__, self.deployment.startup.phases)
+        if deployment.verifying is not None:  # a model of files
+            keep_start(cache_directory(), model.name, __version__, deployment.startup.phases)
         for finding in model.findings:
             _LOG.log(_LEVELS[finding.severity], "%s", finding)
         self.metrics.ends.chats = model.kind.kind == "instruct"
@@ -117,16 +126,18 @@ class Service:
         """The deployment that answers: within a request, the one that it belongs to."""
         return self.deployments.mine
 
-    def switch(self, new: Deployment) -> None:
-        """New requests go to `new`, which has started."""
-        self.deployments.switch(new)
-        self._engine_starts = 0 if new.client is None else new.client.starts
+    def switch(self, new: Deployment | None) -> Deployment:
+        """New requests go to `new`, which has started; None: to one that a later `start` loads. Returns the one before."""
+        old = self.deployments.put_away() if new is None else self.deployments.switch(new)
+        self._engine_starts = 0 if new is None or new.client is None else new.client.starts
         self.metrics.engine_replaced()
         self.live.engine_lost()
-        self.live.step_cost = new.model.engine.info.seconds
-        self.metrics.ends.chats = new.model.kind.kind == "instruct"
+        if new is not None:
+            self.live.step_cost = new.model.engine.info.seconds
+            self.metrics.ends.chats = new.model.kind.kind == "instruct"
         if self.brown_out is not None:
             self.brown_out.forget()
+        return old
 
     def _apply_events(self, source: Deployment, events: Sequence[Event]) -> None:
         if source is not self.deployments.current:

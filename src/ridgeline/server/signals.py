@@ -12,6 +12,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.http_server import MIN_SHUTDOWN_SECONDS
 from ridgeline.server.service import Service
+from ridgeline.server.several.roster import Roster
 from ridgeline.server.tls import Certificate
 
 log = logging.getLogger("ridgeline.server")
@@ -21,8 +22,9 @@ class Shutdown:
     """The end on a signal, or by an admin: the first lets accepted requests end, while new ones are rejected and `/readyz` answers 503; the
     second does not wait."""
 
-    def __init__(self, service: Service, server: uvicorn.Server) -> None:
+    def __init__(self, service: Service | Roster, server: uvicorn.Server) -> None:
         self._service = service
+        self._deployments = service.deployments if isinstance(service, Service) else service
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
         self._began_at = 0.0
@@ -56,7 +58,7 @@ class Shutdown:
         """Begins the end. `seconds` that open requests have; None: the setting's, and none the second time. Returns them."""
         if seconds is None:
             seconds = 0.0 if self.has_begun else self._service.config.shutdown_timeout
-        fields = with_fields(reason=reason, open_requests=self._service.deployments.open_requests, timeout_seconds=seconds)
+        fields = with_fields(reason=reason, open_requests=self._deployments.open_requests, timeout_seconds=seconds)
         log.info("shutdown no longer waits" if self.has_begun and not seconds else "shutdown began", extra=fields)
         if not self.has_begun:
             self._began_at, self.reason = time.monotonic(), reason
@@ -65,8 +67,8 @@ class Shutdown:
 
     async def _end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        if not await self._service.deployments.drain(seconds):
-            self._aborted += self._service.deployments.open_requests
+        if not await self._deployments.drain(seconds):
+            self._aborted += self._deployments.open_requests
             await self._service.stop()
         self._server.config.timeout_graceful_shutdown = max(MIN_SHUTDOWN_SECONDS, ceil(deadline - time.monotonic()))
         self._server.should_exit = True

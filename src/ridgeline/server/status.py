@@ -1,6 +1,7 @@
 """Routes for operators and load balancers: liveness, start, readiness, version, metrics."""
 
 import os
+from collections.abc import Collection
 from math import ceil
 from typing import Final
 
@@ -23,6 +24,26 @@ from ridgeline.server.transport import json_response
 MAX_RETRY_SECONDS: Final = 60
 
 
+def startup_response(startup: replies.Startup, *, has_started: bool) -> Response:
+    """The answer of `/startupz`."""
+    if has_started:
+        return json_response(startup)
+    error = ApiError("engine_unavailable", f"starting: {startup.stage} {startup.progress:.0%}")
+    body = msgspec.json.decode(error.body()) | msgspec.to_builtins(startup)
+    seconds = startup.eta_seconds or RETRY_AFTER_SECONDS
+    return Response(
+        msgspec.json.encode(body), error.status, {"Retry-After": str(min(MAX_RETRY_SECONDS, ceil(seconds)))}, "application/json"
+    )
+
+
+def tenant_labels(service: Service) -> Collection[str]:
+    """Labels of tenants whose metrics the caller reads: a key of scope admin all, another its own; who shares one with others none."""
+    caller, tenants = current_caller(), service.metrics.tenants
+    if caller.is_admin:
+        return tenants.by_label
+    return {tenants.label(caller.tenant)} - {OTHER_TENANTS} if caller.owner else ()
+
+
 def routes(service: Service, judge: Judge) -> list[BaseRoute]:
     """The routes of this family."""
 
@@ -31,15 +52,7 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
 
     async def startupz(request: Request) -> Response:
         """200 from the end of the start on, whatever the engine does later. Until then the error of the catalogue, and how far it is."""
-        startup = service.deployment.startup.snapshot()
-        if service.deployment.has_started:
-            return json_response(startup)
-        error = ApiError("engine_unavailable", f"starting: {startup.stage} {startup.progress:.0%}")
-        body = msgspec.json.decode(error.body()) | msgspec.to_builtins(startup)
-        seconds = startup.eta_seconds or RETRY_AFTER_SECONDS
-        return Response(
-            msgspec.json.encode(body), error.status, {"Retry-After": str(min(MAX_RETRY_SECONDS, ceil(seconds)))}, "application/json"
-        )
+        return startup_response(service.deployment.startup.snapshot(), has_started=service.deployment.has_started)
 
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
@@ -53,10 +66,7 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         return json_response(replies.Version(__version__))
 
     async def metrics(request: Request) -> Response:
-        """Of tenants, a key of scope admin reads all, another its own; who shares one with others reads none."""
-        model, caller, found = service.model, current_caller(), service.current_metrics()
-        own = {found.tenants.label(caller.tenant)} - {OTHER_TENANTS} if caller.owner else ()
-        labels = found.tenants.by_label if caller.is_admin else own
+        model, found, labels = service.model, service.current_metrics(), tenant_labels(service)
         client, pids = service.deployment.client, {"": os.getpid()}
         if client is not None and client.pid is not None:
             pids["ridgeline_engine"] = client.pid

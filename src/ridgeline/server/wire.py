@@ -260,6 +260,12 @@ class UnloadLoraRequest(Struct, frozen=True):
     lora_int_id: int | None = None
 
 
+class ModelName(Struct, frozen=True):
+    """One of the server's models."""
+
+    model: str
+
+
 class DetokenizeRequest(Struct, frozen=True):
     model: str | None = None
     tokens: list[int] | None = None

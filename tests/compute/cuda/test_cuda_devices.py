@@ -7,7 +7,7 @@ HERE = Path(__file__).parent
 FACTORIES = {
     "arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros",
 }  # fmt: skip
-ELSEWHERE = ("compile_only.py", "compiled_*.py", "attention_packages.py")
+ELSEWHERE = ("compile_only.py", "compiled_*.py")
 """Modules that a GPU does not run."""
 
 

@@ -1,8 +1,9 @@
 """Sizes that steps are padded to, steps that replay graphs, and padding on block 0: without a kernel."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ridgeline.compute.cuda.buckets import Bucket, Buckets, block_buckets, row_b
 from ridgeline.compute.cuda.device import interpreted
 from ridgeline.compute.cuda.graphs import Graphs, Launch, segments
 from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers, layout
+from ridgeline.compute.cuda.triton.launch import BoundLaunch
 from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import Op, StepInputs
 
@@ -115,6 +117,32 @@ def recorded() -> tuple[Recording, Graphs, list[Launch], list[Launch]]:
     recording = Recording()
     body = [recording.call(name, name.startswith("attention")) for name in ("embed", "attention.0", "mlp", "attention.1", "norm")]
     return recording, Graphs(recording.capture, recording.new_pool), body, [recording.call("head"), recording.call("sample")]
+
+
+class Kernel:
+    """Stands in for a jitted kernel: its launch compiles, and what it compiled is launched with all values in order."""
+
+    arg_names: ClassVar = ["x", "y", "BLOCK"]
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return lambda *given, **named: self.log.append((grid, *given, named)) or self.compiled
+
+    @property
+    def compiled(self) -> Any:
+        return defaultdict(lambda: lambda *given: self.log.append(given))
+
+
+def test_a_bound_launch_is_specialised_once() -> None:
+    kernel = Kernel()
+    launch = BoundLaunch(kernel, (7, 2), ("x", 1), {"BLOCK": 16}, num_warps=4)
+    for _ in range(3):
+        launch()
+    assert kernel.log == [((7, 2, 1), "x", 1, {"BLOCK": 16, "num_warps": 4}), ("x", 1, 16), ("x", 1, 16)]
+    with pytest.raises(ValueError, match=r"the kernel takes \['BLOCK'\], not \['TILE'\]"):
+        BoundLaunch(kernel, (7,), ("x", 1), {"TILE": 16})
 
 
 def test_a_decode_step_is_one_graph() -> None:

@@ -31,7 +31,8 @@ LOW_PRIORITY: Final = 10
 BATCH: Final = 16
 """Values that are asked for at a time: a deadline is looked at in between."""
 LEAST_SECONDS: Final = 0.05
-MOST_SECONDS: Final = 30.0
+MOST_SECONDS: Final = 3.0
+"""An engine whose requests all wait does not move, and must not be taken for one that hangs (`step_timeout_seconds`)."""
 MOST_QUEUED_BYTES: Final = 256 << 20
 PAUSE_SECONDS: Final = 5.0
 """For which a tier that failed is left alone."""
@@ -174,6 +175,9 @@ class BlockStore:
             thread.join(PAUSE_SECONDS)
         for tier in self.tiers:
             tier.close()
+        if not any(thread.is_alive() for thread in self._threads):  # one that a tier still holds may yet write to it
+            os.close(self._signal)
+            os.close(self._wake)
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,10 +191,10 @@ class BlockStore:
             self._finish(fetch)
 
     def _attempt(self, tier: Tier, call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> bool:
-        """Calls something that asks a tier. One that fails is left alone for a while."""
+        """Calls something that asks a tier. One that fails, however it does it, is left alone for a while: threads go on."""
         try:
             call(*arguments, **options)
-        except OSError:
+        except Exception:  # a hostile server may make more of a client than an OSError
             self._pause(tier)
             return False
         return True

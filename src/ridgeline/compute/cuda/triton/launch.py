@@ -74,6 +74,8 @@ class BoundLaunch:
     """A launch of a kernel over arguments that stay as they are: the second one and later ones do not look at them again.
 
     arguments  in the kernel's order; constants: the parameters behind them, by name; options: num_warps and the like
+
+    ValueError where constants are not in the kernel's order, in which compiled kernels take them.
     """
 
     __slots__ = ("_again", "_arguments", "_constants", "_grid", "_kernel", "_options")
@@ -81,6 +83,8 @@ class BoundLaunch:
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any], **options: int
     ) -> None:
+        if kernel.arg_names != [*kernel.arg_names[: len(arguments)], *constants]:
+            raise ValueError(f"the kernel takes {kernel.arg_names[len(arguments) :]}, not {[*constants]}")
         self._kernel, self._grid, self._arguments = kernel, (*grid, 1, 1)[:3], arguments
         self._constants, self._options = constants, options
         self._again: Any = None

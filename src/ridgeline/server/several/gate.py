@@ -1,0 +1,197 @@
+"""Which model a request is for, in front of the applications of all: by the body's `model`, or by the query's where there is no body.
+
+Owns what is read of a body to know that, and the time in which a request waits for its model to be loaded: a stream is told of it in
+comments that clients skip. Behind it everything is of one model, as in a server that has no other.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import structs
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.errors import EngineDeadError
+from ridgeline.server import routes
+from ridgeline.server.access import note_model
+from ridgeline.server.errors import ApiError, Dialect, as_api_error
+from ridgeline.server.ollama import UNLOADS_KEY
+from ridgeline.server.ollama_chat import LATEST, keep_alive_seconds
+from ridgeline.server.routes import Row
+from ridgeline.server.several.resident import Phase, Resident
+from ridgeline.server.several.roster import Roster
+from ridgeline.server.transport import (
+    ANTHROPIC_EVENTS,
+    GGML_EVENTS,
+    OLLAMA_LINES,
+    OPENAI_EVENTS,
+    RESPONSES_EVENTS,
+    Disconnected,
+    EventGrammar,
+    read_body,
+)
+
+GRAMMARS: Final[Mapping[Dialect, EventGrammar]] = {
+    each.dialect: each for each in (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS, OLLAMA_LINES, GGML_EVENTS)
+}
+MAX_STAGE: Final = 200
+
+
+class _Asked(msgspec.Struct):
+    """What is read of a body here; all else is the endpoint's to read."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    keep_alive: str | int | float | None = None
+
+
+class ModelGate:
+    """Passes a request to the application of its model, behind its load.
+
+    apps    of the models
+    shared  answers what is asked of all of them, by its path
+    """
+
+    def __init__(self, roster: Roster, apps: Mapping[Resident, ASGIApp], shared: Mapping[str, ASGIApp]) -> None:
+        self._roster = roster
+        self._apps = apps
+        self._shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rows, row = routes.rows_of(scope["path"]), routes.find_row(scope)
+        shared = self._shared.get(rows[0].path) if rows else None
+        if shared is not None:
+            if row is not None:
+                routes.note_limits(scope, row)
+            await shared(scope, receive, send)
+        elif row is not None and row.request is not None and "model" in {each.name for each in structs.fields(row.request)}:
+            await self._with_body(row, scope, receive, send)
+        else:
+            await self._without_body(row, scope, receive, send)
+
+    async def _without_body(self, row: Row | None, scope: Scope, receive: Receive, send: Send) -> None:
+        resident = self._by_id(scope) or self._by_query(scope)
+        note_model(scope, resident.name)
+        if resident.phase is not Phase.LOADED and row is not None and 503 in row.errors:
+            raise EngineDeadError(f"{resident.name} is {resident.phase}; a request for an answer loads it")
+        await self._apps[resident](scope, receive, send)
+
+    def _by_query(self, scope: Scope) -> Resident:
+        """The model of `?model=`; the first one where there is none."""
+        names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model", ())
+        return self._roster.find(names[0]) if names else self._roster.first
+
+    def _by_id(self, scope: Scope) -> Resident | None:
+        """The model that a request was answered by whose id stands in the path."""
+        path: str = scope["path"]
+        if not path.startswith("/v1/requests/"):
+            return None
+        name = path.removeprefix("/v1/requests/").partition("/")[0]
+        return next((each for each in self._roster.residents.values() if each.service.ledger.find(name) is not None), None)
+
+    async def _with_body(self, row: Row, scope: Scope, receive: Receive, send: Send) -> None:
+        routes.note_limits(scope, row)
+        body = await read_body(Request(scope, receive))
+        try:
+            asked = msgspec.json.decode(body, type=_Asked)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # an endpoint says what is wrong with it
+            asked = _Asked(self._roster.first.name)
+        resident, keep_alive = self._of(asked, row.dialect), keep_alive_seconds(asked.keep_alive)
+        note_model(scope, resident.name)
+        wait = _Wait(receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
+        if keep_alive == 0 and not resident.is_idle:
+            keep_alive = self._roster.config.min_residence  # it is others' too
+        elif keep_alive == 0:
+            scope[UNLOADS_KEY] = True
+        try:
+            async with self._roster.using(resident, keep_alive, wait.tell):
+                wait.end()
+                await self._apps[resident](scope, _replayed(body, receive), wait.send if wait.has_begun else send)
+        except Exception as error:
+            await wait.fail(error)
+            raise
+        finally:
+            wait.end()
+
+    def _of(self, asked: _Asked, dialect: Dialect) -> Resident:
+        name = asked.model or asked.name
+        if not name:
+            names = ", ".join(map(repr, self._roster.residents))
+            raise ApiError("missing_field", f"model is missing; send the name of one of this server's: {names}", param="model")
+        return self._roster.find(name.removesuffix(LATEST) if dialect == "ollama" else name)
+
+
+def _streams(asked: _Asked, dialect: Dialect) -> bool:
+    return asked.stream is not False if dialect == "ollama" else bool(asked.stream)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a body that has been read, and then what comes behind it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
+
+
+class _Wait:
+    """The time in which a request waits for its model. A stream begins in it, with the first stage that is told."""
+
+    def __init__(self, receive: Receive, send: Send, grammar: EventGrammar, streams: bool) -> None:
+        self._send, self._receive, self._grammar, self._streams = send, receive, grammar, streams
+        self._watcher: asyncio.Task[None] | None = None
+        self._status = 200
+        self._failed = b""
+        self._is_answered = False
+        self.has_begun = False
+
+    async def tell(self, stage: str) -> None:
+        """A comment with the stage. Raises Disconnected where the client has gone."""
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+        if self._watcher.done():
+            raise Disconnected
+        if not self._streams:
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            kind = self._grammar.media_type.encode()
+            headers = [(b"content-type", kind), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        is_lines = self._grammar is OLLAMA_LINES
+        data = self._grammar.idle if is_lines else b": " + stage[:MAX_STAGE].replace("\n", " ").encode() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def end(self) -> None:
+        """The client is watched by whoever answers."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def send(self, message: Message) -> None:
+        """Passes an answer on whose start has been sent: of an error its body becomes an event."""
+        if message["type"] == "http.response.start":
+            self._is_answered, self._status = True, message["status"]
+        elif self._status == 200:
+            await self._send(message)
+        else:
+            self._failed += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._close(self._failed)
+
+    async def fail(self, error: Exception) -> None:
+        """An error of a stream that has begun in the wait, and that no answer tells of, becomes an event."""
+        if self.has_begun and not self._is_answered and not isinstance(error, Disconnected):
+            await self._close(as_api_error(error).body(self._grammar.dialect))
+
+    async def _close(self, body: bytes) -> None:
+        grammar = self._grammar
+        await self._send({"type": "http.response.body", "body": grammar.error_start + body + grammar.stop + grammar.end})

@@ -1,0 +1,71 @@
+"""What a decode step of Llama-3-8B's shape costs the host, on a device that does nothing: launches of a layer, seconds of a step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import device
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ridgeline.bench.gpu_part import host, tiny_facts
+from ridgeline.compute.cuda.bench.model import RandomModel, Types
+from ridgeline.facts.headers.checkpoint import read_config_facts
+from ridgeline.facts.headers.read import find_config
+from ridgeline.models.table import MEASURED
+
+MOST = {"bf16": 8, "fp8": 10}
+"""Launches of a layer, of kernels and of torch together; fp8 quantises what attention gives, and multiplies by the library."""
+
+SECONDS = {32: 0.3e-3, 256: 1.5e-3}
+"""Of the host for a step, by rows."""
+
+CONTEXT = 1024
+
+
+class Launches(TorchDispatchMode):
+    """Counts ops of torch that write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def launches(folder: Path, layers: int, dtype: str, batch: int, context: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what a decode step launches, of a model with the heads and types of the measured one, and narrow."""
+    from triton.runtime.interpreter import GridExecutor
+
+    given = json.loads(find_config(MEASURED).read_text())
+    narrow = {"hidden_size": 512, "head_dim": 16, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": layers}
+    config = folder / "narrow.json"
+    config.write_text(json.dumps(given | narrow))
+    model = RandomModel(read_config_facts(config), Types(dtype, dtype), device(), tokens=batch, rows=batch, positions=context + 1)
+    counted = Launches()
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: counted.names.append(self.fn.__name__))
+    inputs, sampling = model._inputs([1] * batch, [context] * batch)
+    model.runner.launch(inputs, sampling)
+    counted.names.clear()
+    with counted:
+        model.runner.replay()
+    return counted.names
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize(("batch", "context"), [(32, CONTEXT), (256, 64)])
+def test_launches_of_a_layer(dtype: str, batch: int, context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, three = (launches(tmp_path, layers, dtype, batch, context, monkeypatch) for layers in (1, 3))
+    assert (len(three) - len(one)) / 2 <= MOST[dtype], three
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("batch", SECONDS)
+def test_seconds_of_the_host(batch: int) -> None:
+    """Scheduling, packing, reading back, commit and frame: processor seconds of one thread."""
+    facts = tiny_facts(find_config(MEASURED))
+    (row,) = host(facts, {"batches": [batch], "context": CONTEXT, "steps": 24})
+    assert row["frames"] and row["host_seconds"] <= SECONDS[batch], row

@@ -1,0 +1,252 @@
+"""Several models in one server: whose a request is, loads and unloads under load, room, keep-alive, and what all of them say together."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.errors import ConfigError
+from ridgeline.server.app import build_models_app
+from ridgeline.server.several.resident import Phase
+from ridgeline.server.several.roster import make_roster
+
+QUICK = 'fake:{"rows": 2, "max_model_len": 400}'
+SLOW = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 400}'
+CONFIG = ServerConfig(min_residence=0.0)
+
+
+class Models:
+    """Requests to the application of several fake models, whose loop runs in a thread."""
+
+    def __init__(self, config: ServerConfig, **models: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.roster = make_roster(models, EngineConfig("unused"), config, lambda engine: 0, lambda stage, fraction: None)
+        self.app = build_models_app(self.roster)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30)
+
+    def wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return self.wait(self.client.request(method, path, **more))
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.request("POST", path, json=body)
+
+    def complete(self, model: str | None, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", model=model, **{"prompt": [1], "max_tokens": 3, **body})
+
+    def phases(self) -> list[str]:
+        return [each.phase.value for each in self.roster.residents.values()]
+
+    def pids(self) -> list[int | None]:
+        clients = [each.service.deployments.current.client for each in self.roster.residents.values()]
+        return [None if client is None else client.pid for client in clients]
+
+    def unload(self, name: str) -> None:
+        self.wait(self.roster.unload(self.roster.residents[name]))
+
+    def close(self) -> None:
+        self.wait(self.client.aclose())
+        self.wait(self.roster.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def make(_child_finds_the_source: None) -> Iterator[Any]:
+    made: list[Models] = []
+
+    def make_models(config: ServerConfig = CONFIG, **models: str) -> Models:
+        made.append(Models(config, **models))
+        made[-1].wait(made[-1].roster.start())
+        return made[-1]
+
+    yield make_models
+    for each in made:
+        each.close()
+
+
+def test_each_request_goes_to_its_model(make: Any) -> None:
+    site = make(a=QUICK, b='fake:{"rows": 2, "max_model_len": 90}')
+    assert site.phases() == ["loaded", "loaded"] and len(set(site.pids())) == 2
+    assert [site.complete(name).json()["model"] for name in ("a", "b")] == ["a", "b"]
+    assert site.complete("b", prompt=[1] * 200).status_code == 400 and site.complete("a", prompt=[1] * 200).status_code == 200
+    unknown, missing = site.complete("c"), site.complete(None)
+    assert unknown.status_code == 404 and "'a', 'b'" in unknown.json()["error"]["message"]
+    assert missing.status_code == 400 and missing.json()["error"]["param"] == "model" and "'a', 'b'" in missing.text
+    assert site.request("POST", "/v1/completions", content=b"{").status_code == 400
+    assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b"]
+    assert site.get("/v1/models/b").json()["max_model_len"] == 90 and site.get("/v1/models/c").status_code == 404
+    page = site.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"}).json()
+    assert ([each["id"] for each in page["data"]], page["has_more"], page["last_id"]) == (["a"], True, "a")
+    assert site.get("/live?model=b").json()["model"] == "b" and site.get("/live").json()["model"] == "a"
+    answer = site.complete("b")
+    assert site.get(f"/v1/requests/{answer.headers['x-request-id']}/explain").status_code == 200
+    text = site.get("/metrics").text
+    for name, count in (("a", 2), ("b", 3)):  # a request that is refused generates nothing
+        lines = [each for each in text.splitlines() if each.startswith("vllm:request_success_total{") and f'model_name="{name}"' in each]
+        assert sum(float(each.rpartition(" ")[2]) for each in lines) in (count, count - 1), lines
+        assert f'ridgeline_model_loaded{{model_name="{name}"}} 1.0' in text
+    assert text.count("# TYPE vllm:num_requests_running gauge") == 1
+    assert all(site.get(path).status_code == 200 for path in ("/readyz", "/health", "/ping", "/startupz", "/load", "/", "/openapi.json"))
+
+
+def test_an_unloaded_model_is_loaded_by_a_request_that_waits(make: Any) -> None:
+    site = make(a=QUICK, b=QUICK)
+    before = site.complete("b", prompt=[7, 8, 9], seed=1, temperature=1).json()["choices"]
+    site.unload("b")
+    assert site.phases() == ["loaded", "unloaded"] and site.pids()[1] is None
+    cards = site.get("/v1/models").json()["data"]
+    assert [each["status"]["value"] for each in cards] == ["loaded", "unloaded"] and cards[1]["max_model_len"] == 400
+    assert site.get("/live?model=b").status_code == 503 and "loads it" in site.get("/live?model=b").text
+    assert [each["name"] for each in site.get("/api/ps").json()["models"]] == ["a:latest"]
+    assert [each["name"] for each in site.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
+    assert site.get("/readyz").status_code == 200
+    assert site.post("/api/show", model="b").status_code == 200 and site.phases()[1] == "unloaded", "what is known needs no load"
+    assert site.complete("b", prompt=[7, 8, 9], seed=1, temperature=1).json()["choices"] == before
+    assert site.phases() == ["loaded", "loaded"]
+    assert 'ridgeline_model_loads_total{model_name="b"} 2.0' in site.get("/metrics").text
+
+
+def test_an_unload_waits_for_its_requests_and_later_ones_for_the_next_load(make: Any) -> None:
+    site, answers = make(a=QUICK, b=SLOW), []
+    resident = site.roster.residents["b"]
+    first = threading.Thread(target=lambda: answers.append(site.complete("b", max_tokens=250, ignore_eos=True)))
+    first.start()
+    while resident.service.metrics.running < 1:
+        time.sleep(0.005)
+    unloading = threading.Thread(target=lambda: site.unload("b"))
+    unloading.start()
+    while resident.phase is not Phase.UNLOADING:
+        time.sleep(0.005)
+    second = threading.Thread(target=lambda: answers.append(site.complete("b", max_tokens=5, ignore_eos=True)))
+    second.start()
+    assert site.complete("a").status_code == 200, "another model answers meanwhile"
+    assert not answers
+    for thread in (first, unloading, second):
+        thread.join()
+    assert [each.status_code for each in answers] == [200, 200]
+    assert [each.json()["usage"]["completion_tokens"] for each in answers] == [250, 5]
+    assert resident.totals.loads == 2 and resident.totals.unloads == 1
+
+
+def test_the_least_recently_used_makes_room(make: Any) -> None:
+    site = make(replace(CONFIG, max_loaded_models=2), a=QUICK, b=QUICK, c=QUICK)
+    assert site.phases() == ["loaded", "loaded", "unloaded"]
+    assert site.complete("b").status_code == 200 and site.complete("a").status_code == 200
+    assert site.complete("c").status_code == 200 and site.phases() == ["loaded", "unloaded", "loaded"]
+    results = [site.complete(name).status_code for name in "abcabc"]
+    assert results == [200] * 6 and sorted(site.phases()) == ["loaded", "loaded", "unloaded"]
+
+
+def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
+    """Four clients of two models with room for one: nobody fails, and a model that has come stays for its least time."""
+    site, codes = make(replace(CONFIG, max_loaded_models=1, min_residence=0.3), a=QUICK, b=QUICK), []
+    until = time.monotonic() + 2
+
+    def client(name: str) -> None:
+        while time.monotonic() < until:
+            codes.append((name, site.complete(name, max_tokens=20, ignore_eos=True).status_code))
+
+    threads = [threading.Thread(target=client, args=(name,)) for name in "abab"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert {code for _, code in codes} == {200} and {name for name, _ in codes} == {"a", "b"}
+    totals = [each.totals for each in site.roster.residents.values()]
+    assert all(2 <= each.loads <= 12 for each in totals), totals
+
+
+def test_keep_alive_unloads_an_idle_model(make: Any) -> None:
+    site = make(replace(CONFIG, keep_alive=0.3), a=QUICK, b=QUICK)
+    until = time.monotonic() + 1.2
+    while time.monotonic() < until:
+        assert site.complete("a").status_code == 200
+    assert site.phases() == ["loaded", "unloaded"], "the one that was used stays"
+    assert site.post("/api/generate", model="a", keep_alive=-1).json()["done_reason"] == "load"
+    assert site.get("/api/ps").json()["models"][0]["expires_at"].startswith("9999")
+    time.sleep(0.8)
+    assert site.phases()[0] == "loaded", "the request says for ever"
+    assert site.post("/api/generate", model="a:latest", keep_alive="0s").json()["done_reason"] == "unload"
+    while site.phases()[0] != "unloaded":
+        time.sleep(0.02)
+    assert site.post("/api/chat", model="a", keep_alive="soon").status_code == 400
+
+
+def test_a_stream_is_told_what_it_waits_for(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.server.several.roster.TELL_SECONDS", 0.05)
+    site = make(a=QUICK)
+    site.unload("a")
+    lines = site.complete("a", stream=True).text.split("\n\n")
+    assert lines[0].startswith(": a ") and lines[-2] == "data: [DONE]"
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert len(events) > 1 and events[-1]["choices"][0]["finish_reason"] == "length"
+    site.unload("a")
+    wrong = site.complete("a", stream=True, temperature=-1)
+    assert wrong.status_code == 200 and "temperature" in json.loads(wrong.text.split("data: ")[1])["error"]["message"]
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_requests_alone(make: Any) -> None:
+    site = make(replace(CONFIG, max_loaded_models=1), a=QUICK, b="fake:{}")
+    resident = site.roster.residents["b"]
+    broken = replace(resident.service.deployments.current.engine_config, model='fake:{"nonsense": 1}')
+    resident.service.deployments.current.engine_config = broken
+    answer = site.complete("b")
+    assert answer.status_code == 503 and "could not be loaded" in answer.text and "nonsense" not in answer.text
+    assert site.complete("b").status_code == 503 and site.complete("a").status_code == 200
+    assert site.get("/readyz").status_code == 200
+
+
+@pytest.mark.usefixtures("_child_finds_the_source")
+def test_a_start_with_a_model_that_is_none_ends() -> None:
+    site = Models(CONFIG, a=QUICK, b='fake:{"nonsense": 1}')
+    with pytest.raises(ConfigError, match="nonsense"):
+        site.wait(site.roster.start())
+    site.close()
+
+
+def test_names_are_shared_by_no_two_and_aliases_lead_to_their_model(make: Any) -> None:
+    site = make(replace(CONFIG), a=QUICK, b=QUICK)
+    site.roster.residents["b"].service.deployments.aliases["other"] = None
+    assert site.complete("other").json()["model"] == "b"
+    assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b", "other"]
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.night)])
+def test_unloads_under_load_fail_no_request(make: Any, count: int) -> None:
+    """Two models under load; one is unloaded and loaded again and again."""
+    site, codes, ends = make(a=QUICK, b=QUICK), [], threading.Event()
+
+    def client(name: str) -> None:
+        while not ends.is_set():
+            answer = site.complete(name, max_tokens=20, ignore_eos=True, stream=len(codes) % 2 == 0)
+            codes.append(answer.status_code if "error" not in answer.text else 0)
+
+    threads = [threading.Thread(target=client, args=(name,)) for name in "aabb"]
+    for each in threads:
+        each.start()
+    for _ in range(count):
+        site.unload("b")
+        site.wait(site.roster.load(site.roster.residents["b"]))
+    ends.set()
+    for each in threads:
+        each.join()
+    assert set(codes) == {200} and len(codes) > 4 * count
+    assert site.roster.residents["b"].totals.unloads == count and site.roster.residents["a"].totals.loads == 1
+    assert not site.roster.open_requests and site.complete("b").status_code == 200

@@ -1,0 +1,144 @@
+"""Two models in one server: what sharing costs them, and what unloads leave. `python tests/speed/models.py share|unload`, by hand, 2 min.
+
+share   tokens per second of both busy, over the mean of each busy alone: at rest 0.9 or more is asked
+unload  one model is unloaded and loaded again under load of both: failed requests (0), memory behind it over memory before (within 2 %)
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+NAMES = ("first", "second")
+TOKENS = 128
+
+
+@contextmanager
+def serving(model: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """(address, process) of a server that has the model twice."""
+    program = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "serve", *(f"{name}={model}" for name in NAMES), "--port", "0", "--admin-socket", "none"]
+    command += ["--max-model-len", "2k", "--max-num-seqs", "8", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        found = next((match for line in lines if (match := re.search(r"serves .* at (http://\S+)|url=(http://\S+)", line))), None)
+        if found is None:
+            raise SystemExit("the server did not start")
+        threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
+        try:
+            yield found[1] or found[2], process.pid
+        finally:
+            process.terminate()
+
+
+def ask(url: str, path: str, body: dict[str, object], key: str | None = None) -> int:
+    """Tokens of an answer; raises HTTPError."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    with urlopen(Request(url + path, json.dumps(body).encode(), headers), timeout=300) as answer:
+        return int(json.load(answer).get("usage", {}).get("completion_tokens", 0))
+
+
+def load(url: str, names: tuple[str, ...], until: threading.Event, key: str | None = None) -> dict[str, list[int]]:
+    """Streams of four clients per model until the event: (tokens, failures) by model, filled as they come."""
+    found = {name: [0, 0] for name in names}
+
+    def client(name: str) -> None:
+        body = {"model": name, "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
+        while not until.is_set():
+            try:
+                tokens = ask(url, "/v1/completions", body, key)
+                if not until.is_set():
+                    found[name][0] += tokens
+            except (HTTPError, OSError):
+                found[name][1] += 1
+
+    for name in names:
+        for _ in range(4):
+            threading.Thread(target=client, args=(name,), daemon=True).start()
+    return found
+
+
+def tokens_per_second(url: str, names: tuple[str, ...], seconds: float) -> dict[str, float]:
+    until, began = threading.Event(), time.monotonic()
+    found = load(url, names, until)
+    time.sleep(seconds)
+    until.set()
+    passed = time.monotonic() - began
+    time.sleep(1)
+    return {name: tokens / passed for name, (tokens, _) in found.items()}
+
+
+def share(model: str, rounds: int, seconds: float) -> None:
+    """Alone, both, alone, both …"""
+    ratios = []
+    with serving(model) as (url, _):
+        for _ in range(rounds):
+            alone = [tokens_per_second(url, (name,), seconds)[name] for name in NAMES]
+            both = tokens_per_second(url, NAMES, seconds)
+            ratios.append(sum(both.values()) / (sum(alone) / len(alone)))
+            print(f"alone {alone[0]:.1f} and {alone[1]:.1f}, both {both} tokens/s: {ratios[-1]:.3f}", flush=True)
+    print(f"median {sorted(ratios)[len(ratios) // 2]:.3f}")
+
+
+def memory(pid: int) -> int:
+    """Anonymous bytes of a process and its children."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    own = int(re.search(r"RssAnon:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(memory(int(child)) for child in children)
+
+
+def unload(model: str, rounds: int) -> None:
+    """Unloads one of two models again and again under load, and compares memory at rest before and behind."""
+    key_file = Path("/tmp") / f"ridgeline-models-{os.getpid()}.keys"
+    key_file.touch(0o600)
+    key_file.write_text("boss secret-of-an-admin scope=admin\n")
+    key = "secret-of-an-admin"
+    try:
+        with serving(model, "--api-key-file", str(key_file)) as (url, pid):
+            until = threading.Event()
+            failed = 0
+            sizes: list[int] = []
+            for phase in range(2):
+                until = threading.Event()
+                found = load(url, NAMES, until, key)
+                time.sleep(3)
+                for _ in range(3 if phase == 0 else rounds):
+                    ask(url, "/models/unload", {"model": NAMES[1]}, key)
+                    ask(url, "/models/load", {"model": NAMES[1]}, key)
+                until.set()
+                time.sleep(5)
+                failed += sum(failures for _, failures in found.values())
+                answered = sum(tokens for tokens, _ in found.values()) // TOKENS
+                sizes.append(memory(pid))
+                print(f"{answered} answers, {failed} failed; {sizes[-1] / 1e6:.1f} MB", flush=True)
+            print(f"{rounds} unloads: {failed} failed, memory {sizes[1] / sizes[0]:.4f} of before")
+    finally:
+        key_file.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("share", "unload"))
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--rounds", type=int, default=0, help="3 comparisons, 50 unloads")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    given = parser.parse_args()
+    if given.what == "share":
+        share(given.model, given.rounds or 3, given.seconds)
+    else:
+        unload(given.model, given.rounds or 50)
+
+
+if __name__ == "__main__":
+    main()
