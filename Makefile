@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint types test night clients gpu gpu-wheels extension wheel image
+.PHONY: check lint types test night clients ray gpu gpu-wheels extension wheel image
 
 check: lint types
 	$(PYTHON) -m pytest -q tests/core tests/arch
@@ -21,6 +21,10 @@ night:
 # Programs of others against servers of `ridgeline`, the one on the path, or RIDGELINE=…; VENV=… keeps their environment.
 clients:
 	tests/clients/run.sh $(VENV)
+
+# Engines on a Ray cluster of two nodes here; VENV=… keeps the environment.
+ray:
+	tests/deploy/ray.sh $(VENV)
 
 # A visit to a machine with a GPU: facts, tests, speeds, the table of docs/gpu.md, in build/gpu or $OUT. ARGS=1, 2 or 3 is a part of nine
 # minutes; ARGS=--dry-run goes through all of it without a GPU.
