@@ -69,13 +69,27 @@ def load(url: str, names: tuple[str, ...], until: threading.Event, key: str | No
 
 
 def tokens_per_second(url: str, names: tuple[str, ...], seconds: float) -> dict[str, float]:
-    until, began = threading.Event(), time.monotonic()
-    found = load(url, names, until)
-    time.sleep(seconds)
-    until.set()
-    passed = time.monotonic() - began
+    """Of each model, by its counter: from a second behind the begin of the load on."""
+    until = threading.Event()
+    load(url, names, until)
     time.sleep(1)
-    return {name: tokens / passed for name, (tokens, _) in found.items()}
+    before, began = generated(url), time.monotonic()
+    time.sleep(seconds)
+    behind, passed = generated(url), time.monotonic() - began
+    until.set()
+    time.sleep(1)
+    seen = behind
+    while (now := generated(url)) != seen:  # open answers end before the next load
+        seen = now
+        time.sleep(1)
+    return {name: (behind[name] - before[name]) / passed for name in names}
+
+
+def generated(url: str) -> dict[str, float]:
+    """Tokens that each model has sampled."""
+    with urlopen(url + "/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {name: float(value) for name, value in re.findall(r'vllm:generation_tokens_total{model_name="(\w+)"} (\S+)', text)}
 
 
 def share(model: str, rounds: int, seconds: float) -> None:
