@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 from checkpoints import Checkpoint
 from convert import permute
+from tiny import Tiny
 
 SCALE = 0.12
 """Of random matrices: large enough that an adapter changes every choice."""
@@ -80,3 +81,15 @@ def write_lora_gguf(path: Path, checkpoint: Checkpoint, directory: Path) -> Path
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_tiny_adapter(directory: Path, seed: int, rank: int = 4, **config: Any) -> Path:
+    """A random adapter of the tiny Gemma 3."""
+    size, random = Tiny(), np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray] = {}
+    for layer in range(size.layers):
+        for module, outputs, inputs in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", size.hidden, size.ffn)):
+            name = f"model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, inputs)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = random.standard_normal((outputs, rank)).astype(np.float32)
+    return write_tensors(directory, tensors, **config)

@@ -36,7 +36,7 @@ def serve(model: Path, waves: list[list[Admitted]], prepare: Callable[[Engine], 
         prepare(engine)
     run = Run()
     for wave in waves:
-        turn = engine.turn([Admit(each) for each in wave])
+        turn = engine.turn(engine.prepare([Admit(each) for each in wave]))
         while True:
             for output in turn.outputs:
                 ids, logprobs = run.answers.get((output.request_id, output.choice), ((), ()))

@@ -274,12 +274,11 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
 
 def _choices(params: SamplingParams) -> int:
     """Number of sequences that are computed; `n` of them are answered. Raises RequestError where it is below `n`."""
-    check_vote(params)
-    if params.best_of is None:
-        return params.n
-    if params.best_of < params.n:
+    if params.vote is not None:
+        check_vote(params, params.vote)
+    if params.best_of is not None and params.best_of < params.n:
         raise RequestError(f"best_of is {params.best_of} and n is {params.n}; raise best_of or lower n.", param="best_of")
-    return params.best_of
+    return params.best_of or params.n
 
 
 def _check_bias(biases: object, vocab: int) -> None:

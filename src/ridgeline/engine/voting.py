@@ -23,11 +23,8 @@ _OPENING: Final = re.compile(r"[{\[]")
 _MISSING: Final = object()
 
 
-def check_vote(params: SamplingParams) -> None:
-    """Raises RequestError for a vote that cannot be held."""
-    vote = params.vote
-    if vote is None:
-        return
+def check_vote(params: SamplingParams, vote: Vote) -> None:
+    """Raises RequestError for the vote of these parameters where it cannot be held."""
     given = [name for name in ("marker", "json_pointer", "regex") if getattr(vote, name) is not None]
     if len(given) != 1:
         raise RequestError(f"vote has {len(given)} ways to read an answer; send one of marker, json_pointer, regex.", param="vote")

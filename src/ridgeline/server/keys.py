@@ -28,7 +28,7 @@ HASHED: Final = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 SCOPES: Final = ("client", "admin")
 ADAPTER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}|\*")
 MAX_ADAPTERS: Final = 256
-OPTIONS: Final = ("tenant", "weight", "scope", "adapters", *RATES, "sheddable", "brown_out_tokens", *NAMES)
+OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "adapters", "sheddable", "brown_out_tokens", *NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from lora_files import write_tensors
-from tiny import Tiny, write_tiny
+from lora_files import write_tiny_adapter
+from tiny import write_tiny
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.core.commands import PinAdapter
@@ -19,27 +18,15 @@ from ridgeline.server.service import Service
 KEY = {"Authorization": "Bearer secret"}
 
 
-def adapter(directory: Path, seed: int, rank: int = 4, **config: Any) -> Path:
-    """A random adapter of the tiny Gemma 3."""
-    size, random = Tiny(), np.random.default_rng(seed)
-    tensors: dict[str, np.ndarray] = {}
-    for layer in range(size.layers):
-        for module, outputs, inputs in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", size.hidden, size.ffn)):
-            name = f"model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, inputs)).astype(np.float32)
-            tensors[f"{name}.lora_B.weight"] = random.standard_normal((outputs, rank)).astype(np.float32)
-    return write_tensors(directory, tensors, **config)
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Any:
     """Runs a scenario against a server with the adapter `one`, and `two` and others under its root."""
     model = write_tiny(tmp_path / "base.gguf")
     root = tmp_path / "root"
-    adapter(tmp_path / "one", 1)
-    adapter(root / "two", 2, rank=7)
-    adapter(root / "dora", 3, use_dora=True)
-    adapter(root / "large", 4, rank=100)
+    write_tiny_adapter(tmp_path / "one", 1)
+    write_tiny_adapter(root / "two", 2, rank=7)
+    write_tiny_adapter(root / "dora", 3, use_dora=True)
+    write_tiny_adapter(root / "large", 4, rank=100)
     (root / "out").symlink_to(tmp_path / "one")
     engine = EngineConfig(str(model), lora=(f"one={tmp_path / 'one'}",), max_loras=1, max_cpu_loras=1, max_model_len=128)
 
