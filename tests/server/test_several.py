@@ -157,10 +157,10 @@ def test_the_least_recently_used_makes_room(make: Any) -> None:
 def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
     """Four clients of two models with room for one: nobody fails, and a model that has come stays for its least time."""
     site, codes = make(replace(CONFIG, max_loaded_models=1, min_residence=0.3), a=QUICK, b=QUICK), []
-    until = time.monotonic() + 2
+    totals, until = [each.totals for each in site.roster.residents.values()], time.monotonic() + 60
 
     def client(name: str) -> None:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not all(each.loads >= 2 for each in totals):
             codes.append((name, site.complete(name, max_tokens=20, ignore_eos=True).status_code))
 
     threads = [threading.Thread(target=client, args=(name,)) for name in "abab"]
@@ -169,8 +169,7 @@ def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
     for each in threads:
         each.join()
     assert {code for _, code in codes} == {200} and {name for name, _ in codes} == {"a", "b"}
-    totals = [each.totals for each in site.roster.residents.values()]
-    assert all(2 <= each.loads <= 12 for each in totals), totals
+    assert all(2 <= each.loads <= 4 for each in totals), totals
 
 
 def test_keep_alive_unloads_an_idle_model(make: Any) -> None:

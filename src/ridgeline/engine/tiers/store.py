@@ -175,6 +175,9 @@ class BlockStore:
             thread.join(PAUSE_SECONDS)
         for tier in self.tiers:
             tier.close()
+        if not any(thread.is_alive() for thread in self._threads):  # one that a tier still holds may yet write to it
+            os.close(self._signal)
+            os.close(self._wake)
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────
 
