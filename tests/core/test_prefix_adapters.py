@@ -45,4 +45,4 @@ def test_no_hit_crosses_adapters(requests: int) -> None:
                 scope, prompt = of[event.request_id]
                 assert prompt[: event.tokens] in seen[scope], f"request {event.request_id} hits {event.tokens} tokens of others"
                 hits += 1
-    assert scheduler.idle and hits > requests / 2 and others > requests / 100
+    assert scheduler.idle and hits > requests / 2 and others > 100

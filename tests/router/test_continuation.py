@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -94,3 +95,40 @@ def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProces
         assert ":r " not in found[name]
         assert alike(found[name]) == alike(events(other.url, *asked)), name
     doomed.process.wait()
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_fail_no_stream(start: Callable[..., ServerProcess]) -> None:
+    """Three replicas under streams of all dialects; one after the other is killed, and another takes its port."""
+    replicas = [start() for _ in range(3)]
+    ports = [each.url.rpartition(":")[2] for each in replicas]
+    router = start(*(word for each in replicas for word in ("--replica", each.url)), verb="route")
+    wanted = {name: alike(events(replicas[0].url, *asked)) for name, asked in ASKED.items()}
+    for number in range(100):
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            streams = {name: pool.submit(events, router.url, *asked) for name, asked in ASKED.items()}
+            time.sleep(0.3 + number % 7 / 10)
+            place = number % len(replicas)
+            replicas[place].process.kill()
+            replicas[place].process.wait()
+            assert {name: alike(stream.result(timeout=60)) for name, stream in streams.items()} == wanted
+        replicas[place] = start("--port", ports[place])
+    assert router.metric("ridgeline_router_continued_answers_total") >= 100
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_twenty_rolling_restarts_fail_no_stream(start: Callable[..., ServerProcess]) -> None:
+    """Each replica in turn gets SIGTERM under streams and has one second: what it cannot end goes on elsewhere."""
+    replicas = [start("--shutdown-timeout", "1") for _ in range(2)]
+    ports = [each.url.rpartition(":")[2] for each in replicas]
+    router = start(*(word for each in replicas for word in ("--replica", each.url)), verb="route")
+    wanted = {name: alike(events(replicas[0].url, *asked)) for name, asked in ASKED.items()}
+    for number in range(20):
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            streams = {name: pool.submit(events, router.url, *asked) for name, asked in ASKED.items()}
+            time.sleep(0.5)
+            replicas[number % 2].stop()
+            assert {name: alike(stream.result(timeout=60)) for name, stream in streams.items()} == wanted
+        replicas[number % 2] = start("--shutdown-timeout", "1", "--port", ports[number % 2])
