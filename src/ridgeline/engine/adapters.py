@@ -125,7 +125,7 @@ class AdapterLibrary:
         if asked.lora_int_id < 1:
             raise RequestError(f"lora_int_id is {asked.lora_int_id}; it must be at least 1", param="lora_request")
         found = self.find(asked.lora_name)
-        if found is None or (found.number, found.asked) != (asked.lora_int_id, asked.lora_path):
+        if found is None or (found.number, found.asked) != (asked.lora_int_id, str(asked.lora_path)):
             try:
                 found = self.add(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
             except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
