@@ -60,6 +60,11 @@ class AdapterLibrary:
         self._told: set[bytes] = set()
 
     @property
+    def takes_any(self) -> bool:
+        """True if adapters are taken."""
+        return self._max_rank > 0
+
+    @property
     def known(self) -> tuple[KnownAdapter, ...]:
         """All of them, in the order of registration."""
         return tuple(self._known.values())

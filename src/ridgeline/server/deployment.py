@@ -90,7 +90,7 @@ class Deployment:
             await client.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
         self._template = assets.chat
-        if config.adapter_slots:
+        if config.adapter_slots and not self.adapters.takes_any:  # a model that was put away has its adapters
             self.adapters = AdapterLibrary(path, config.max_lora_rank, model_stores())
             await asyncio.to_thread(self.adapters.add_all, config.lora)
         if self._config.chat_template is not None:
@@ -99,6 +99,7 @@ class Deployment:
         if path is not None:
             self.note("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
+        self._tell_pins(client)
         self._model = model
         self._checked_start = client.starts
         client.is_checked = True
@@ -141,6 +142,11 @@ class Deployment:
         if self._client is not None:
             self._client.send(SetKnob(name, value))
 
+    def _tell_pins(self, client: EngineClient) -> None:
+        """Tells an engine that has just started of the adapters that keep their slots."""
+        for digest in sorted(self.adapters.pins):
+            client.send(PinAdapter(digest, is_pinned=True))
+
     async def _check_restarts(self, client: EngineClient, model: Model, *, has_answers: bool) -> None:
         """Lets each engine that follows the first one go on with open requests, and take new ones, when its answer to the canary is the
         first one's, and ends it where it is worse: an engine that answers nonsense has failed like one that ends early."""
@@ -152,8 +158,7 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
-            for digest in sorted(self.adapters.pins):
-                client.send(PinAdapter(digest, is_pinned=True))
+            self._tell_pins(client)
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
