@@ -16,6 +16,7 @@ from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
 from ridgeline.core.params import Adapter
 from ridgeline.engine.adapters import KnownAdapter
+from ridgeline.engine.seats import Seats
 from ridgeline.errors import ConfigError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.deployment import Deployment
@@ -42,9 +43,10 @@ class Deployments:
 
     def __init__(
         self, engine_config: EngineConfig, config: ServerConfig, on_events: Callable[[Deployment, Sequence[Event]], None],
-        on_progress: Progress,
+        on_progress: Progress, seats: Seats | None = None,
     ) -> None:  # fmt: skip
         self._on_events = on_events
+        self._seats = seats
         self._engine_config, self._config, self._on_progress = engine_config, config, on_progress
         self._rests = 0
         self.others: list[Deployment] = []
@@ -53,7 +55,7 @@ class Deployments:
         self.current = self._make(engine_config, config, on_progress)
 
     def _make(self, engine_config: EngineConfig, config: ServerConfig, on_progress: Progress) -> Deployment:
-        made = Deployment(engine_config, config, lambda events: self._on_events(made, events), on_progress)
+        made = Deployment(engine_config, config, lambda events: self._on_events(made, events), on_progress, self._seats)
         return made
 
     def add(self, engine_config: EngineConfig, config: ServerConfig) -> Deployment:
