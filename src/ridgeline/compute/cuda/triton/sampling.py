@@ -142,9 +142,10 @@ def _last_listed(keys, weights, ids, count, found, missing, BLOCK: tl.constexpr)
 
 @triton.jit
 def _candidates(
-    logits, vocab, highest, temperature, least, limit, last, threshold, keys, weights, ids, BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr
+    logits, vocab, highest, temperature, least, limit, last, threshold, keys, weights, ids,
+    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """(mass of what the filters leave, number of those from `threshold` on), of which the first MAX_CANDIDATES are listed: one pass."""
+    """(mass of what the filters leave, how many of it are at least `threshold`): one pass, which lists the first MAX_CANDIDATES of them."""
     at = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
     count = vocab * 0
