@@ -96,7 +96,7 @@ class Deployment:
             await client.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
         self._template = assets.chat
-        if config.adapter_slots:
+        if config.adapter_slots and not self.adapters.takes_any:  # a model that was put away has its adapters
             self.adapters = AdapterLibrary(path, config.max_lora_rank, model_stores())
             await asyncio.to_thread(self.adapters.add_all, config.lora)
         if self._config.chat_template is not None:
@@ -105,6 +105,7 @@ class Deployment:
         if path is not None:
             self.note("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
+        _tell_pins(client, self.adapters)
         self._model = model
         self._checked_start = client.starts
         client.is_checked = True
@@ -161,8 +162,7 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
-            for digest in sorted(self.adapters.pins):
-                client.send(PinAdapter(digest, is_pinned=True))
+            _tell_pins(client, self.adapters)
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
@@ -259,6 +259,12 @@ class Deployment:
     def _pass_events(self, events: Sequence[Event]) -> None:
         if self._model is not None:  # else they are of the check of answers
             self._on_events(events)
+
+
+def _tell_pins(client: EngineClient, adapters: AdapterLibrary) -> None:
+    """Tells an engine that has just started of the adapters that keep their slots."""
+    for digest in sorted(adapters.pins):
+        client.send(PinAdapter(digest, is_pinned=True))
 
 
 async def resolve_files(deployment: Deployment) -> None:

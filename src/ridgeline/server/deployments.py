@@ -128,7 +128,8 @@ class Deployments:
 
     def put_away(self) -> Deployment:
         """Puts a deployment of the same model and settings that has not started in the place of the one that serves, and returns that: its
-        requests have ended, and it is to be stopped. Its model's path is kept, so that a later start asks no hub."""
+        requests have ended, and it is to be stopped. Its model's path is kept, so that a later start asks no hub, and its adapters, by
+        whose names requests have it loaded again."""
         old, self._rests = self.current, self._rests + 1
         path = old.model.path if old.has_started else None
         model = old.engine_config.model if path is None else str(path)
@@ -136,6 +137,7 @@ class Deployments:
         config = replace(old.engine_config, model=model, record=record, trace=trace)
         self.current = self._make(config, self._config, self._on_progress)
         self.current.knobs.update(old.knobs)
+        self.current.adapters = old.adapters
         return old
 
     def send(self, knob: SetKnob) -> None:
