@@ -227,7 +227,7 @@ def test_an_adapter_is_known_while_its_model_is_unloaded(make: Any) -> None:
     site = make(a=QUICK, b=QUICK)
     deployments = site.roster.residents["b"].service.deployments
     deployments.current.adapters = library = AdapterLibrary(None, 8, model_stores())
-    library._known["tuned"] = KnownAdapter(Adapter("tuned", b"0" * 32, "/nowhere"), 8, 0)  # noqa: SLF001
+    library._known["tuned"] = KnownAdapter(Adapter("tuned", b"0" * 32, "/nowhere"), 8, 0)
     site.unload("b")
     for phase in ("unloaded", "loaded"):
         assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b", "tuned"]

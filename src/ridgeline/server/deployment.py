@@ -105,7 +105,7 @@ class Deployment:
         if path is not None:
             self.note("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
-        self._tell_pins(client)
+        _tell_pins(client, self.adapters)
         self._model = model
         self._checked_start = client.starts
         client.is_checked = True
@@ -151,11 +151,6 @@ class Deployment:
         if self._client is not None:
             self._client.send(SetKnob(name, value))
 
-    def _tell_pins(self, client: EngineClient) -> None:
-        """Tells an engine that has just started of the adapters that keep their slots."""
-        for digest in sorted(self.adapters.pins):
-            client.send(PinAdapter(digest, is_pinned=True))
-
     async def _check_restarts(self, client: EngineClient, model: Model, *, has_answers: bool) -> None:
         """Lets each engine that follows the first one go on with open requests, and take new ones, when its answer to the canary is the
         first one's, and ends it where it is worse: an engine that answers nonsense has failed like one that ends early."""
@@ -167,7 +162,7 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
-            self._tell_pins(client)
+            _tell_pins(client, self.adapters)
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
@@ -264,6 +259,12 @@ class Deployment:
     def _pass_events(self, events: Sequence[Event]) -> None:
         if self._model is not None:  # else they are of the check of answers
             self._on_events(events)
+
+
+def _tell_pins(client: EngineClient, adapters: AdapterLibrary) -> None:
+    """Tells an engine that has just started of the adapters that keep their slots."""
+    for digest in sorted(adapters.pins):
+        client.send(PinAdapter(digest, is_pinned=True))
 
 
 async def resolve_files(deployment: Deployment) -> None:
