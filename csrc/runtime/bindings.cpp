@@ -198,7 +198,7 @@ Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle sl
 }
 
 void bind_plan(nb::module_& m) {
-    nb::class_<Team>(m, "Team").def(nb::init<int>()).def_prop_ro("threads", &Team::threads);
+    nb::class_<Team>(m, "Team").def(nb::init<int>()).def_prop_ro("threads", &Team::threads).def("use", &Team::use);
     nb::class_<Plan> plan(m, "Plan");
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);

@@ -222,7 +222,7 @@ void Plan::cut_attention() {
 void Plan::walk(void* work, uint64_t step, int thread) {
     Plan& plan = *static_cast<Plan*>(work);
     const bool follows = plan.wanted_.followers != nullptr;
-    if (follows && thread + 1 == plan.team_->threads() && !plan.move_ahead(step)) return;
+    if (follows && thread + 1 == plan.team_->active() && !plan.move_ahead(step)) return;
     for (size_t p = plan.first_; p < plan.last_; ++p) {
         if (follows && p == plan.last_product() && !plan.meet_masks(step)) return;
         const Phase& phase = plan.phases_[p];

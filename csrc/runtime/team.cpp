@@ -1,5 +1,7 @@
 #include "runtime/team.h"
 
+#include <algorithm>
+
 #include "runtime/platform.h"
 
 namespace ridgeline {
@@ -27,7 +29,7 @@ void Waiter::wake(const std::atomic<uint64_t>& word) {
     if (sleepers_.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }
 
-Team::Team(int threads) {
+Team::Team(int threads) : active_(static_cast<uint64_t>(threads)) {
     for (int thread = 1; thread < threads; ++thread) others_.emplace_back([this, thread] { serve(thread); });
 }
 
@@ -35,7 +37,13 @@ Team::~Team() {
     ended_ = true;
     step_.fetch_add(1, std::memory_order_seq_cst);
     starts_.wake(step_);
+    use(threads());
     for (std::thread& other : others_) other.join();
+}
+
+void Team::use(int threads) {
+    const uint64_t count = static_cast<uint64_t>(std::clamp(threads, 1, this->threads()));
+    if (active_.exchange(count, std::memory_order_seq_cst) != count) rests_.wake(active_);
 }
 
 void Team::enter(Walk walk, void* work) {
@@ -58,11 +66,17 @@ void Team::forget() {
 
 void Team::serve(int thread) {
     for (uint64_t seen = 0;;) {
+        const uint64_t active = active_.load(std::memory_order_seq_cst);
+        if (static_cast<uint64_t>(thread) >= active) {
+            rests_.wait(active_, active);
+            continue;
+        }
         starts_.wait(step_, seen);
         const uint64_t now = step_.load(std::memory_order_seq_cst);
         if (now == seen) continue;
         seen = now;
         if (ended_) return;
+        if (static_cast<uint64_t>(thread) >= active_.load(std::memory_order_seq_cst)) continue;
         inside_.fetch_add(1, std::memory_order_seq_cst);
         const uint64_t edition = edition_.load();
         const Walk walk = walk_.load();

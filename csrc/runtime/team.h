@@ -39,6 +39,10 @@ public:
 
     int threads() const { return static_cast<int>(others_.size()) + 1; }
 
+    // How many of them walk the steps that follow: the caller and the first of the others. The rest sleep. Not to be called during a step.
+    void use(int threads);
+    int active() const { return static_cast<int>(active_.load(std::memory_order_relaxed)); }
+
     // The number of the next step that `enter` starts; counters are set to it first.
     uint64_t next_step() const { return (step_.load(std::memory_order_relaxed) + 1) & 0xffffffffu; }
 
@@ -61,12 +65,13 @@ private:
     void serve(int thread);
 
     std::atomic<uint64_t> step_{0};
+    std::atomic<uint64_t> active_;
     std::atomic<int> inside_{0};
     std::atomic<uint64_t> edition_{0};   // of what follows; odd while it changes
     std::atomic<Walk> walk_{nullptr};
     std::atomic<void*> work_{nullptr};
     bool ended_ = false;
-    Waiter starts_, phases_;
+    Waiter starts_, phases_, rests_;
     std::vector<std::thread> others_;
 };
 

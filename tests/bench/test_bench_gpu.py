@@ -145,9 +145,15 @@ def test_verdicts() -> None:
 
     ceilings = {"copy": 4.3e12, "bf16": 790e12, "fp8": 1.58e15}
     facts = read_config_facts(find_config(MEASURED))
+    sampled = [decoded(batch, 1.0, top_p=0.9) for batch in (1, 32)]  # beside the targets
     parts = {
         ("ceilings", "bf16"): [{"ceiling": name, "per_second": value} for name, value in ceilings.items()],
-        ("decode", "bf16"): [decoded(1, 240.0, idle_seconds=60e-6), decoded(32, 6_100.0, host_seconds=0.2e-3), decoded(64, 8_000.0)],
+        ("decode", "bf16"): [
+            decoded(1, 240.0, idle_seconds=60e-6),
+            decoded(32, 6_100.0, host_seconds=0.2e-3),
+            decoded(64, 8_000.0),
+            *sampled,
+        ],
         ("transformers", "bf16"): [{"batch": 1, "tokens_per_second": 100.0}, {"batch": 1, "tokens_per_second": 120.0}],
         ("invariant", "bf16"): [decoded(1, 216.0)],
         ("ttft", "bf16"): [{"through": "LLM, without HTTP", "seconds": 0.04}],

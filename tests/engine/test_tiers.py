@@ -89,6 +89,30 @@ def test_a_slow_tier_is_not_waited_for(alone: tuple[int, ...]) -> None:
     run.close()
 
 
+def test_sequences_that_have_yet_to_start_are_no_fault_of_a_tier() -> None:
+    kept(tier := MemoryTier())
+    run = Run([tier], most_staged_bytes=0)
+    run.engine.executor.pages.staged.update({-number: b"" for number in range(1, 60)})  # type: ignore[union-attr]
+    run.answer("b")
+    assert not run.from_tier and not run.close()["failures"], "nothing was brought, and the tier is not left alone"
+
+
+def test_a_fetch_ends_before_the_engine_is_taken_to_hang() -> None:
+    kept(tier := MemoryTier())
+    tier.seconds = 1.0
+    run, began = Run([tier], seconds=1.0, most_seconds=0.1), time.monotonic()
+    run.answer("b")
+    assert time.monotonic() - began < 0.8
+    run.close()
+
+
+def test_what_is_counted_is_there_from_the_start() -> None:
+    """The loop reads the counts while threads add to them."""
+    run = Run([MemoryTier()])
+    assert set(run.store.counts["memory"]) == {"fetched", "kept", "bad", "dropped", "failures"} and not run.store.used()
+    run.close()
+
+
 def test_a_tier_that_fails_is_left_alone(alone: tuple[int, ...]) -> None:
     run = Run([MemoryTier(fails=True)])
     assert run.answer("b") == alone and run.answer("c", (*PROMPT[:40], 3, 4)) and run.close()["failures"] <= 2
@@ -123,6 +147,19 @@ def test_the_least_used_makes_room(tmp_path: Path) -> None:
     assert again.has(names) == [True, *[False] * 3, *[True] * 3] and again.get(names[:1], 1.0) == [names[0] * 4 + bytes(value - 128)]
     assert (tmp_path / "kv" / "model.kv").stat().st_size <= 4_096 + 4 * (value + 40)
     again.close()
+
+
+def test_many_reads_of_one_keep_the_others_replaceable(tmp_path: Path) -> None:
+    """The order of worths is made anew while the second block is put."""
+    value = Seal(SECRET, shape()).value_bytes
+    tier = file_tier(tmp_path / "kv", 4_096 + 2 * (value + 40))
+    names = [bytes([number]) * 32 for number in range(1, 4)]
+    tier.put(names[0], bytes(value))
+    tier.get(names[:1] * 71, 1.0)
+    tier.put(names[1], bytes(value))
+    tier.put(names[2], bytes(value))
+    assert tier.has(names) == [True, False, True]
+    tier.close()
 
 
 def test_other_models_share_the_bound(tmp_path: Path) -> None:
@@ -190,6 +227,13 @@ def test_killed_while_it_writes(tmp_path: Path, times: int) -> None:
                 assert opened in (data, None)
     assert right and torn <= 1
     tier.close()
+
+
+def test_blocks_of_another_version_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Seal(SECRET, shape())
+    monkeypatch.setattr("ridgeline.engine.tiers.seal.VERSION", b"another")
+    after, (held, data) = Seal(SECRET, shape()), content(3)
+    assert after.name(held.key, 0) != before.name(held.key, 0) and after.open(held, before.close(held, data)) is None
 
 
 def test_the_seal_covers_all_that_it_says() -> None:

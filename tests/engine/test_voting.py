@@ -35,6 +35,11 @@ def test_what_is_read(vote: Vote, text: str, answer: str | None) -> None:
     assert read_answer(vote, text) == answer
 
 
+def test_an_empty_answer_is_not_none_at_all() -> None:
+    texts = ['{"a": 1', '{"a": ""}', '{"a": ""}', '{"a": "x"}']
+    assert elect(Vote(json_pointer="/a"), texts, [0.0, -2.0, -1.0, -0.5]) == (2, Election("", 2, 4))
+
+
 def test_who_is_elected() -> None:
     texts = ["Answer: 7", "Answer: 8", "nothing", "Answer: 8", "Answer: 9", "Answer: 9"]
     assert elect(MARK, texts, [-1, -5, -0.1, -4, -9, -8]) == (3, Election("8", 2, 6)), "of two pairs that with the likelier text"

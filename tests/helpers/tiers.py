@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ridgeline.config.secret import private_folder
 from ridgeline.core.commands import Admit, Command
@@ -44,12 +45,14 @@ def file_tier(folder: Path, most_bytes: int = BYTES) -> FileTier:
 class Run:
     """An engine over the simulated executor, which checks the content of every block that it reads, and a store over `tiers`."""
 
-    def __init__(self, tiers: Sequence[Tier], seconds: float = 1e-3, record: Path | None = None, secret: bytes = SECRET) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], seconds: float = 1e-3, record: Path | None = None, secret: bytes = SECRET, **bounds: Any
+    ) -> None:
         kv = shape()
         executor = SimExecutor(replace(fake_executor().info, kv=kv), FakeModel(), VirtualClock())
         limits = Limits(rows=4, token_budget=64, depth=2)
         scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
-        self.store = BlockStore(tiers, Seal(secret, kv), kv, executor.pages, seconds=seconds)
+        self.store = BlockStore(tiers, Seal(secret, kv), kv, executor.pages, seconds=seconds, **bounds)
         if record is None:
             self.engine = Engine(scheduler, executor, VirtualClock(), 2, self.store)
         else:

@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from processes import ServerProcess
 
@@ -94,6 +95,9 @@ def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProces
     for name, asked in ASKED.items():
         assert ":r " not in found[name]
         assert alike(found[name]) == alike(events(other.url, *asked)), name
+    forged = {"x-ridgeline-continue": "2 0", "x-ridgeline-router": "0" * 64}
+    body = {"model": "fake", "prompt": "a", "max_tokens": 1}
+    assert httpx.post(f"{router.url}/v1/completions", json=body, headers=forged).status_code == 200, "a client's headers are no router's"
     doomed.process.wait()
 
 

@@ -59,6 +59,13 @@ def test_connections_are_kept_between_answers() -> None:
     assert exchange(WHOLE, CHUNKED, WHOLE) == [(200, b"abc"), (200, b"abcde"), (200, b"abc"), "1 connections"]
 
 
+def test_a_client_does_not_speak_as_a_router() -> None:
+    own, forged = [(b"x-ridgeline-router", b"the key")], [(b"x-ridgeline-router", b"forged"), (b"x-ridgeline-continue", b"2 0")]
+    for more in ([], own):
+        request = Upstream("http://a:1").request("POST", b"/x", forged, b"{}", more)
+        assert b"forged" not in request and b"continue" not in request and (b"the key" in request) == bool(more)
+
+
 def test_an_interim_answer_is_none() -> None:
     assert exchange(b"HTTP/1.1 102 Processing\r\n\r\n" + WHOLE)[0] == (200, b"abc")
 

@@ -1,6 +1,7 @@
 """What a router is told of a stream, and what a server takes from one."""
 
 import json
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
@@ -81,6 +82,23 @@ def test_records_that_cannot_be_are_refused(known: Any) -> None:
     assert status(other_prompt, *others) == 409
     assert status(first, *others, length=10**7) == status(first, *others, length=3) == 409
     assert known.get("/readyz").status_code == 200
+
+
+def test_a_prompt_that_has_not_ended_here_leaves_none_of_its_answer_open(known: Any) -> None:
+    """Two prompts of one id: the second cannot be submitted, and the first is nobody's."""
+    body = json.dumps({**json.loads(BODY), "prompt": ["once", "upon"], "max_tokens": 250}).encode()
+    journal = Journal(KEY)
+    journal.take(known.request("POST", "/v1/completions", content=body, headers={"x-ridgeline-router": KEY.hex()}).content)
+    first = msgspec.json.decode(journal.body(b""))[0]
+    first[3][0][0] = first[3][1][0] = "twice"
+    records = msgspec.json.encode([first])
+    headers = {"x-ridgeline-router": KEY.hex(), "x-ridgeline-continue": f"{len(records)} 1"}
+    assert known.request("POST", "/v1/completions", content=records + body, headers=headers).status_code == 409
+    until = time.monotonic() + 10
+    while known.service.deployments.open_requests or known.service.ledger.find("twice") is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert known.service.ledger.find("twice").choices[0].reason == "abort"
 
 
 def test_a_journal_passes_whole_events_on_and_ends_where_it_cannot_go_on() -> None:

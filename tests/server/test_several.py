@@ -11,7 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.params import Adapter
+from ridgeline.engine.adapters import AdapterLibrary, KnownAdapter
 from ridgeline.errors import ConfigError
 from ridgeline.server.app import build_models_app
 from ridgeline.server.several.resident import Phase
@@ -218,6 +221,37 @@ def test_a_start_with_a_model_that_is_none_ends() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         site.wait(site.roster.start())
     site.close()
+
+
+def test_an_adapter_is_known_while_its_model_is_unloaded(make: Any) -> None:
+    site = make(a=QUICK, b=QUICK)
+    deployments = site.roster.residents["b"].service.deployments
+    deployments.current.adapters = library = AdapterLibrary(None, 8, model_stores())
+    library._known["tuned"] = KnownAdapter(Adapter("tuned", b"0" * 32, "/nowhere"), 8, 0)
+    site.unload("b")
+    for phase in ("unloaded", "loaded"):
+        assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b", "tuned"]
+        assert site.get("/v1/models/tuned").json()["parent"] == "b"
+        assert site.phases()[1] == phase
+        assert site.complete("b").status_code == 200
+
+
+def test_what_is_no_request_loads_no_model(make: Any) -> None:
+    site = make(a=QUICK, b=QUICK)
+    site.unload("a")
+    for content in (b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 5_000):
+        assert site.request("POST", "/v1/completions", content=content).status_code == 400
+    for odd in (True, {}, [], "soon", ""):
+        assert site.post("/api/generate", model="a", keep_alive=odd).status_code == 400
+    assert site.phases() == ["unloaded", "loaded"]
+    answer = site.complete("b", name=5, keep_alive={})
+    assert answer.status_code == 200 and answer.json()["model"] == "b", "fields of other dialects mean nothing"
+
+
+def test_what_is_pulled_is_none_of_the_models(make: Any) -> None:
+    site = make(replace(CONFIG, api_key="key"), a=QUICK)
+    pulled = site.request("POST", "/api/pull", json={"model": "no such name!"}, headers={"authorization": "Bearer key"})
+    assert pulled.status_code == 400 and "no name of a hub" in pulled.text
 
 
 def test_names_are_shared_by_no_two_and_aliases_lead_to_their_model(make: Any) -> None:

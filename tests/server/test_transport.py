@@ -165,3 +165,30 @@ def test_a_declared_length_is_refused_before_anything_is_read(declared: str) -> 
     with pytest.raises(ApiError) as large:
         asyncio.run(read_body(Request(scope, never)))
     assert large.value.status == 413
+
+
+def test_events_that_a_client_has_hold_up_no_others() -> None:
+    class Old:
+        def mark(self, event: bytes) -> bytes:
+            return b""
+
+    async def run() -> int:
+        stream, turns = EventStream(Events().events(), lambda: None), 0
+        stream.relay = Old()
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        await stream(SCOPE, never, _nothing)
+        task.cancel()
+        return turns
+
+    assert asyncio.run(run()) >= 10
+
+
+async def _nothing(message: Any) -> None:
+    pass

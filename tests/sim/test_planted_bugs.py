@@ -33,6 +33,7 @@ SEEDS = {
     "a long prompt is taken to need no time": 81,
     "a tenant that floods takes the slack of others": 141,
     "a request that can never fit is accepted": 14,
+    "a preempted sequence keeps its place in the draft model": 135,
 }
 """Seeds whose worlds show what few others do; where one no longer does, the search from the first takes seconds."""
 Edits = list[tuple[str, str, str]]

@@ -169,6 +169,7 @@ def _step_row(job: "Job", row: Row, target: str) -> list[str]:
     names = ("device_seconds", "idle_seconds", "idle_p99_seconds", "host_seconds", "host_p99_seconds")
     times = ["" if row.get(name) is None else f"{row[name] * 1e3:.3f}" for name in names]
     how = "" if row.get("graphs", True) else ", no graphs"
+    how += f", top-p {row['top_p']}" if "top_p" in row else ""
     return [job.name + how, size, f"{row['tokens_per_second']:,.0f}", f"{seconds * 1e3:.2f}", *times, target]
 
 

@@ -6,6 +6,7 @@ Runners note into it while it is theirs (`trace` of a runner is None else, and c
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -25,7 +26,7 @@ class StepTrace:
     The file of a process that is killed opens too: the format allows an array that is left open. With `steps` so many are told; the file is
     `path` with ".part" until then, for its owner alone, and comes whole or not at all. Costs two looks at the clock per chunk or op.
 
-    Any thread may close it; one thread notes.
+    Any thread may close it; one thread notes. A disk that takes no more ends the trace, and not the steps.
     """
 
     def __init__(self, path: Path, steps: int | None = None) -> None:
@@ -60,24 +61,29 @@ class StepTrace:
     def end_step(self) -> None:
         """Writes what was noted of a step. Behind the last one that was asked for the file is complete."""
         with self._lock:
-            if self._file.closed:
-                return
-            self._write()
-            if self._left is not None and self._steps >= self._left:
-                self._close()
+            if not self._file.closed:
+                try:
+                    self._write()
+                    if self._left is not None and self._steps >= self._left:
+                        self._close()
+                except OSError:
+                    self._give_up()
+            self._events, self._phases = [], []
 
     def close(self) -> None:
         """Ends the file, with the steps that it has. Safe to call twice."""
         with self._lock:
             if not self._file.closed:
-                self._close()
+                try:
+                    self._close()
+                except OSError:
+                    self._give_up()
 
     def _write(self) -> None:
         for event in (*self._events, *(event for phases in self._phases for event in self._of_threads(*phases))):
             self._file.write(("\n" if self._is_first else ",\n") + json.dumps(event))
             self._is_first = False
         self._file.flush()
-        self._events, self._phases = [], []
         self._steps += 1
 
     def _of_threads(self, began: float, names: Sequence[str], columns: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -93,6 +99,13 @@ class StepTrace:
         self._file.close()
         if self._part != self._path:
             os.replace(self._part, self._path)
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        if self._part != self._path:
+            with suppress(OSError):
+                self._part.unlink()
 
 
 def _event(name: str, thread: int, microsecond: float, microseconds: float, told: dict[str, object]) -> dict[str, Any]:

@@ -60,6 +60,11 @@ class AdapterLibrary:
         self._told: set[bytes] = set()
 
     @property
+    def takes_any(self) -> bool:
+        """True if adapters are taken."""
+        return self._max_rank > 0
+
+    @property
     def known(self) -> tuple[KnownAdapter, ...]:
         """All of them, in the order of registration."""
         return tuple(self._known.values())
@@ -125,7 +130,7 @@ class AdapterLibrary:
         if asked.lora_int_id < 1:
             raise RequestError(f"lora_int_id is {asked.lora_int_id}; it must be at least 1", param="lora_request")
         found = self.find(asked.lora_name)
-        if found is None or (found.number, found.asked) != (asked.lora_int_id, asked.lora_path):
+        if found is None or (found.number, found.asked) != (asked.lora_int_id, str(asked.lora_path)):
             try:
                 found = self.add(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
             except (ConfigError, ModelFormatError, ModelNotFoundError) as error:

@@ -11,6 +11,7 @@ import msgspec
 
 from ridgeline.config.env import child_environment
 from ridgeline.config.groups import EngineConfig
+from ridgeline.engine.seats import Seat
 
 PIPE_BYTES: Final = 1 << 16
 """What a pipe holds: a read takes all beats."""
@@ -32,19 +33,21 @@ class EngineProcess:
         self.writer = writer
 
     @classmethod
-    async def spawn(cls, config: EngineConfig) -> "EngineProcess":
-        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, and what
-        `child_environment` lets through, and nothing else."""
+    async def spawn(cls, config: EngineConfig, seat: Seat | None = None) -> "EngineProcess":
+        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, the memory of the seats
+        where it has one, what `child_environment` lets through, and nothing else."""
         parent_socket, child_socket = socket.socketpair()
         read_end, lifeline = os.pipe()
         beats, beats_end = os.pipe()
         inherited = child_socket.fileno(), read_end, beats_end
+        seats = () if seat is None else (seat.descriptor,)
+        numbers = inherited if seat is None else (*inherited, seat.descriptor, seat.number)
         process = None
         try:
             process = subprocess.Popen(
                 # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, inherited)],
-                stdin=subprocess.DEVNULL, pass_fds=inherited, env=child_environment(),
+                [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, numbers)],
+                stdin=subprocess.DEVNULL, pass_fds=(*inherited, *seats), env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone, even before the child can ignore it.
             )  # fmt: skip
             os.write(lifeline, msgspec.json.encode(config) + b"\n")

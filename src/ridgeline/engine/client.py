@@ -21,6 +21,7 @@ from ridgeline.core.params import Admitted
 from ridgeline.engine.child import EngineProcess
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, TraceSteps, WireError, encode
 from ridgeline.engine.open_requests import OpenRequests
+from ridgeline.engine.seats import Seat
 from ridgeline.engine.streams import Behind, RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
 
@@ -66,6 +67,7 @@ class EngineClient:
 
     on_events    called with the events of each frame, in order (metrics)
     on_progress  called while an engine loads
+    seat         its engines' among those of other clients; None: there are no others
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineClient:
         on_events: Callable[[Sequence[Event]], None] = lambda events: None,
         on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
         delay: Callable[[int], float] = restart_delay,
+        seat: Seat | None = None,
     ) -> None:
         self.state = State.STARTING
         self.starts = 0
@@ -87,6 +90,7 @@ class EngineClient:
         self._on_events = on_events
         self._on_progress = on_progress
         self._delay = delay
+        self._seat = seat
         self._open = OpenRequests(on_events)
         self.waiting_before = self._open.waiting_before
         self._child: EngineProcess | None = None
@@ -225,7 +229,7 @@ class EngineClient:
         self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
         self._has_gone_on = self._got_further = False
         try:
-            self._child = child = await EngineProcess.spawn(restarted(self._config, self.starts - 1))
+            self._child = child = await EngineProcess.spawn(restarted(self._config, self.starts - 1), self._seat)
         except OSError as error:
             self.last_failure = f"no process could be started: {error}"
             self._on_lost()
@@ -256,6 +260,8 @@ class EngineClient:
             open_requests = len(self._open)
             self._on_lost()
             status = await child.end(EXIT_TIMEOUT_SECONDS)
+            if self._seat is not None:
+                self._seat.take(works=False)
             self.last_failure = self._cause or f"the engine process ended with status {status}"
         if not self._permanent:
             _log.error("engine ended, and is started again", extra={"fields": {

@@ -23,6 +23,7 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock, Store
 from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.engine.seats import Seat
 from ridgeline.errors import ConfigError, unwritable
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
@@ -34,8 +35,8 @@ Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 
-def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tuple[Decision, ...]]:
-    """Starts and warms up an engine; also returns the decisions for settings that were left open.
+def start_engine(config: EngineConfig, progress: Progress, seat: Seat | None = None) -> tuple[Engine, tuple[Decision, ...]]:
+    """Starts and warms up an engine; also returns the decisions for settings that were left open. `seat`: among engines that share cores.
 
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
@@ -46,7 +47,7 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
             "--speculative draft and --draft-model MODEL come together (auto takes one too), and one of them is missing; give both or none",
             fix={"--speculative": None, "--draft-model": None},
         )
-    executor, decisions = start_executor(config, progress)
+    executor, decisions = start_executor(config, progress, seat)
     engine, more = make_engine(executor, config)
     return engine, decisions + more
 
@@ -126,13 +127,15 @@ def prefill_budget(config: EngineConfig, seconds: StepSeconds) -> Decision:
     )
 
 
-def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
+def start_executor(config: EngineConfig, progress: Progress, seat: Seat | None = None) -> tuple[Executor, tuple[Decision, ...]]:
     """Starts the executor for `config.model`; also returns the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
         if config.trace is not None:
             raise ConfigError("--trace needs the native runner; a fake model has no threads to trace", fix={"--trace": None})
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
+    if seat is not None:
+        worker.share_threads(seat.threads)
     if config.draft_model is not None and worker.info.drafts is not None:
         _map_tokens(worker, config)
     worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))

@@ -26,6 +26,7 @@ from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Profile, Progress, Ready, TraceSteps, WireError, encode
+from ridgeline.engine.seats import Seat
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
@@ -101,10 +102,13 @@ class Connection:
             self._profiler = None
 
 
-def run(engine: Engine, connection: Connection) -> None:
+def run(engine: Engine, connection: Connection, seat: Seat | None = None) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
-    committed, busy = 0, False
+    committed, busy, works = 0, False, False
     while True:
+        if seat is not None and busy != works:
+            works = busy
+            seat.take(works=works)
         wait = not busy
         if wait and (awaited := engine.awaited):
             connection.wait(awaited)
@@ -118,12 +122,13 @@ def run(engine: Engine, connection: Connection) -> None:
             connection.send(Health(committed, turn.time))
 
 
-def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
+def serve(connection: Connection, config: EngineConfig, beats: int, seat: Seat | None) -> None:
     """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost.
 
     beats  file descriptor of a pipe that gets a byte whenever the executor has moved
+    seat   among engines that share the cores; None: there is no other
     """
-    engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
+    engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)), seat)
     connection.trace = engine.executor.trace
     try:
         gc.collect()
@@ -132,14 +137,15 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
         connection.send(Ready(engine.executor.info, decisions))
         if engine.executor.grammars is not None:
             engine.executor.grammars.warm_up()
-        run(engine, connection)
+        run(engine, connection, seat)
     finally:
         engine.close()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`arguments`: the numbers of three inherited file descriptors, the socket, the lifeline and the pipe of beats. The lifeline's first
-    line is the configuration as JSON; its end means that the parent is dead."""
+    """`arguments`: the numbers of three inherited file descriptors, the socket, the lifeline and the pipe of beats; where engines share
+    the cores also that of their seats, and which is this one's. The lifeline's first line is the configuration as JSON; its end means that
+    the parent is dead."""
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -149,8 +155,9 @@ def main(arguments: Sequence[str]) -> None:
         config = msgspec.json.decode(lifeline.readline(), type=EngineConfig)
         threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
         connection = Connection(stream)
+        seat = Seat(int(arguments[3]), int(arguments[4])) if len(arguments) > 3 else None
         try:
-            serve(connection, config, int(arguments[2]))
+            serve(connection, config, int(arguments[2]), seat)
         except Disconnected:
             return
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:

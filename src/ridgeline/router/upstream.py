@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from ridgeline.server.routers import CONTINUE_HEADER, KEY_HEADER
+
 CONNECT_SECONDS: Final = 2.0
 MOST_IDLE: Final = 64
 """Connections kept open per replica."""
@@ -21,9 +23,9 @@ HIGH_WATER: Final = 1 << 16
 MAX_HEAD_BYTES: Final = 64 * 1024
 HOP_BY_HOP: Final = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length",
+    b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length", KEY_HEADER, CONTINUE_HEADER,
 })  # fmt: skip
-"""Headers that are between two neighbours, and those that are written anew."""
+"""Headers that are between two neighbours, and those that are written anew: a client's own would speak with the router's key."""
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Headers that say where a body ends; without one its end is that of the connection."""
 

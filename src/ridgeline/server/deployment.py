@@ -26,6 +26,7 @@ from ridgeline.engine.adapters import AdapterLibrary
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import CRASH_LOOP_FAILURES, EngineClient, State
 from ridgeline.engine.messages import Ready
+from ridgeline.engine.seats import Seat, Seats
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
@@ -48,6 +49,7 @@ class Deployment:
 
     on_events    called with the events of each frame once the deployment has been checked
     on_progress  called with stage and fraction while it loads
+    seats        of the engines that share the cores; None: there are no others
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class Deployment:
         config: ServerConfig,
         on_events: Callable[[Sequence[Event]], None],
         on_progress: Callable[[str, float], None],
+        seats: Seats | None = None,
     ) -> None:
         self.startup = Startup()
+        self._seats = seats
+        self._seat: Seat | None = None
         self.adapters = AdapterLibrary(None, 0, model_stores())
         self.engine_config = engine_config
         self.users = 0
@@ -85,12 +90,13 @@ class Deployment:
             expected = self.engine_config.expect_sha256
             path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self.note))
         config = self.engine_config if path is None else replace(self.engine_config, model=str(path))
-        self._client = client = EngineClient(config, self._pass_events, self.note)
+        self._seat = None if self._seats is None else self._seats.sit()
+        self._client = client = EngineClient(config, self._pass_events, self.note, seat=self._seat)
         if self._config.chat_template is None:
             await client.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self._config)
         self._template = assets.chat
-        if config.adapter_slots:
+        if config.adapter_slots and not self.adapters.takes_any:  # a model that was put away has its adapters
             self.adapters = AdapterLibrary(path, config.max_lora_rank, model_stores())
             await asyncio.to_thread(self.adapters.add_all, config.lora)
         if self._config.chat_template is not None:
@@ -99,6 +105,7 @@ class Deployment:
         if path is not None:
             self.note("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
+        _tell_pins(client, self.adapters)
         self._model = model
         self._checked_start = client.starts
         client.is_checked = True
@@ -121,6 +128,9 @@ class Deployment:
                 task.cancel()
         if self._client is not None:
             await self._client.shutdown()
+        if self._seats is not None and self._seat is not None:
+            self._seats.leave(self._seat)
+            self._seat = None
         if self._template is not None:
             await asyncio.to_thread(self._template.close)
 
@@ -152,8 +162,7 @@ class Deployment:
                 return  # `wait_failed` tells of it
             for name, value in self.knobs.items():
                 client.send(SetKnob(name, value))
-            for digest in sorted(self.adapters.pins):
-                client.send(PinAdapter(digest, is_pinned=True))
+            _tell_pins(client, self.adapters)
             starts, cause = client.starts, ""
             try:
                 found = await _check_answers(client, model) if has_answers else ()
@@ -250,6 +259,12 @@ class Deployment:
     def _pass_events(self, events: Sequence[Event]) -> None:
         if self._model is not None:  # else they are of the check of answers
             self._on_events(events)
+
+
+def _tell_pins(client: EngineClient, adapters: AdapterLibrary) -> None:
+    """Tells an engine that has just started of the adapters that keep their slots."""
+    for digest in sorted(adapters.pins):
+        client.send(PinAdapter(digest, is_pinned=True))
 
 
 async def resolve_files(deployment: Deployment) -> None:

@@ -16,6 +16,7 @@ from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Computed, Event, Idle, Scheduled, Started
 from ridgeline.core.params import Adapter
 from ridgeline.engine.adapters import KnownAdapter
+from ridgeline.engine.seats import Seats
 from ridgeline.errors import ConfigError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.deployment import Deployment
@@ -42,9 +43,10 @@ class Deployments:
 
     def __init__(
         self, engine_config: EngineConfig, config: ServerConfig, on_events: Callable[[Deployment, Sequence[Event]], None],
-        on_progress: Progress,
+        on_progress: Progress, seats: Seats | None = None,
     ) -> None:  # fmt: skip
         self._on_events = on_events
+        self._seats = seats
         self._engine_config, self._config, self._on_progress = engine_config, config, on_progress
         self._rests = 0
         self.others: list[Deployment] = []
@@ -53,7 +55,7 @@ class Deployments:
         self.current = self._make(engine_config, config, on_progress)
 
     def _make(self, engine_config: EngineConfig, config: ServerConfig, on_progress: Progress) -> Deployment:
-        made = Deployment(engine_config, config, lambda events: self._on_events(made, events), on_progress)
+        made = Deployment(engine_config, config, lambda events: self._on_events(made, events), on_progress, self._seats)
         return made
 
     def add(self, engine_config: EngineConfig, config: ServerConfig) -> Deployment:
@@ -126,7 +128,8 @@ class Deployments:
 
     def put_away(self) -> Deployment:
         """Puts a deployment of the same model and settings that has not started in the place of the one that serves, and returns that: its
-        requests have ended, and it is to be stopped. Its model's path is kept, so that a later start asks no hub."""
+        requests have ended, and it is to be stopped. Its model's path is kept, so that a later start asks no hub, and its adapters, by
+        whose names requests have it loaded again."""
         old, self._rests = self.current, self._rests + 1
         path = old.model.path if old.has_started else None
         model = old.engine_config.model if path is None else str(path)
@@ -134,6 +137,7 @@ class Deployments:
         config = replace(old.engine_config, model=model, record=record, trace=trace)
         self.current = self._make(config, self._config, self._on_progress)
         self.current.knobs.update(old.knobs)
+        self.current.adapters = old.adapters
         return old
 
     def send(self, knob: SetKnob) -> None:

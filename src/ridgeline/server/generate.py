@@ -170,10 +170,15 @@ class Generation:
         self.relay = relay
         names = tuple([request.request_id for request in requests])
         self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests), request_ids=names)
-        self._prompts = [
-            (AnswerBuilder(request, params, tokenizer, number * request.choices), self._submit(number, request))
-            for number, request in enumerate(requests)
-        ]
+        self._prompts: list[tuple[AnswerBuilder, RequestStream]] = []
+        try:
+            for number, request in enumerate(requests):
+                builder = AnswerBuilder(request, params, tokenizer, number * request.choices)
+                self._prompts.append((builder, self._submit(number, request)))
+        except RequestError:  # one of them has not ended here yet, and belongs to another answer
+            for _, stream in self._prompts:
+                engine.abort(stream.request.request_id)
+            raise
 
     def _submit(self, number: int, request: Admitted) -> RequestStream:
         """The stream of one prompt's request: of its beginning, or behind what another replica has put out of it."""

@@ -34,17 +34,18 @@ def plain_name(name: str | None) -> str:
     return name.removesuffix(LATEST)
 
 
-def keep_alive_seconds(value: str | float | None) -> float | None:
+def keep_alive_seconds(value: object) -> float | None:
     """Seconds of a `keep_alive`: a number of them, or a duration as 1h30m; below 0: for ever. None: not said.
 
     Raises ApiError for others."""
-    if value is None or isinstance(value, (int, float)):
+    text = value if isinstance(value, str) else ""
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
         found = value
-    elif re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", value):
-        found = float(value)
-    elif re.fullmatch(r"-?([0-9]{1,9}(\.[0-9]{1,9})?(ms|[smh]))+", value):
-        parts = re.findall(r"([0-9.]+)(ms|[smh])", value)
-        found = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts) * (-1 if value.startswith("-") else 1)
+    elif re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        found = float(text)
+    elif re.fullmatch(r"-?([0-9]{1,9}(\.[0-9]{1,9})?(ms|[smh]))+", text):
+        parts = re.findall(r"([0-9.]+)(ms|[smh])", text)
+        found = sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts) * (-1 if text.startswith("-") else 1)
     else:
         raise ApiError("invalid_value", "keep_alive is no duration; send seconds, or one as 5m or 1h30m", param="keep_alive")
     return None if found is None else min(found, MAX_KEEP_ALIVE)

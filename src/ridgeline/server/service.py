@@ -21,6 +21,7 @@ from ridgeline.core.params import Admitted, Grammar, Pooling, SamplingParams
 from ridgeline.engine.admit import admit, admit_text, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.client import EngineClient
+from ridgeline.engine.seats import Seats
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.facts.hardware.energy import EnergyMeter, gpu_energy
 from ridgeline.facts.hardware.gpu import gpu_missing
@@ -66,9 +67,9 @@ class Service:
 
     def __init__(
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None,
-        *, beside: "Service | None" = None,
+        *, beside: "Service | None" = None, seats: Seats | None = None,
     ) -> None:  # fmt: skip
-        """`beside`: another model's of the same server, whose keys and stored answers are this one's too."""
+        """`beside`: another model's of the same server, whose keys and stored answers are this one's too; `seats`: of all their engines."""
         self.config = config
         self.name = served_name(engine_config.model, config)
         """By which clients call the model."""
@@ -85,7 +86,7 @@ class Service:
         )
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
-        self.deployments = Deployments(engine_config, config, self._apply_events, on_progress)
+        self.deployments = Deployments(engine_config, config, self._apply_events, on_progress, seats)
         self._engine_starts = 0
         self.brown_out: BrownOut | None = None
         self.set_brown_out(config.brown_out)

@@ -196,6 +196,7 @@ class EventStream(Response):
             async for event in self._events:
                 data = idle if event is KEEP_ALIVE else start + event + stop
                 if relay is not None and event is not KEEP_ALIVE and not (data := relay.mark(data)):
+                    await asyncio.sleep(0)  # thousands may be made again: other streams go on meanwhile
                     continue
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:

@@ -49,6 +49,19 @@ def test_a_phase_of_a_thread_is_an_event(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "trace.json").read_text())) == 7, "whole JSON"
 
 
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_full_disk_ends_the_trace_and_not_the_steps(tmp_path: Path, steps: int | None) -> None:
+    name = "t.json" if steps is None else "t.json.part"
+    (tmp_path / name).symlink_to("/dev/full")
+    trace = StepTrace(tmp_path / "t.json", steps)
+    for _ in range(5):
+        trace.span("step", 1.0, 2.0)
+        trace.end_step()
+    assert trace.is_closed and not trace._events, "nothing is kept that will not be written"
+    trace.close()
+    assert steps is None or not [*tmp_path.iterdir()]
+
+
 @pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 def test_every_phase_of_a_step_is_told(tmp_path: Path) -> None:
     facts, _ = open_tiny(tmp_path / "tiny.gguf", Tiny())

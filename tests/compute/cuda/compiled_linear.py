@@ -89,10 +89,13 @@ CASES = [
     Case("Q4_0, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q4_0"], 32), 16, torch.float32)),
     Case("GPTQ, 16 rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 16, BF16), TENSOR_CORES),
     Case("Q4_K, 64 rows", lambda: integers(matrix(INTEGER_FORMATS["Q4_K"], 32), 64, BF16), TENSOR_CORES),
-    Case("Q6_K, 128 rows", lambda: integers(matrix(INTEGER_FORMATS["Q6_K"], 16), 256, BF16), TENSOR_CORES),
+    Case("Q6_K, all rows", lambda: integers(matrix(INTEGER_FORMATS["Q6_K"], 16), 256, BF16), TENSOR_CORES),
+    Case("Q5_K, all rows", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 256, BF16), TENSOR_CORES),
+    Case("Q3_K, all rows", lambda: integers(matrix(INTEGER_FORMATS["Q3_K"], 16), 256, BF16), TENSOR_CORES),
     Case(  # zeros take a second sum: others spill 40 bytes of a thread
-        "GPTQ, 128 rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 256, BF16), TENSOR_CORES, (90,)
+        "GPTQ, all rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 256, BF16), TENSOR_CORES, (90, 100)
     ),
+    Case("Q5_K, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 256, torch.float32), capabilities=(80, 86)),
     Case("int8, 16 rows", lambda: integers(matrix(IntegerFormat(8, 0, 0, "fp32", 128), 64), 16, BF16), TENSOR_CORES),
     Case("fp8, 1 row", lambda: fp8(1, (1, HIDDEN), invariant=False), capabilities=FP8_UNITS),
     Case("fp8 block, 128 rows", lambda: fp8(128, (128, 128), invariant=False), WGMMA, capabilities=FP8_UNITS),

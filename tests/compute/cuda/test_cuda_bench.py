@@ -49,8 +49,9 @@ def rows_of(common: Mapping[str, Any], part: str, **settings: Any) -> list[dict[
 def test_decode(common: dict[str, Any]) -> None:
     """In the types and the mode that no other test here has."""
     types = {"dtype": "fp8", "kv_dtype": "fp8", "invariant": True}
-    sizes, row, *_ = rows_of({**common, **types}, "invariant", batches=[1], context=4, steps=2)
+    sizes, row, sampled = rows_of({**common, **types}, "invariant", batches=[1], context=4, steps=2)
     assert sizes["weights_bytes"] > 0 and row["batch"] == 1 and row["tokens_per_second"] > 0 and row["device_seconds"] > 0
+    assert (sampled["batch"], sampled["top_p"]) == (1, 0.9) and sampled["tokens_per_second"] > 0 and "top_p" not in row
     assert 0 < row["host_seconds"] <= row["host_p99_seconds"] and row["idle_seconds"] <= row["idle_p99_seconds"]
 
 

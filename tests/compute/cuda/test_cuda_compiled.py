@@ -16,6 +16,9 @@ REDUCING = {"rotation_kernel"}
 SPILLS = {100: 40, 120: 24}
 """Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
 
+LEAST_REGISTERS = 10
+"""Of a kernel that does anything. The compiler makes a trap of one that needs more tensor memory than there is, and reports nothing."""
+
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 
@@ -61,6 +64,10 @@ def test_shared_memory(compiled: list[Compiled]) -> None:
 
 def test_nothing_spills(compiled: list[Compiled]) -> None:
     assert not [made for made in compiled if made.stack > SPILLS.get(made.capability, 0) and made.kernel not in REDUCING]
+
+
+def test_kernels_are_no_traps(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.registers < LEAST_REGISTERS]
 
 
 def test_expected_instructions(compiled: list[Compiled]) -> None:

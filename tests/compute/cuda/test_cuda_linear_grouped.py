@@ -24,10 +24,10 @@ def product(x: torch.Tensor, weight: IntegerMatrix) -> np.ndarray:
     return x.double().cpu().numpy() @ unpack(weight).T.astype(np.float64)
 
 
-def run(x: torch.Tensor, weight: IntegerMatrix, *, dtype: torch.dtype = torch.float32, block_rows: int | None = None) -> torch.Tensor:
+def run(x: torch.Tensor, weight: IntegerMatrix, *, dtype: torch.dtype = torch.float32, invariant: bool = False) -> torch.Tensor:
     out = within(poisoned(len(x), weight.shape[0], dtype=dtype)) if len(x) else poisoned(0, weight.shape[0], dtype=dtype)
     scratch = poisoned(max(1, scratch_bytes(weight, len(x))), dtype=torch.uint8)
-    linear_grouped(x, weight, out, scratch, block_rows=block_rows)
+    linear_grouped(x, weight, out, scratch, invariant=invariant)
     return out
 
 
@@ -77,8 +77,8 @@ def test_rows_and_splits(rows: int) -> None:
 def test_rows_do_not_know_each_other() -> None:
     weight = pack_blocks(blocks("Q4_K", 33, 1024, 4), DEVICE)
     x = on_device(floats(4, 40, 1024), torch.bfloat16)
-    together = run(x, weight, block_rows=32)
-    assert torch.equal(run(x[37:38], weight, block_rows=32), together[37:38])
+    together = run(x, weight, invariant=True)
+    assert torch.equal(run(x[37:38], weight, invariant=True), together[37:38])
 
 
 def test_what_is_not_finite_stays_so() -> None:

@@ -79,6 +79,15 @@ def test_flat_logits_need_every_candidate() -> None:
     agree((random.standard_normal((2, 20_000)) * 0.1).astype(np.float32), rows, [0, 1])
 
 
+def test_a_broad_top_is_listed_again() -> None:
+    """More candidates than are listed before the mass is known, fewer by the mass."""
+    random = np.random.default_rng(6)
+    logits = np.full((3, 20_000), -8, np.float32)
+    logits[:, ::5] = random.uniform(-0.5, 0, (3, 4_000)).astype(np.float32)
+    logits[2, ::5] = 0.0
+    agree(logits, [RowParams(seed=seed, choice=0, prompt_tokens=1, sampling=Sampling(top_p=0.9)) for seed in range(3)], [0, 1, 2])
+
+
 @pytest.mark.parametrize("asked", [Sampling(top_k=5), Sampling(top_p=0.3), Sampling(top_k=20, top_p=0.5), Sampling(min_p=1.0), Sampling()])
 def test_equal_logits_keep_the_lowest_ids(asked: Sampling) -> None:
     rows = [RowParams(seed=seed, choice=1, prompt_tokens=1, sampling=asked) for seed in range(6)]

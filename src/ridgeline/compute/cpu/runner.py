@@ -81,6 +81,7 @@ class NativeRunner:
         self._most = Sizes(T=tokens, R=selected, S=selected)
         self.trace = trace
         self._team = ext.native().Team(threads) if team is None else team
+        self._share: Callable[[int], int] | None = None
         self._plans: dict[tuple[bool, bool], NativePlan] = {}
         """By (a row has an adapter, all tokens are computed to the end)."""
         self._head: NativePlan | None = None
@@ -91,6 +92,10 @@ class NativeRunner:
     def team(self) -> Any:
         """The threads, for others that compute between steps."""
         return self._team
+
+    def share_threads(self, share: Callable[[int], int]) -> None:
+        """From now on each step has as many of the threads as `share` says of their number."""
+        self._share = share
 
     def run(
         self,
@@ -114,6 +119,8 @@ class NativeRunner:
         `maxima` fp32 [S, ceil(V / SAMPLE_BLOCK)] beside them, the largest of each block, NaN where one is. With some of every row the rest
         may be left out: -infinity is in its place, or anything in a block whose maximum is that.
         """
+        if self._share is not None:
+            self._team.use(self._share(self._team.threads))
         plan = self._of(kv, changed=inputs.adapter is not None, whole="hidden" in taps)
         oplist = plan.oplist
         wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)

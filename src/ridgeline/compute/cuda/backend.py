@@ -206,7 +206,7 @@ class CudaBackend:
         assert self.runner is not None
         trace, self.runner.trace = self.runner.trace, None
         if trace is not None:
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # torch raises this where it cannot write
                 trace.close()
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, in
         torch.index_select(x, 1, weight.order, out=ordered)
         x = ordered
     if invariant or len(x) <= PACKED_ROWS:
-        grouped.linear_grouped(x, weight, out, scratch, block_rows=grouped.INVARIANT_ROWS if invariant else None)
+        grouped.linear_grouped(x, weight, out, scratch, invariant=invariant)
     else:
         _dense(x, weight, out, scratch, invariant)
 

@@ -17,6 +17,7 @@ from ridgeline.compute.backend import Backend
 from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
 from ridgeline.compute.runtime.draft_model import TokenMap
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
+from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
 from ridgeline.engine.executor import ExecutorInfo, Pages, Ticket
@@ -53,6 +54,11 @@ class StepExecutor:
     def info(self) -> ExecutorInfo:
         """Limits, KV shape and measured times of the executor."""
         return self._info
+
+    def share_threads(self, share: Callable[[int], int]) -> None:
+        """Of the threads of a step, each has as many as `share` says of their number, where they are threads of this machine's cores."""
+        if isinstance(self.backend, QueueBackend):
+            self.backend.share_threads(share)
 
     def use_grammars(self, load: Callable[[], Vocabulary]) -> None:
         """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""

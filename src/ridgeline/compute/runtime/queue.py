@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, process_time
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 from weakref import WeakMethod, finalize
 
 import numpy as np
@@ -98,6 +98,13 @@ class BeatingRunner(Runner, Protocol):
         ...
 
 
+@runtime_checkable
+class SharingRunner(Protocol):
+    """A runner whose steps may have fewer threads than it has."""
+
+    def share_threads(self, share: Callable[[int], int]) -> None: ...
+
+
 SampleRows = Callable[..., Sampled]
 """As `decoding.sampler.sample_rows`; `maxima` are the runner's, and where that moves grammars behind `masks` come its `Places`."""
 
@@ -168,6 +175,11 @@ class QueueBackend:
         """Masks get a thread of their own: they are made while the step computes."""
         self._state.compiler = compiler
         self._masks = WorkerThread("ridgeline-masks", self._state.masks)
+
+    def share_threads(self, share: Callable[[int], int]) -> None:
+        """See the native runner's; threads of others are not divided."""
+        if isinstance(self._runner, SharingRunner):
+            self._runner.share_threads(share)
 
     def enqueue(self, work: Work) -> None:
         """Takes a step, which is computed as soon as those before it are."""

@@ -84,13 +84,14 @@ class FileTier:
             if name in self._slots:
                 return
             slot = self._free.pop() if self._free else self._evict()
+            self._slots[name] = slot
             try:
                 _write_all(self._file, value, self._first + slot * self._slot_bytes)
                 self._enter(slot, name, self._age + 1.0)
             except OSError:
+                del self._slots[name]
                 self._free.append(slot)
                 raise
-            self._slots[name] = slot
 
     def forget(self, name: bytes) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from ridgeline.engine.tiers.file import FileTier
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
 from ridgeline.engine.tiers.redis import RedisTier
 from ridgeline.engine.tiers.seal import Seal
-from ridgeline.engine.tiers.store import BlockStore
+from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
 
@@ -46,7 +46,9 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
         return None, tuple(decisions)
     seconds = 0.0 if info.seconds is None else info.seconds.token
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
-    return BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_staged_bytes=staged), tuple(decisions)
+    longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
+    store = BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_seconds=longest, most_staged_bytes=staged)
+    return store, tuple(decisions)
 
 
 def _open_redis(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:

@@ -10,11 +10,14 @@ from hashlib import sha256
 from struct import Struct
 from typing import Final
 
+from ridgeline import __version__
 from ridgeline.core.plan import KVShape
 
 TAG_BYTES: Final = 32
 NAME_BYTES: Final = 32
 FORMAT: Final = b"ridgeline kv block 1\n"
+VERSION: Final = __version__.encode()
+"""Of what has computed a block: another version's may have other last bits, and is not found."""
 _NUMBERS: Final = Struct("<II")
 
 
@@ -35,7 +38,7 @@ class Seal:
     """
 
     def __init__(self, secret: bytes, shape: KVShape) -> None:
-        self._secret = hmac.digest(secret, b"kv blocks", "sha256")
+        self._secret = hmac.digest(secret, b"kv blocks " + VERSION, "sha256")
         self._layout = FORMAT + shape.fingerprint
         self._bytes = shape.block_bytes
         self._pack_ids = Struct(f"<{shape.block_tokens}I").pack

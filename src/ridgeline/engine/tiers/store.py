@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec
@@ -36,6 +36,7 @@ MOST_SECONDS: Final = 3.0
 MOST_QUEUED_BYTES: Final = 256 << 20
 PAUSE_SECONDS: Final = 5.0
 """For which a tier that failed is left alone."""
+COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "tier")
 P = ParamSpec("P")
 Wanted = tuple[int, int]
 """(block of the prompt, KV group)"""
@@ -60,17 +61,27 @@ class BlockStore:
     tiers    the nearest first; each gets every block
     pages    of the executor
     seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
+    most_seconds       that a fetch takes
     most_staged_bytes  that wait for their sequences to start
     """
 
     def __init__(
-        self, tiers: Items[Tier], seal: Seal, shape: KVShape, pages: Pages, *, seconds: float = 0.0, most_staged_bytes: int = 1 << 30
+        self,
+        tiers: Items[Tier],
+        seal: Seal,
+        shape: KVShape,
+        pages: Pages,
+        *,
+        seconds: float = 0.0,
+        most_seconds: float = MOST_SECONDS,
+        most_staged_bytes: int = 1 << 30,
     ) -> None:
         self.tiers = tuple(tiers)
-        self.counts = {tier.name: Counter[str]() for tier in tiers}
-        """Per tier what it has done since the start, by the fields of `TierUsed`."""
+        self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier in tiers}
+        """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
         self._told = {tier.name: Counter[str]() for tier in tiers}
-        self._seal, self._shape, self._pages, self._seconds = seal, shape, pages, seconds
+        self._seal, self._shape, self._pages = seal, shape, pages
+        self._seconds, self._most_seconds = seconds, most_seconds
         self._index = PrefixIndex(shape, shared=True)
         self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
         self._most_queued = max(1, MOST_QUEUED_BYTES // max(1, shape.block_bytes))
@@ -108,7 +119,7 @@ class BlockStore:
         if len(here) == blocks and cache.index.find_longest_hit(sequence, 0, blocks) == blocks:
             return False
         computing = max(LEAST_SECONDS, self._seconds * blocks * self._shape.block_tokens)
-        deadline = time.monotonic() + min(MOST_SECONDS, computing * (1 + len(self._fetches)))
+        deadline = time.monotonic() + min(self._most_seconds, computing * (1 + len(self._fetches)))
         fetch = _Fetch(request.request_id, sequence, here, deadline)
         with self._change:
             self._fetches[request.request_id] = fetch
@@ -210,8 +221,10 @@ class BlockStore:
         wanted = self._wanted(fetch, tier)
         for first in range(0, len(wanted), BATCH):
             part = wanted[first : first + BATCH]
+            self._asking = None  # the tier is not to blame for what sequences that have yet to start hold
             if not self._has_room(fetch, len(part)):
                 return
+            self._asking = tier
             contents = [self._content(fetch.sequence, *each) for each in part]
             names = [self._seal.name(content.key, content.group) for content in contents]
             values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
@@ -286,8 +299,9 @@ class BlockStore:
                 late = [fetch for fetch in self._fetches.values() if fetch.deadline <= time.monotonic()]
             for fetch in late:
                 self._finish(fetch)
-                if self._asking is not None:  # it would keep the next ones waiting too
-                    self._pause(self._asking)
+                asking = self._asking  # read once: its thread may be done meanwhile
+                if asking is not None:  # it would keep the next ones waiting too
+                    self._pause(asking)
 
     # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────────
 

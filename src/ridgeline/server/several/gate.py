@@ -6,7 +6,7 @@ comments that clients skip. Behind it everything is of one model, as in a server
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.errors import EngineDeadError
 from ridgeline.server import routes
 from ridgeline.server.access import note_model
+from ridgeline.server.body import decode
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
 from ridgeline.server.ollama import UNLOADS_KEY
 from ridgeline.server.ollama_chat import LATEST, keep_alive_seconds
@@ -41,12 +42,11 @@ MAX_STAGE: Final = 200
 
 
 class _Asked(msgspec.Struct):
-    """What is read of a body here; all else is the endpoint's to read."""
+    """What is read of a body here; all else, and what is wrong with it, is the endpoint's to read."""
 
     model: str | None = None
-    name: str | None = None
-    stream: bool | None = None
-    keep_alive: str | int | float | None = None
+    stream: Any = None
+    keep_alive: Any = None
 
 
 class ModelGate:
@@ -68,7 +68,7 @@ class ModelGate:
             if row is not None:
                 routes.note_limits(scope, row)
             await shared(scope, receive, send)
-        elif row is not None and row.request is not None and "model" in {each.name for each in structs.fields(row.request)}:
+        elif row is not None and _names_a_model(row):
             await self._with_body(row, scope, receive, send)
         else:
             await self._without_body(row, scope, receive, send)
@@ -96,11 +96,9 @@ class ModelGate:
     async def _with_body(self, row: Row, scope: Scope, receive: Receive, send: Send) -> None:
         routes.note_limits(scope, row)
         body = await read_body(Request(scope, receive))
-        try:
-            asked = msgspec.json.decode(body, type=_Asked)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # an endpoint says what is wrong with it
-            asked = _Asked(self._roster.first.name)
-        resident, keep_alive = self._of(asked, row.dialect), keep_alive_seconds(asked.keep_alive)
+        asked = decode(_Asked, body)  # what is no request loads no model
+        resident = self._of(asked.model, row.dialect)
+        keep_alive = keep_alive_seconds(asked.keep_alive) if row.dialect == "ollama" else None
         note_model(scope, resident.name)
         wait = _Wait(receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
         if keep_alive == 0 and not resident.is_idle:
@@ -117,16 +115,20 @@ class ModelGate:
         finally:
             wait.end()
 
-    def _of(self, asked: _Asked, dialect: Dialect) -> Resident:
-        name = asked.model or asked.name
+    def _of(self, name: str | None, dialect: Dialect) -> Resident:
         if not name:
             names = ", ".join(map(repr, self._roster.residents))
             raise ApiError("missing_field", f"model is missing; send the name of one of this server's: {names}", param="model")
         return self._roster.find(name.removesuffix(LATEST) if dialect == "ollama" else name)
 
 
+def _names_a_model(row: Row) -> bool:
+    """True if the body says which of the models is to answer. What an admin pulls is none of them yet."""
+    return row.request is not None and row.access != "admin" and "model" in {each.name for each in structs.fields(row.request)}
+
+
 def _streams(asked: _Asked, dialect: Dialect) -> bool:
-    return asked.stream is not False if dialect == "ollama" else bool(asked.stream)
+    return asked.stream is not False if dialect == "ollama" else asked.stream is True
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

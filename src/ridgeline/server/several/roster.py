@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.engine.seats import Seats
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RidgelineError
 from ridgeline.facts.hardware.machine import anonymous_bytes, machine_facts
 from ridgeline.observe.logs import with_fields
@@ -48,8 +49,9 @@ async def nobody(stage: str) -> None:
 class Roster:
     """All models. Their order is that of the command line; the first one answers what names no model and has to be of one."""
 
-    def __init__(self, services: Sequence[Service], plan_bytes: PlanBytes) -> None:
+    def __init__(self, services: Sequence[Service], seats: Seats, plan_bytes: PlanBytes) -> None:
         self.residents = {service.name: Resident(service, service.config.keep_alive) for service in services}
+        self._seats = seats
         self._plan_bytes = plan_bytes
         self._turn = asyncio.Lock()
         self._tasks: dict[Resident, asyncio.Task[None]] = {}
@@ -85,6 +87,7 @@ class Roster:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(each.service.stop() for each in self.residents.values()))
+        self._seats.close()
 
     async def drain(self, seconds: float) -> bool:
         """Takes no new request from now on, and waits for those that were accepted, at most `seconds`. True if all have ended."""
@@ -266,11 +269,11 @@ def make_roster(
 ) -> Roster:  # fmt: skip
     """A roster of models by their names, with the same settings each. The price of the machine is divided among them, as its idle time is
     nobody's in particular."""
-    services = list[Service]()
+    seats, services = Seats(), list[Service]()
     price = None if config.price_per_hour is None else config.price_per_hour / len(models)
     for name, model in models.items():
         record, trace = (file and f"{file}.{name.replace('/', '_')}" for file in (engine.record, engine.trace))
         own = replace(config, served_model_name=name, price_per_hour=price)
         settings = replace(engine, model=model, record=record, trace=trace)
-        services.append(Service(settings, own, on_progress, beside=services[0] if services else None))
-    return Roster(services, plan_bytes)
+        services.append(Service(settings, own, on_progress, beside=services[0] if services else None, seats=seats))
+    return Roster(services, seats, plan_bytes)

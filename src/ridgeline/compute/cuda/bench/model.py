@@ -62,8 +62,8 @@ class RandomModel:
         _fill(cache.pool, types.kv_dtype)
         self.runner.attach(cache)
 
-    def decode(self, batch: int, context: int, steps: int) -> dict[str, float]:
-        """`steps` steps of one token a row, two in flight, whose rows have about `context` positions.
+    def decode(self, batch: int, context: int, steps: int, *, top_p: float | None = None) -> dict[str, float]:
+        """`steps` steps of one token a row, two in flight, whose rows have about `context` positions. top_p: at temperature 1, or greedy.
 
         step_seconds    from one step's results to the next one's, mean
         device_seconds  of a step when the host is never late
@@ -71,7 +71,7 @@ class RandomModel:
         idle_seconds    between the kernels of two steps, median
         """
         first = max(0, context - 1 - steps // 2)
-        made = [self._inputs([1] * batch, [first + step] * batch) for step in range(steps)]
+        made = [self._inputs([1] * batch, [first + step] * batch, top_p) for step in range(steps)]
         flights: deque[LaunchedStep] = deque()
         host, ended = [], []
         self._timed.begin()
@@ -108,7 +108,7 @@ class RandomModel:
             "device_seconds": device, "tokens_per_second": tokens / median(found[1:]),
         }  # fmt: skip
 
-    def _inputs(self, counts: Sequence[int], starts: Sequence[int]) -> tuple[StepInputs, DeviceSampling]:
+    def _inputs(self, counts: Sequence[int], starts: Sequence[int], top_p: float | None = None) -> tuple[StepInputs, DeviceSampling]:
         """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has blocks of its own."""
         rows = len(counts)
         inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
@@ -116,7 +116,8 @@ class RandomModel:
         ids = np.full(rows, -1) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(inputs.ids))
         inputs = replace(inputs, ids=ids.astype(np.int32))
         columns: dict[str, Any] = {name: np.zeros(rows, COLUMN_DTYPES[kind][0]) for name, kind in SAMPLING_COLUMNS.items()}
-        columns["top_p"] += 1
+        columns["top_p"] += 1 if top_p is None else top_p
+        columns["temperature"] += 0 if top_p is None else 1
         return inputs, DeviceSampling(np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), columns)
 
 

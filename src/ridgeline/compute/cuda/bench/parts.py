@@ -25,6 +25,7 @@ Settings = Mapping[str, Any]
 PEER: Final = "ridgeline.compute.cuda.bench.peer"
 INTERPRETED_BYTES: Final = 256 << 20
 FEW_STEPS: Final = 8
+TOP_P: Final = 0.9
 """Without graphs."""
 
 
@@ -74,18 +75,20 @@ def _timed(case: Case, device: Device, ceiling_of: Mapping[str, float]) -> Row:
 
 
 def decode(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
-    """Decode batches with CUDA graphs; launched one by one where capturing fails, and the row says so."""
+    """Decode batches with CUDA graphs, greedy and then with top-p; launched one by one where capturing fails, and the row says so."""
     batches, context, steps = settings["batches"], settings["context"], settings["steps"]
     types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
     model = RandomModel(facts, types, device, tokens=max(batches), rows=max(batches), positions=context + steps)
     yield {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
     for batch in batches:  # without graphs first: kernels are compiled, and should capturing fail there are figures
         yield _row({"batch": batch, "graphs": False}, partial(model.decode, batch, context, min(steps, FEW_STEPS)))
-    if not device.real:
-        return
-    yield _row({"graphs": True}, partial(_captured, model, batches, ()))
+    if device.real:
+        yield _row({"graphs": True}, partial(_captured, model, batches, ()))
+        for batch in batches:
+            yield _row({"batch": batch, "graphs": model.runner.graphs > 0}, partial(model.decode, batch, context, steps))
     for batch in batches:
-        yield _row({"batch": batch, "graphs": model.runner.graphs > 0}, partial(model.decode, batch, context, steps))
+        names = {"batch": batch, "graphs": model.runner.graphs > 0, "top_p": TOP_P}
+        yield _row(names, partial(model.decode, batch, context, max(2, steps // 2), top_p=TOP_P))
 
 
 def _captured(model: RandomModel, rows: Collection[int], tokens: Collection[int]) -> Row:

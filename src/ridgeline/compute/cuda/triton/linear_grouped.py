@@ -17,11 +17,16 @@ from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.triton.formulas import field_of, scale_of, zero_of
-from ridgeline.compute.cuda.triton.launch import ceil_div, multiprocessors, rows_of
+from ridgeline.compute.cuda.triton.launch import capability, ceil_div, multiprocessors, rows_of
 
 BLOCK_N: Final = 64
 ROWS: Final = (16, 32, 64, 128)
-"""Rows of x that a program takes: the fewest that take all, else the most."""
+"""Rows of x that a program may take."""
+FIELD_ROWS: Final = 512
+"""Most fields × rows of a program: beyond, inputs in flight need more shared memory than there is, or sums spill. A quarter for fp32."""
+TENSOR_MEMORY_FIELD_ROWS: Final = 128
+"""The same for capabilities 10.x and 11.x, where the sums of every field have columns of tensor memory: half of its 512 then, so that two
+programs share a multiprocessor. Of a kernel that needs more than there are the compiler makes a trap."""
 INVARIANT_ROWS: Final = 32
 """Rows that a program takes in the batch-invariant mode."""
 REDUCE_BLOCK: Final = 1024
@@ -140,6 +145,17 @@ def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: t
     tl.store(out + m * out_stride + n, total.to(out.dtype.element_ty), mask=n < columns)
 
 
+def rows_per_program(weight: IntegerMatrix, x: Tensor, *, invariant: bool = False) -> int:
+    """Of the rows that a program has memory for the fewest that take all of x [M, K], else the most; invariant: not a function of M."""
+    most = TENSOR_MEMORY_FIELD_ROWS if 100 <= capability(x.device) < 120 else FIELD_ROWS
+    if x.dtype == torch.float32:
+        most //= 4
+    allowed = [rows for rows in ROWS if weight.fields * rows <= most] or ROWS[:1]
+    if invariant:
+        return min(INVARIANT_ROWS, allowed[-1])
+    return next((rows for rows in allowed if len(x) <= rows), allowed[-1])
+
+
 def splits_of(weight: IntegerMatrix, row_blocks: int = 1) -> int:
     """Number of splits of the inputs: a function of the matrix, the device and blocks of rows."""
     blocks = ceil_div(weight.shape[0], BLOCK_N) * row_blocks
@@ -152,11 +168,11 @@ def scratch_bytes(weight: IntegerMatrix, rows: int) -> int:
     return 4 * splits * rows * weight.shape[0] if splits > 1 else 0
 
 
-def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, block_rows: int | None = None) -> None:
+def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
     """x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
 
-    scratch     uint8, at least `scratch_bytes`
-    block_rows  rows per program, of `ROWS`; a row's sums then do not depend on M. None: as M has it
+    scratch    uint8, at least `scratch_bytes`
+    invariant  a row's sums do not depend on M
 
     ValueError where shapes do not fit.
     """
@@ -165,8 +181,8 @@ def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tenso
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit weights {weight.shape}")
     if not rows:
         return
-    block = block_rows or next((size for size in ROWS if rows <= size), ROWS[-1])
-    splits, form = splits_of(weight, 1 if block_rows else ceil_div(rows, block)), weight.form
+    block = rows_per_program(weight, x, invariant=invariant)
+    splits, form = splits_of(weight, 1 if invariant else ceil_div(rows, block)), weight.form
     parts = scratch[: 4 * splits * rows * columns].view(torch.float32) if splits > 1 else out
     offset = 0 if form.low + form.high == 8 else _EXPONENT_OFFSETS[x.dtype]
     grid = (ceil_div(columns, BLOCK_N), splits, ceil_div(rows, block))

@@ -21,7 +21,7 @@ BLOCK: Final = 32768 if triton.knobs.runtime.interpret else 2048
 STAGES: Final = tl.constexpr(3)
 """Blocks prefetched at a time: a program is alone on its row, and would wait for each."""
 MAX_CANDIDATES: Final = 8192
-"""Candidates of top-p that are stored before their masses are summed; with more, every pass reads the whole row."""
+"""Candidates of top-p that are listed, in the pass that sums their mass; with more, every pass reads the whole row."""
 SLICES: Final = 16
 SLICE: Final = BLOCK
 """Most programs per row, and fewest ids of each."""
@@ -125,34 +125,69 @@ def _last_of_mass(logits, vocab, highest, temperature, limit, last, found, missi
 
 
 @triton.jit
-def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, weights, BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr):
-    """(limit, last id) of the smallest set of likeliest ids with a mass of p, among those that the filters before it leave.
+def _last_listed(keys, weights, ids, count, found, missing, BLOCK: tl.constexpr):
+    """`_last_of_mass` over a list of candidates in the order of their ids."""
+    at = tl.arange(0, BLOCK)
+    final = count * 0
+    seen = count * 0
+    for start in range(0, count, BLOCK):
+        inside = start + at < count
+        equal = inside & (tl.load(keys + start + at, mask=inside, other=0) == found)
+        rank = seen + tl.cumsum(equal.to(tl.int32), axis=0) - 1
+        needed = equal & (rank * tl.load(weights + start + at, mask=inside, other=0.0) < missing)
+        final = tl.maximum(final, tl.max(tl.where(needed, tl.load(ids + start + at, mask=inside, other=0), 0), axis=0))
+        seen += tl.sum(equal.to(tl.int32), axis=0)
+    return final
 
-    keys int32, weights fp64 [MAX_CANDIDATES]: scratch of the row
-    """
-    PART: tl.constexpr = BLOCK // 4  # sixteen sums of each fit in registers
+
+@triton.jit
+def _candidates(
+    logits, vocab, highest, temperature, least, limit, last, threshold, keys, weights, ids,
+    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """(mass of what the filters leave, how many of it are at least `threshold`): one pass, which lists the first MAX_CANDIDATES of them."""
     at = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
-        numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
-        scaled = _scaled(numbers, highest, temperature)
-        passes = (start + at < vocab) & (scaled >= least) & _passes(_keys(numbers), start + at, limit, last)
-        sums += tl.where(passes, tl.exp(scaled), 0.0)
-    total = tl.sum(sums, axis=0)
-    missing = p * total
-    # Weights below an equal share of the mass that may be left out are not needed: their sum is less than that mass.
-    threshold = tl.log((1.0 - p) * total / vocab) - 1e-9
     count = vocab * 0
     for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
         scaled = _scaled(numbers, highest, temperature)
         key = _keys(numbers)
-        candidate = (start + at < vocab) & (scaled >= tl.maximum(least, threshold)) & _passes(key, start + at, limit, last)
+        passes = (start + at < vocab) & (scaled >= least) & _passes(key, start + at, limit, last)
+        weight = tl.where(passes, tl.exp(scaled), 0.0)
+        sums += weight
+        candidate = passes & (scaled >= threshold)
         if tl.max(candidate.to(tl.int32), axis=0) > 0:
             place = count + tl.cumsum(candidate.to(tl.int32), axis=0) - 1
-            tl.store(keys + place, key, mask=candidate & (place < MAX_CANDIDATES))
-            tl.store(weights + place, tl.exp(scaled), mask=candidate & (place < MAX_CANDIDATES))
+            listed = candidate & (place < MAX_CANDIDATES)
+            tl.store(keys + place, key, mask=listed)
+            tl.store(weights + place, weight, mask=listed)
+            tl.store(ids + place, start + at, mask=listed)
             count += tl.sum(candidate.to(tl.int32), axis=0)
+    return tl.sum(sums, axis=0), count
+
+
+@triton.jit
+def _top_p(
+    logits, vocab, highest, temperature, least, limit, last, p, keys, weights, ids, BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr
+):  # fmt: skip
+    """(limit, last id) of the smallest set of likeliest ids with a mass of p, among those that the filters before it leave.
+
+    keys, ids int32, weights fp64 [MAX_CANDIDATES]: scratch of the row
+    """
+    PART: tl.constexpr = BLOCK // 4  # sixteen sums of each fit in registers
+    # Weights below an equal share of the mass that may be left out are not needed: their sum is less than that mass. It is at least
+    # 1 - p, since the largest weight is 1; only flat rows, with too many above that, are listed again by their own mass.
+    threshold = tl.log((1.0 - p) / vocab) - 1e-9
+    total, count = _candidates(
+        logits, vocab, highest, temperature, least, limit, last, threshold, keys, weights, ids, BLOCK, MAX_CANDIDATES
+    )  # fmt: skip
+    if count > MAX_CANDIDATES:
+        tl.debug_barrier()
+        _, count = _candidates(
+            logits, vocab, highest, temperature, least, limit, last, threshold + tl.log(total), keys, weights, ids, BLOCK, MAX_CANDIDATES
+        )  # fmt: skip
+    missing = p * total
     tl.debug_barrier()
     is_listed = count <= MAX_CANDIDATES
     end = tl.where(is_listed, count, vocab)
@@ -180,12 +215,17 @@ def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, wei
         chosen = tl.max(tl.where(reaches, digits, 0), axis=0)
         found = found ^ (chosen << (28 - 4 * place))
         missing -= tl.sum(tl.where(digits == chosen, above, 0.0), axis=0)
-    return found, _last_of_mass(logits, vocab, highest, temperature, limit, last, found, missing, BLOCK)
+    final = vocab * 0
+    if is_listed:
+        final = _last_listed(keys, weights, ids, count, found, missing, BLOCK)
+    else:
+        final = _last_of_mass(logits, vocab, highest, temperature, limit, last, found, missing, BLOCK)
+    return found, final
 
 
 @triton.jit
 def filter_limits_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, best, highest, limits, lasts, keys, weights, stride, vocab,
+    logits, temperatures, top_ks, top_ps, min_ps, best, highest, limits, lasts, keys, weights, listed_ids, stride, vocab,
     BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """One program per row: its argmax, the largest logit, and the limits of the filters. A row without filters keeps every id."""
@@ -207,7 +247,8 @@ def filter_limits_kernel(
             least = tl.log(tl.load(min_ps + row))
             limit, last = _top_p(
                 logits, vocab, largest.to(tl.float64), temperature, least, limit, last, p,
-                keys + row.to(tl.int64) * MAX_CANDIDATES, weights + row.to(tl.int64) * MAX_CANDIDATES, BLOCK, MAX_CANDIDATES,
+                keys + row.to(tl.int64) * MAX_CANDIDATES, weights + row.to(tl.int64) * MAX_CANDIDATES,
+                listed_ids + row.to(tl.int64) * MAX_CANDIDATES, BLOCK, MAX_CANDIDATES,
             )  # fmt: skip
     tl.store(limits + row, limit)
     tl.store(lasts + row, last)
@@ -274,7 +315,7 @@ def finite_kernel(x, row_of_token, flags, x_stride, width, BLOCK: tl.constexpr):
 
 def scratch_bytes(rows: int) -> int:
     """Scratch bytes of `sample`."""
-    return rows * (MAX_CANDIDATES * 12 + SLICES * 12 + ROW_BYTES)
+    return rows * (MAX_CANDIDATES * 16 + SLICES * 12 + ROW_BYTES)
 
 
 def sample(
@@ -293,13 +334,13 @@ def sample(
     if not rows:
         return
     scratch = scratch[: scratch_bytes(rows)]
-    sizes = [8 * MAX_CANDIDATES, 8 * SLICES, 4 * MAX_CANDIDATES, 4 * SLICES, 4, 4, 4, 4]
-    kinds = [torch.float64, torch.float64, torch.int32, torch.int32, torch.int32, torch.float32, torch.int32, torch.int32]
+    sizes = [8 * MAX_CANDIDATES, 8 * SLICES, 4 * MAX_CANDIDATES, 4 * MAX_CANDIDATES, 4 * SLICES, 4, 4, 4, 4]
+    kinds = [torch.float64, torch.float64, torch.int32, torch.int32, torch.int32, torch.int32, torch.float32, torch.int32, torch.int32]
     parts = [part.view(kind) for part, kind in zip(scratch.split([rows * size for size in sizes]), kinds, strict=True)]
-    weights, scores, keys, slice_ids, best, highest, limits, lasts = parts
+    weights, scores, keys, listed_ids, slice_ids, best, highest, limits, lasts = parts
     block = min(max(16, power_of_2(vocab)), BLOCK)
     filter_limits_kernel[(rows,)](
-        logits, temperature, top_k, top_p, min_p, best, highest, limits, lasts, keys, weights, logits.stride(0), vocab,
+        logits, temperature, top_k, top_p, min_p, best, highest, limits, lasts, keys, weights, listed_ids, logits.stride(0), vocab,
         BLOCK=block, MAX_CANDIDATES=MAX_CANDIDATES, num_warps=16 if block >= 2048 else 4,
     )  # fmt: skip
     slices = min(SLICES, power_of_2(ceil_div(vocab, SLICE)))
