@@ -4,7 +4,6 @@ Owns its open requests, the simulated device, assumed drafts, and skipped steps:
 are applied together when they are over, or when a command comes, as far as they have begun by then.
 """
 
-from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -29,24 +28,12 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.durations import Durations
+from ridgeline.sim.fleet.durations import Durations, verification_prices
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
 SAMPLED_TOKEN: Final = 7
 """The id that every row samples; a wrong draft is replaced by another id."""
-PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Numbers of tokens of a row at which verification is measured."""
-
-
-def verification_prices(durations: Durations) -> tuple[tuple[int, int, float], ...]:
-    """(tokens, samples, seconds) of steps in which one row verifies drafts, as an engine measures them at its start."""
-    found = []
-    for tokens in PRICED_TOKENS:
-        nothing, token_counts = array("i", [0]), array("i", [tokens])
-        plan = Plan(0, nothing, nothing, token_counts, array("i", [SAMPLED_TOKEN]) * tokens, bytearray([tokens]))
-        found.append((tokens, tokens, durations.seconds(plan)))
-    return tuple(found)
 
 
 class AssumedDrafter:
@@ -352,7 +339,7 @@ class Replica:
         self._look_ahead_steps = min(MAX_LOOK_AHEAD, 2 * steps) if steps == len(ends) else steps
         running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
-        self._record_tokens(known, ends[0])  # may be a row's first after others had the budget
+        self._record_tokens(known, ends[0])  # a row may have had none for some steps, while others had the budget
         for before, after in pairwise(ends[:steps]):
             self._tally.add_gap(after - before, len(running))
         self.device.skip_until(ends[steps - 1])
