@@ -82,7 +82,11 @@ def _at_pointer(pointer: str, text: str) -> str | None:
         value = _member(value, part.replace("~1", "/").replace("~0", "~"))
     if value is _MISSING:
         return None
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    try:
+        answer = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    except RecursionError:  # it was just shallow enough to be read
+        return None
+    return answer.encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
 
 
 def _member(value: Any, name: str) -> Any:
