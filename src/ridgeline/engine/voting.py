@@ -52,7 +52,7 @@ def elect(vote: Vote, texts: Sequence[str], cumulative: Sequence[float]) -> tupl
     answers = [read_answer(vote, text) for text in texts]
     votes = Counter(answer for answer in answers if answer is not None)
     most = max(votes.values(), default=0)
-    elected = {answer for answer, count in votes.items() if count == most} or {None}
+    elected: set[str | None] = {answer for answer, count in votes.items() if count == most} or {None}
     index = next(each for each in best_indices(cumulative, len(texts)) if answers[each] in elected)
     return index, Election(answers[index], most, len(texts))
 
