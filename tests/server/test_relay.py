@@ -114,3 +114,12 @@ def test_a_journal_passes_whole_events_on_and_ends_where_it_cannot_go_on() -> No
     silent = Journal(KEY)
     silent.take(b"data: a\n\n")
     assert not silent.can_continue and not silent.is_whole
+
+
+@pytest.mark.alone
+def test_an_event_of_many_megabytes_is_joined_once() -> None:
+    journal, began = Journal(KEY), time.process_time()
+    for part in (b":r [1]\ndata: ", *[b"a" * 65_536] * 256, b"\n"):
+        assert journal.take(part) == b""
+    assert len(journal.take(b"\n")) == 6 + (16 << 20) + 2
+    assert time.process_time() - began < 1

@@ -21,7 +21,7 @@ from ridgeline.server.several.resident import Phase
 from ridgeline.server.several.roster import make_roster
 
 QUICK = 'fake:{"rows": 2, "max_model_len": 400}'
-SLOW = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 400}'
+SLOW = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 300}'
 CONFIG = ServerConfig(min_residence=0.0)
 
 
@@ -70,6 +70,15 @@ class Models:
         self.loop.close()
 
 
+@pytest.fixture(scope="module")
+def pair(_child_finds_the_source: None) -> Iterator[Models]:
+    """Two models for all tests that need no settings of their own: starts of engines are what tests cost. Each leaves both loaded."""
+    site = Models(CONFIG, a=QUICK, b=SLOW)
+    site.wait(site.roster.start())
+    yield site
+    site.close()
+
+
 @pytest.fixture
 def make(_child_finds_the_source: None) -> Iterator[Any]:
     made: list[Models] = []
@@ -84,38 +93,43 @@ def make(_child_finds_the_source: None) -> Iterator[Any]:
         each.close()
 
 
-def test_each_request_goes_to_its_model(make: Any) -> None:
-    site = make(a=QUICK, b='fake:{"rows": 2, "max_model_len": 90}')
+def finished(site: Models) -> dict[str, float]:
+    """Requests that each model has answered."""
+    lines = [each for each in site.get("/metrics").text.splitlines() if each.startswith("vllm:request_success_total{")]
+    return {name: sum(float(each.rpartition(" ")[2]) for each in lines if f'model_name="{name}"' in each) for name in site.roster.residents}
+
+
+def test_each_request_goes_to_its_model(pair: Models) -> None:
+    site, before = pair, finished(pair)
     assert site.phases() == ["loaded", "loaded"] and len(set(site.pids())) == 2
     assert [site.complete(name).json()["model"] for name in ("a", "b")] == ["a", "b"]
-    assert site.complete("b", prompt=[1] * 200).status_code == 400 and site.complete("a", prompt=[1] * 200).status_code == 200
+    assert site.complete("b", prompt=[1] * 350).status_code == 400 and site.complete("a", prompt=[1] * 350).status_code == 200
     unknown, missing = site.complete("c"), site.complete(None)
     assert unknown.status_code == 404 and "'a', 'b'" in unknown.json()["error"]["message"]
     assert missing.status_code == 400 and missing.json()["error"]["param"] == "model" and "'a', 'b'" in missing.text
     assert site.request("POST", "/v1/completions", content=b"{").status_code == 400
     assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b"]
-    assert site.get("/v1/models/b").json()["max_model_len"] == 90 and site.get("/v1/models/c").status_code == 404
+    assert site.get("/v1/models/b").json()["max_model_len"] == 300 and site.get("/v1/models/c").status_code == 404
     page = site.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"}).json()
     assert ([each["id"] for each in page["data"]], page["has_more"], page["last_id"]) == (["a"], True, "a")
     assert site.get("/live?model=b").json()["model"] == "b" and site.get("/live").json()["model"] == "a"
     answer = site.complete("b")
     assert site.get(f"/v1/requests/{answer.headers['x-request-id']}/explain").status_code == 200
+    after = finished(site)
+    assert {name: after[name] - before[name] for name in after} == {"a": 2, "b": 2}, "a request that is refused generates nothing"
     text = site.get("/metrics").text
-    for name, count in (("a", 2), ("b", 3)):  # a request that is refused generates nothing
-        lines = [each for each in text.splitlines() if each.startswith("vllm:request_success_total{") and f'model_name="{name}"' in each]
-        assert sum(float(each.rpartition(" ")[2]) for each in lines) in (count, count - 1), lines
-        assert f'ridgeline_model_loaded{{model_name="{name}"}} 1.0' in text
+    assert all(f'ridgeline_model_loaded{{model_name="{name}"}} 1.0' in text for name in "ab")
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert all(site.get(path).status_code == 200 for path in ("/readyz", "/health", "/ping", "/startupz", "/load", "/", "/openapi.json"))
 
 
-def test_an_unloaded_model_is_loaded_by_a_request_that_waits(make: Any) -> None:
-    site = make(a=QUICK, b=QUICK)
+def test_an_unloaded_model_is_loaded_by_a_request_that_waits(pair: Models) -> None:
+    site, loads = pair, pair.roster.residents["b"].totals.loads
     before = site.complete("b", prompt=[7, 8, 9], seed=1, temperature=1).json()["choices"]
     site.unload("b")
     assert site.phases() == ["loaded", "unloaded"] and site.pids()[1] is None
     cards = site.get("/v1/models").json()["data"]
-    assert [each["status"]["value"] for each in cards] == ["loaded", "unloaded"] and cards[1]["max_model_len"] == 400
+    assert [each["status"]["value"] for each in cards] == ["loaded", "unloaded"] and cards[1]["max_model_len"] == 300
     assert site.get("/live?model=b").status_code == 503 and "loads it" in site.get("/live?model=b").text
     assert [each["name"] for each in site.get("/api/ps").json()["models"]] == ["a:latest"]
     assert [each["name"] for each in site.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
@@ -123,12 +137,13 @@ def test_an_unloaded_model_is_loaded_by_a_request_that_waits(make: Any) -> None:
     assert site.post("/api/show", model="b").status_code == 200 and site.phases()[1] == "unloaded", "what is known needs no load"
     assert site.complete("b", prompt=[7, 8, 9], seed=1, temperature=1).json()["choices"] == before
     assert site.phases() == ["loaded", "loaded"]
-    assert 'ridgeline_model_loads_total{model_name="b"} 2.0' in site.get("/metrics").text
+    assert f'ridgeline_model_loads_total{{model_name="b"}} {loads + 1}.0' in site.get("/metrics").text
 
 
-def test_an_unload_waits_for_its_requests_and_later_ones_for_the_next_load(make: Any) -> None:
-    site, answers = make(a=QUICK, b=SLOW), []
+def test_an_unload_waits_for_its_requests_and_later_ones_for_the_next_load(pair: Models) -> None:
+    site, answers = pair, list[httpx.Response]()
     resident = site.roster.residents["b"]
+    loads, unloads = resident.totals.loads, resident.totals.unloads
     first = threading.Thread(target=lambda: answers.append(site.complete("b", max_tokens=250, ignore_eos=True)))
     first.start()
     while resident.service.metrics.running < 1:
@@ -145,7 +160,7 @@ def test_an_unload_waits_for_its_requests_and_later_ones_for_the_next_load(make:
         thread.join()
     assert [each.status_code for each in answers] == [200, 200]
     assert [each.json()["usage"]["completion_tokens"] for each in answers] == [250, 5]
-    assert resident.totals.loads == 2 and resident.totals.unloads == 1
+    assert resident.totals.loads == loads + 1 and resident.totals.unloads == unloads + 1
 
 
 def test_the_least_recently_used_makes_room(make: Any) -> None:
@@ -153,8 +168,7 @@ def test_the_least_recently_used_makes_room(make: Any) -> None:
     assert site.phases() == ["loaded", "loaded", "unloaded"]
     assert site.complete("b").status_code == 200 and site.complete("a").status_code == 200
     assert site.complete("c").status_code == 200 and site.phases() == ["loaded", "unloaded", "loaded"]
-    results = [site.complete(name).status_code for name in "abcabc"]
-    assert results == [200] * 6 and sorted(site.phases()) == ["loaded", "loaded", "unloaded"]
+    assert site.complete("b").status_code == 200 and site.phases() == ["unloaded", "loaded", "loaded"]
 
 
 def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
@@ -163,8 +177,9 @@ def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
     totals, until = [each.totals for each in site.roster.residents.values()], time.monotonic() + 60
 
     def client(name: str) -> None:
-        while time.monotonic() < until and not all(each.loads >= 2 for each in totals):
+        while time.monotonic() < until and not (totals[0].loads >= 2 and totals[1].loads):
             codes.append((name, site.complete(name, max_tokens=20, ignore_eos=True).status_code))
+            time.sleep(0.01)
 
     threads = [threading.Thread(target=client, args=(name,)) for name in "abab"]
     for each in threads:
@@ -172,7 +187,7 @@ def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
     for each in threads:
         each.join()
     assert {code for _, code in codes} == {200} and {name for name, _ in codes} == {"a", "b"}
-    assert all(2 <= each.loads <= 4 for each in totals), totals
+    assert 2 <= totals[0].loads <= 3 and 1 <= totals[1].loads <= 2, totals
 
 
 def test_keep_alive_unloads_an_idle_model(make: Any) -> None:
@@ -180,6 +195,7 @@ def test_keep_alive_unloads_an_idle_model(make: Any) -> None:
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
         assert site.complete("a").status_code == 200
+        time.sleep(0.05)
     assert site.phases() == ["loaded", "unloaded"], "the one that was used stays"
     assert site.post("/api/generate", model="a", keep_alive=-1).json()["done_reason"] == "load"
     assert site.get("/api/ps").json()["models"][0]["expires_at"].startswith("9999")
@@ -191,9 +207,9 @@ def test_keep_alive_unloads_an_idle_model(make: Any) -> None:
     assert site.post("/api/chat", model="a", keep_alive="soon").status_code == 400
 
 
-def test_a_stream_is_told_what_it_waits_for(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_told_what_it_waits_for(pair: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.server.several.roster.TELL_SECONDS", 0.05)
-    site = make(a=QUICK)
+    site = pair
     site.unload("a")
     lines = site.complete("a", stream=True).text.split("\n\n")
     assert lines[0].startswith(": a ") and lines[-2] == "data: [DONE]"
@@ -223,11 +239,10 @@ def test_a_start_with_a_model_that_is_none_ends() -> None:
     site.close()
 
 
-def test_an_adapter_is_known_while_its_model_is_unloaded(make: Any) -> None:
-    site = make(a=QUICK, b=QUICK)
-    deployments = site.roster.residents["b"].service.deployments
+def test_an_adapter_is_known_while_its_model_is_unloaded(pair: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, deployments = pair, pair.roster.residents["b"].service.deployments
     deployments.current.adapters = library = AdapterLibrary(None, 8, model_stores())
-    library._known["tuned"] = KnownAdapter(Adapter("tuned", b"0" * 32, "/nowhere"), 8, 0)
+    monkeypatch.setitem(library._known, "tuned", KnownAdapter(Adapter("tuned", b"0" * 32, "/nowhere"), 8, 0))
     site.unload("b")
     for phase in ("unloaded", "loaded"):
         assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b", "tuned"]
@@ -236,16 +251,18 @@ def test_an_adapter_is_known_while_its_model_is_unloaded(make: Any) -> None:
         assert site.complete("b").status_code == 200
 
 
-def test_what_is_no_request_loads_no_model(make: Any) -> None:
-    site = make(a=QUICK, b=QUICK)
+def test_what_is_no_request_loads_no_model(pair: Models) -> None:
+    site = pair
     site.unload("a")
     for content in (b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 5_000):
         assert site.request("POST", "/v1/completions", content=content).status_code == 400
-    for odd in (True, {}, [], "soon", ""):
+    odd_ones: list[Any] = [True, {}, [], "soon", ""]
+    for odd in odd_ones:
         assert site.post("/api/generate", model="a", keep_alive=odd).status_code == 400
     assert site.phases() == ["unloaded", "loaded"]
     answer = site.complete("b", name=5, keep_alive={})
     assert answer.status_code == 200 and answer.json()["model"] == "b", "fields of other dialects mean nothing"
+    assert site.complete("a").status_code == 200
 
 
 def test_what_is_pulled_is_none_of_the_models(make: Any) -> None:
@@ -254,22 +271,24 @@ def test_what_is_pulled_is_none_of_the_models(make: Any) -> None:
     assert pulled.status_code == 400 and "no name of a hub" in pulled.text
 
 
-def test_names_are_shared_by_no_two_and_aliases_lead_to_their_model(make: Any) -> None:
-    site = make(replace(CONFIG), a=QUICK, b=QUICK)
-    site.roster.residents["b"].service.deployments.aliases["other"] = None
-    assert site.complete("other").json()["model"] == "b"
-    assert [each["id"] for each in site.get("/v1/models").json()["data"]] == ["a", "b", "other"]
+def test_aliases_lead_to_their_model(pair: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pair.roster.residents["b"].service.deployments.aliases, "other", None)
+    assert pair.complete("other").json()["model"] == "b"
+    assert [each["id"] for each in pair.get("/v1/models").json()["data"]] == ["a", "b", "other"]
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.night)])
-def test_unloads_under_load_fail_no_request(make: Any, count: int) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(50, marks=pytest.mark.night)])
+def test_unloads_under_load_fail_no_request(pair: Models, count: int) -> None:
     """Two models under load; one is unloaded and loaded again and again."""
-    site, codes, ends = make(a=QUICK, b=QUICK), [], threading.Event()
+    site, codes, ends = pair, list[int](), threading.Event()
+    first, second = (each.totals for each in site.roster.residents.values())
+    loads, unloads = first.loads, second.unloads
 
     def client(name: str) -> None:
         while not ends.is_set():
             answer = site.complete(name, max_tokens=20, ignore_eos=True, stream=len(codes) % 2 == 0)
             codes.append(answer.status_code if "error" not in answer.text else 0)
+            time.sleep(0.01)
 
     threads = [threading.Thread(target=client, args=(name,)) for name in "aabb"]
     for each in threads:
@@ -281,5 +300,5 @@ def test_unloads_under_load_fail_no_request(make: Any, count: int) -> None:
     for each in threads:
         each.join()
     assert set(codes) == {200} and len(codes) > 4 * count
-    assert site.roster.residents["b"].totals.unloads == count and site.roster.residents["a"].totals.loads == 1
+    assert second.unloads == unloads + count and first.loads == loads
     assert not site.roster.open_requests and site.complete("b").status_code == 200
