@@ -84,7 +84,7 @@ PROMPT: Final = 2048
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
 """Of a step, by its rows."""
 IDLE_SECONDS: Final = 50e-6
-GREEDY: Final[Mapping[str, object]] = {"graphs": True, "top_p": None}
+GREEDY: Final[dict[str, object]] = {"graphs": True, "top_p": None}
 """Of the rows of `decode` that have targets: those with top-p are beside them, to show what sampling costs."""
 
 
