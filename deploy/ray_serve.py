@@ -79,7 +79,7 @@ class PolicyRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         loads = [self._loads[each.replica_id] for each in candidate_replicas]
-        number = self._chooser.choose(loads, _prompt_of(pending_request))
+        number, _ = self._chooser.choose(loads, _prompt_of(pending_request))
         return [[each] for each in sorted(candidate_replicas, key=lambda each: self._loads[each.replica_id].number != number)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

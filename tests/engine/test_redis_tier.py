@@ -90,7 +90,7 @@ def test_a_server_that_stops_answering_serves_on(server: tuple[str, "subprocess.
     assert gone.answer("a") == alone and gone.close()["failures"]
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "redis://"])
+@pytest.mark.parametrize("url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "rediss://host?password=secret", "redis://"])
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         check_address(url)

@@ -26,6 +26,8 @@ MARK = Vote(marker="Answer:")
         (Vote(json_pointer="/a"), '{"b": 1} {"a": ', None),
         (Vote(json_pointer="/01"), "[1, 2]", None),
         (Vote(json_pointer="/9"), "[" * 60_000, None),
+        (Vote(json_pointer="/a"), r'{"a": "\ud800!"}', "?!"),
+        (Vote(json_pointer="/a"), r'{"a": ["\ud800"]}', '["?"]'),
         (Vote(regex=r"\d+"), "1, 2 or 3", "3"),
         (Vote(regex=r"is (\d+)"), "is 1, is 2 or 3", "2"),
         (Vote(regex=r"(a)|b"), "b", None),
@@ -33,6 +35,11 @@ MARK = Vote(marker="Answer:")
 )
 def test_what_is_read(vote: Vote, text: str, answer: str | None) -> None:
     assert read_answer(vote, text) == answer
+
+
+def test_an_answer_of_any_depth_can_be_read() -> None:
+    found = [read_answer(Vote(json_pointer=""), "[" * depth + "]" * depth) for depth in range(700, 1_005)]
+    assert found[0] and found[-1] is None
 
 
 def test_an_empty_answer_is_not_none_at_all() -> None:

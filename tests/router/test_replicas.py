@@ -42,7 +42,7 @@ def test_with_every_breaker_open_all_get_requests() -> None:
 
 def test_every_canary_gets_its_share() -> None:
     replicas = fleet(0, 0.05, 0.1)
-    found = [replicas.choose(SHORT, set()).number for _ in range(20_000)]  # type: ignore[union-attr]
+    found = [replicas.choose(SHORT, set())[0].number for _ in range(20_000)]  # type: ignore[index]
     assert abs(found.count(1) / 20_000 - 0.05) < 0.01 and abs(found.count(2) / 20_000 - 0.1) < 0.01
 
 
@@ -70,3 +70,17 @@ def test_retries_have_a_budget() -> None:
     for _ in range(10):
         replicas.choose(SHORT, set())
     assert sum(replicas.may_retry() for _ in range(100)) in (1, 2)
+
+
+def test_a_prompt_that_is_cached_does_not_wait_for_long() -> None:
+    """What a replica was sent before costs it no prefill: it counts as waiting only by the rest."""
+    replicas = Replicas(fleet(0).all, ROUTING["cache-aware"], seed=1)
+    prompt = Prompt(1_000, (b"a", b"b", b"c"))
+    for waiting in (1_000, 1_000 - 3 * 128):
+        choice = replicas.choose(prompt, set())
+        assert choice is not None
+        replica, cached = choice
+        with replica.serving(prompt.tokens, cached) as turn:
+            assert replica.load.waiting_tokens == waiting
+            turn.first_byte()
+            assert replica.load.waiting_tokens == 0 and replica.load.requests == 1

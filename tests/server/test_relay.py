@@ -1,6 +1,7 @@
 """What a router is told of a stream, and what a server takes from one."""
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -101,6 +102,51 @@ def test_a_prompt_that_has_not_ended_here_leaves_none_of_its_answer_open(known: 
     assert known.service.ledger.find("twice").choices[0].reason == "abort"
 
 
+ODD = [0, 1, -1, 257, 258, 2**31, 2**63, 2**64, 10**30, 1.5, None, True, "", "x", "\0", "a" * 300, [], [1], {}, "stop", "error", "abort"]
+
+
+def spoiled(records: list[Any], draw: random.Random) -> list[Any]:
+    """Records with one to three places that are others, gone, twice or in another order."""
+    made = json.loads(json.dumps(records))
+    for _ in range(draw.randint(1, 3)):
+        place = made
+        while (inner := [each for each in place if isinstance(each, list) and each]) and draw.random() < 0.7:
+            place = draw.choice(inner)
+        if not place:
+            continue
+        at = draw.randrange(len(place))
+        match draw.randrange(6):
+            case 0:
+                del place[at]
+            case 1:
+                place.insert(at, place[draw.randrange(len(place))])
+            case 2:
+                draw.shuffle(place)
+            case _:
+                place[at] = draw.choice(ODD) if draw.random() < 0.6 else draw.randrange(258)
+    return made
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(4_000, marks=pytest.mark.night)])
+def test_no_records_end_an_engine(known: Any, count: int) -> None:
+    draw, client = random.Random(count), known.service.deployment.client
+    before, codes = client.pid, set[int]()
+    records = msgspec.json.decode(begun(known, 9)[0].body(b""))
+    for _ in range(count):
+        text = json.dumps(spoiled(records[: draw.randint(1, len(records))], draw)).encode()
+        headers = {"x-ridgeline-router": KEY.hex(), "x-ridgeline-continue": f"{len(text)} {draw.choice([0, 1, 9, 10**7])}"}
+        answer = known.request("POST", "/v1/completions", content=text + BODY, headers=headers)
+        codes.add(answer.status_code)
+        assert "internal_error" not in answer.text, text
+    assert codes <= {200, 400, 409} and {200, 409} <= codes
+    until = time.monotonic() + 10
+    while known.service.deployments.open_requests:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert client.pid == before
+    assert known.request("POST", "/v1/completions", content=BODY).status_code == 200
+
+
 def test_a_journal_passes_whole_events_on_and_ends_where_it_cannot_go_on() -> None:
     journal = Journal(KEY)
     assert journal.can_continue and journal.take(b": keep-alive\n\n:r [1]") == b": keep-alive\n\n"
@@ -114,3 +160,12 @@ def test_a_journal_passes_whole_events_on_and_ends_where_it_cannot_go_on() -> No
     silent = Journal(KEY)
     silent.take(b"data: a\n\n")
     assert not silent.can_continue and not silent.is_whole
+
+
+@pytest.mark.alone
+def test_an_event_of_many_megabytes_is_joined_once() -> None:
+    journal, began = Journal(KEY), time.process_time()
+    for part in (b":r [1]\ndata: ", *[b"a" * 65_536] * 256, b"\n"):
+        assert journal.take(part) == b""
+    assert len(journal.take(b"\n")) == 6 + (16 << 20) + 2
+    assert time.process_time() - began < 1

@@ -256,7 +256,8 @@ def test_what_is_no_request_loads_no_model(pair: Models) -> None:
     site.unload("a")
     for content in (b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 5_000):
         assert site.request("POST", "/v1/completions", content=content).status_code == 400
-    for odd in (True, {}, [], "soon", ""):
+    odd_ones: list[Any] = [True, {}, [], "soon", ""]
+    for odd in odd_ones:
         assert site.post("/api/generate", model="a", keep_alive=odd).status_code == 400
     assert site.phases() == ["unloaded", "loaded"]
     answer = site.complete("b", name=5, keep_alive={})

@@ -12,7 +12,7 @@ from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 from ridgeline.sim.fleet.durations import ConstantDurations, ObservedStep, RooflineDurations, fit_constant
-from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Scaling
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.replica import ReplicaConfig
 from ridgeline.sim.fleet.service import DecodePoolDurations, KVTransfer, Service
@@ -76,6 +76,16 @@ def test_failures_cost_time_but_no_request() -> None:
     calm = figures(FleetConfig(SERVER, 3), count=500)
     failing = figures(FleetConfig(SERVER, 3, failures=Failures(between=15.0, repair=5.0)), count=500)
     assert failing.requests == 500 and failing.e2e.p99 > calm.e2e.p99
+
+
+def test_a_zone_that_fails_loses_no_request() -> None:
+    """What it computed is computed again elsewhere; without a replica left, requests wait until the first is back."""
+    calm = figures(FleetConfig(SERVER, 3), count=500)
+    short = figures(FleetConfig(SERVER, 3, outage=Outage(20.0, 5.0, 1 / 3)), count=500)
+    whole = figures(FleetConfig(SERVER, 3, outage=Outage(20.0, 30.0, 1.0)), count=500)
+    assert calm.requests == short.requests == whole.requests == 500
+    assert calm.e2e.mean < short.e2e.mean < whole.e2e.mean and whole.e2e.p99 > 20
+    assert short.replica_seconds == pytest.approx(3 * short.seconds - 5.0, abs=1.0)
 
 
 def test_the_only_replica_may_fail() -> None:

@@ -84,7 +84,7 @@ PROMPT: Final = 2048
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
 """Of a step, by its rows."""
 IDLE_SECONDS: Final = 50e-6
-GREEDY: Final[Mapping[str, object]] = {"graphs": True, "top_p": None}
+GREEDY: Final[dict[str, object]] = {"graphs": True, "top_p": None}
 """Of the rows of `decode` that have targets: those with top-p are beside them, to show what sampling costs."""
 
 
@@ -92,7 +92,7 @@ def _make_targets() -> Iterator[Target]:
     tokens = "tokens_per_second"
     for dtype, (targets, stretches) in DECODE.items():
         for batch, target, stretch in zip(SIZES, targets, stretches, strict=True):
-            where: Mapping[str, object] = GREEDY | {"batch": batch}
+            where: Mapping[str, object] = {**GREEDY, "batch": batch}
             bound = partial(decode_seconds, dtype=dtype, rows=batch, context=CONTEXT)
             yield Target(f"decode {dtype}, batch {batch}", "decode", dtype, where, tokens, target, stretch, bound)
     for dtype, prompt in PREFILL.items():
@@ -116,7 +116,7 @@ def _host_targets(dtype: str) -> Iterator[Target]:
     """Host time and idle time of the device: of steps of the runner alone, and when serving (engine)."""
     for part, size, sizes, whose in (("decode", "batch", SIZES, "runner"), ("serving", "rows", (32, 256), "engine")):
         for each in sizes:
-            where: Mapping[str, object] = GREEDY | {size: each} if part == "decode" else {size: each}
+            where: Mapping[str, object] = {**GREEDY, size: each} if part == "decode" else {size: each}
             if each in HOST_SECONDS:
                 name = f"host time per step, {whose}, {dtype}, {size} {each}"
                 yield Target(name, part, dtype, where, "host_seconds", HOST_SECONDS[each])

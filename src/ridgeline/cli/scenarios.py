@@ -17,7 +17,7 @@ from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, parse_objective
 from ridgeline.planning.served import served_settings
 from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant
-from ridgeline.sim.fleet.fleet import Failures, Scaling
+from ridgeline.sim.fleet.fleet import Failures, Outage, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 from ridgeline.sim.fleet.service import SETTLE_SECONDS, DaySample
 from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_arrival_process, parse_length, read_steps, read_trace
@@ -118,6 +118,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "autoscale": SettingSpec(_text, None),  # MIN:MAX replicas, by queue depth
     "cold_start": SettingSpec(_number(0, 86_400), 120.0),  # seconds until a new replica serves
     "mtbf": SettingSpec(_number(1, 1e9), None),  # mean seconds between failures of a replica
+    "outage": SettingSpec(_text, None),  # AT:SECONDS:SHARE: a zone with that share of the replicas fails at once
     "arrivals": SettingSpec(_text, "poisson"),  # poisson, bursty, diurnal, or closed
     "rate": SettingSpec(_number(1e-6, 1e6), 1.0),  # requests per second
     "users": SettingSpec(_whole(1, 100_000), 16),  # users of a closed loop
@@ -189,6 +190,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
         routing=value["routing"],
         scaling=_scaling(value["autoscale"], value["cold_start"]),
         failures=None if value["mtbf"] is None else Failures(value["mtbf"]),
+        outage=_outage(value["outage"]),
         durations=_durations(value["step_time"]),
         objective=parse_objective(value["slo"]),
         patience=value["patience"],
@@ -258,9 +260,10 @@ def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path |
             "sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out",
             fix={"--sample": None},
         )
-    if value["autoscale"] is not None or value["mtbf"] is not None:
+    if any(value[name] is not None for name in ("autoscale", "mtbf", "outage")):
         raise ConfigError(
-            "sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day", fix={"--sample": None}
+            "sample begins every window with a whole fleet; leave autoscale, mtbf and outage out, or simulate the whole day",
+            fix={"--sample": None},
         )
     return DaySample(value["sample"], settle=value["settle"])
 
@@ -281,6 +284,19 @@ def _scaling(text: str | None, cold_start: float) -> Scaling | None:
     if low > high:
         raise ConfigError(f"autoscale={text} has its minimum above its maximum; write {high}:{low}", fix={"--autoscale": f"{high}:{low}"})
     return Scaling(low, high, cold_start=cold_start)
+
+
+def _outage(text: str | None) -> Outage | None:
+    """The outage of AT:SECONDS:SHARE; None for none. Raises ConfigError."""
+    if text is None:
+        return None
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise ConfigError(
+            f"outage={text[:60]} is not understood; write AT:SECONDS:SHARE, for instance outage=60:120:0.33", fix={"--outage": None}
+        )
+    bounds = ((0, 1e9), (0, 1e9), (0, 1))
+    return Outage(*[_number(*each)("outage", part) for part, each in zip(parts, bounds, strict=True)])
 
 
 def _durations(text: str) -> Durations | None:

@@ -52,7 +52,8 @@ def elect(vote: Vote, texts: Sequence[str], cumulative: Sequence[float]) -> tupl
     answers = [read_answer(vote, text) for text in texts]
     votes = Counter(answer for answer in answers if answer is not None)
     most = max(votes.values(), default=0)
-    elected = {answer for answer, count in votes.items() if count == most} or {None}
+    elected: set[str | None] = {answer for answer, count in votes.items() if count == most}
+    elected = elected or {None}
     index = next(each for each in best_indices(cumulative, len(texts)) if answers[each] in elected)
     return index, Election(answers[index], most, len(texts))
 
@@ -81,7 +82,11 @@ def _at_pointer(pointer: str, text: str) -> str | None:
         value = _member(value, part.replace("~1", "/").replace("~0", "~"))
     if value is _MISSING:
         return None
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    try:
+        answer = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    except RecursionError:  # it was just shallow enough to be read
+        return None
+    return answer.encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
 
 
 def _member(value: Any, name: str) -> Any:

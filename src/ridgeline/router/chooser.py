@@ -31,8 +31,9 @@ class Chooser:
         """A random number in [0, 1)."""
         return self._random.random()
 
-    def choose(self, loads: Sequence[ReplicaLoad], prompt: Prompt) -> int:
-        """The number of the replica that gets a request. `loads`: of those that may, at least one."""
+    def choose(self, loads: Sequence[ReplicaLoad], prompt: Prompt) -> tuple[int, int]:
+        """(number of the replica that gets a request, tokens of its prompt that it was sent before). `loads`: of those that may, at least
+        one."""
         self._requests += 1
         tokens = PART_BYTES // BYTES_PER_TOKEN
         cached = {number: parts * tokens for number, parts in self._prefixes.match(prompt.chain).items()}
@@ -40,9 +41,10 @@ class Chooser:
         request = RoutedRequest(self._requests, prompt.tokens, key, cached)
         number = self._policy(loads, request, self.draw()).number
         self._prefixes.learn(prompt.chain, number)
-        self.matched_tokens += cached.get(number, 0)
+        matched = cached.get(number, 0)
+        self.matched_tokens += matched
         self.prompt_tokens += prompt.tokens
-        return number
+        return number, matched
 
     def forget(self, number: int) -> None:
         """Notes that a replica has lost its cache."""

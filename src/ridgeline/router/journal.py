@@ -24,7 +24,8 @@ class Journal:
         self._key = None if key is None else key.hex().encode()
         self._records: list[bytes] = []
         self._bytes = 0
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Of an event that is not whole yet, as it came: one of many MB is joined once."""
         self.events = 0
         self.is_over = False
 
@@ -54,7 +55,12 @@ class Journal:
         """What of a replica's bytes goes to the client: whole events, without what is the router's."""
         if self._key is None:
             return data
-        *events, self._rest = (self._rest + data).split(_STOP)
+        end = self._rest[-1][-1:] if self._rest else b""
+        self._rest.append(data)
+        if _STOP not in end + data:
+            return b""
+        *events, rest = b"".join(self._rest).split(_STOP)
+        self._rest = [rest]
         passed = []
         for event in events:
             if event.startswith(MARK):
@@ -69,12 +75,12 @@ class Journal:
 
     def end(self) -> bytes:
         """What is left when a replica has ended its answer."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest = b"".join(self._rest), []
         return rest
 
     def lose(self) -> None:
         """Forgets what has come of an event whose replica is gone."""
-        self._rest = b""
+        self._rest = []
 
     def _note(self, records: bytes) -> None:
         self._bytes += len(records) + 1

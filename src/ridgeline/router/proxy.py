@@ -148,10 +148,11 @@ class Proxy:
         tried: set[int] = set()
         refused: Answer | None = None
         lost = 0
-        while (replica := self._replicas.choose(prompt, tried)) is not None:
+        while (choice := self._replicas.choose(prompt, tried)) is not None:
+            replica, cached = choice
             tried.add(replica.number)
             try:
-                with replica.serving(prompt.tokens) as turn:
+                with replica.serving(prompt.tokens, cached) as turn:
                     await unless_disconnected(receive, self._forward(scope, send, replica, body, turn))
                 return
             except Broken as broken:
@@ -216,12 +217,13 @@ class Proxy:
         while journal.can_continue and stalls < MOST_STALLS and time.monotonic() < until:
             journal.lose()
             before, free = journal.events, replace(prompt, bound_to=b"")
-            replica = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing)
-            if replica is None:
+            choice = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing)
+            if choice is None:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
+            replica, cached = choice
             try:
-                with replica.serving(prompt.tokens) as turn:
+                with replica.serving(prompt.tokens, cached) as turn:
                     await self._continue_at(scope, send, replica, body, turn, journal)
                 return
             except Elsewhere as error:

@@ -77,9 +77,9 @@ class Replica:
         return now < self._shut_until
 
     @contextmanager
-    def serving(self, tokens: int) -> Iterator["Turn"]:
-        """Counts a request of so many prompt tokens while it lasts."""
-        turn = Turn(self, tokens)
+    def serving(self, tokens: int, cached: int) -> Iterator["Turn"]:
+        """Counts a request of so many prompt tokens while it lasts; `cached` of them need no prefill."""
+        turn = Turn(self, tokens, cached)
         try:
             yield turn
         finally:
@@ -139,11 +139,11 @@ class Replica:
 class Turn:
     """A request that a replica has: its part of the load."""
 
-    def __init__(self, replica: Replica, tokens: int) -> None:
+    def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self._load = replica.load
         self._replica = replica
         self._began = time.monotonic()
-        self._waiting, self._held = tokens, tokens + OUTPUT_TOKENS
+        self._waiting, self._held = max(0, tokens - cached), tokens + OUTPUT_TOKENS
         self._seconds = inf
         self._load.requests += 1
         self._load.waiting_tokens += self._waiting
@@ -187,11 +187,11 @@ class Replicas:
         ready = [each for each in self.all if each.is_ready and not each.is_stopped]
         return [each for each in ready if not each.is_shut(now)] or ready
 
-    def choose(self, prompt: Prompt, tried: set[int]) -> Replica | None:
-        """The replica for a request, or None where none is left that has not been tried."""
+    def choose(self, prompt: Prompt, tried: set[int]) -> tuple[Replica, int] | None:
+        """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
         if (bound := self._responses.get(prompt.bound_to)) is not None:
             replica = self.all[bound]
-            return replica if replica.is_ready and bound not in tried else None
+            return (replica, 0) if replica.is_ready and bound not in tried else None
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
@@ -200,7 +200,8 @@ class Replicas:
         canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
         ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
-        return self.all[self.chooser.choose([each.load for each in ready], prompt)]
+        number, cached = self.chooser.choose([each.load for each in ready], prompt)
+        return self.all[number], cached
 
     def may_retry(self) -> bool:
         """Takes one retry of the budget, if there is one: where much fails, retries would be the overload."""

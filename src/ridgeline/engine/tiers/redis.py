@@ -6,7 +6,7 @@ Values are read by range, so that one that somebody made longer is not taken int
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ridgeline.errors import ConfigError
 
@@ -84,7 +84,7 @@ def check_address(url: str) -> None:
     if parts.scheme not in ("unix", "rediss", "redis"):
         known = "unix:///path, rediss://host:port or redis://127.0.0.1:port"
         raise ConfigError(f"{FLAG} {url!r:.200} is no address; give {known}", fix={FLAG: None})
-    if parts.password is not None:
+    if parts.password is not None or "password" in parse_qs(parts.query):
         raise ConfigError(f"{FLAG} has a password, which others see; put it into a file: --kv-cache-redis-password-file", fix={FLAG: None})
     if parts.scheme == "redis" and parts.hostname not in LOOPBACK:
         raise ConfigError(f"{FLAG} {url!r:.200} leaves this machine unencrypted; use rediss:// (TLS)", fix={FLAG: None})

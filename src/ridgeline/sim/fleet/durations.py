@@ -3,6 +3,7 @@
 The duration of a decode step depends on its positions alone, so that skipped steps have the same durations as executed ones.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
@@ -12,6 +13,9 @@ from ridgeline.core.plan import Plan
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import RowGroup, link_seconds, part_seconds, pass_seconds, reached, step_work
+
+PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Numbers of tokens of a row at which verification is measured."""
 
 
 class Durations(Protocol):
@@ -171,3 +175,13 @@ def _solve(columns: list[list[float]], values: list[float]) -> list[float]:
     for i in reversed(range(size)):
         found[i] = (rows[i][size] - fsum(rows[i][j] * found[j] for j in range(i + 1, size))) / rows[i][i]
     return [value / scale for value, scale in zip(found, scales, strict=True)]
+
+
+def verification_prices(durations: Durations) -> tuple[tuple[int, int, float], ...]:
+    """(tokens, samples, seconds) of steps in which one row verifies drafts, as an engine measures them at its start."""
+    found = []
+    for tokens in PRICED_TOKENS:
+        nothing, token_counts = array("i", [0]), array("i", [tokens])
+        plan = Plan(0, nothing, nothing, token_counts, array("i", [0]) * tokens, bytearray([tokens]))
+        found.append((tokens, tokens, durations.seconds(plan)))
+    return tuple(found)

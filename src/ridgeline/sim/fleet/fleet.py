@@ -1,10 +1,10 @@
-"""A fleet of servers behind a router in virtual time: routing, autoscaling on queue depth with a cold start, failures.
+"""A fleet of servers behind a router in virtual time: routing, autoscaling on queue depth with a cold start, failures of one and of a zone.
 
 Owns the replicas and the event queue. The router knows of a replica only the requests that it sent and the answers that came back.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -74,6 +74,15 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """At `at` seconds a zone with `share` of the replicas fails at once; after `seconds` as many are back, with empty caches."""
+
+    at: float
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class FleetConfig:
     """`replicas` identical servers and the routing of requests.
 
@@ -88,6 +97,7 @@ class FleetConfig:
     failures: Failures | None = None
     patience: float | None = None
     ttft_ms: int = 0
+    outage: Outage | None = None
 
 
 def _prefix_chain(arrival: Arrival) -> tuple[list[bytes], int]:
@@ -136,6 +146,8 @@ class Fleet:
             self._start(0.0)
         if config.scaling is not None:
             agenda.at(config.scaling.period, self._scale)
+        if config.outage is not None:
+            agenda.at(config.outage.at, self._on_outage)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -176,7 +188,8 @@ class Fleet:
         load = self._route(loads, RoutedRequest(number, arrival.prompt, prefix, cached), self._rng.random())
         self._sent.learn(chain, load.number)
         load.requests += 1
-        load.waiting_tokens += arrival.prompt
+        waiting = arrival.prompt - cached.get(load.number, 0)
+        load.waiting_tokens += waiting
         load.held_tokens += arrival.prompt + arrival.output
         replica = self._up[load.number]
         try:
@@ -186,11 +199,11 @@ class Fleet:
         except RequestError:
 
             def reject(at: float) -> None:
-                self._on_finished(load.number, FinishedRequest(arrival, arrived, at, at, at, 0, answered=False))
+                self._on_finished(load.number, FinishedRequest(arrival, arrived, at, at, at, 0, waiting, answered=False))
 
             self._agenda.at(time, reject)
             return
-        replica.send(request, arrival, arrived, time)
+        replica.send(request, arrival, arrived, time, waiting)
         if self.config.patience is not None:
             self._agenda.at(max(time, arrived + self.config.patience), lambda at: self._abort_impatient(replica, request.request_id, at))
         self._schedule_turn(replica, time)
@@ -202,14 +215,14 @@ class Fleet:
             return
         replica.abort(request_id, time)
         times = (known.arrived, known.started, known.first, time)
-        self._on_finished(replica.number, FinishedRequest(known.arrival, *times, 0, answered=False, aborted=True))
+        self._on_finished(replica.number, FinishedRequest(known.arrival, *times, 0, known.waiting, answered=False, aborted=True))
         self._schedule_turn(replica, time)
 
     def _on_finished(self, number: int, done: FinishedRequest) -> None:
         load = self._loads.get(number)
         if load is not None:
             load.requests -= 1
-            load.waiting_tokens -= done.arrival.prompt
+            load.waiting_tokens -= done.waiting
             load.held_tokens -= done.arrival.prompt + done.arrival.output
         self._on_done(done)
 
@@ -229,12 +242,16 @@ class Fleet:
         if self._next_turn.get(replica.number) != at or self._up.get(replica.number) is not replica:
             return
         del self._next_turn[replica.number]
-        done = replica.turn()
-        if done:
-            self._agenda.at(replica.time, lambda at: self._deliver(replica, done))
+        done, begun = replica.turn(), replica.take_begun()
+        if done or begun:
+            self._agenda.at(replica.time, lambda at: self._deliver(replica, done, begun))
         self._schedule_turn(replica, replica.time)
 
-    def _deliver(self, replica: Replica, done: list[FinishedRequest]) -> None:
+    def _deliver(self, replica: Replica, done: list[FinishedRequest], begun: int) -> None:
+        """begun: waiting prompt tokens whose answers begin with this step."""
+        load = self._loads.get(replica.number)
+        if load is not None:
+            load.waiting_tokens -= begun
         for each in done:
             self._on_finished(replica.number, each)
         if replica.number in self._draining and not replica.open:
@@ -261,14 +278,21 @@ class Fleet:
         self.tally.replica_seconds += max(time, replica.time) - self._started_at.pop(number)
 
     def _on_failure(self, number: int, time: float) -> None:
-        """Restarts the replica's requests elsewhere; their arrival times stay."""
-        replica = self._up.get(number)
-        if replica is None or self.config.failures is None:
-            return
-        lost = [(known.arrival, known.arrived) for known in replica.open.values()]
-        self._retire(number, time)
-        self._num_starting += 1
-        self._agenda.at(time + self.config.failures.repair, self._on_started)
+        if number in self._up and self.config.failures is not None:
+            self._fail([number], time, self.config.failures.repair)
+
+    def _on_outage(self, time: float) -> None:
+        outage = self.config.outage
+        assert outage is not None
+        self._fail(list(self._up)[: round(outage.share * len(self._up))], time, outage.seconds)
+
+    def _fail(self, numbers: Sequence[int], time: float, repair: float) -> None:
+        """These replicas fail together. Their requests restart elsewhere; their arrival times stay."""
+        lost = [(known.arrival, known.arrived) for number in numbers for known in self._up[number].open.values()]
+        for number in numbers:
+            self._retire(number, time)
+            self._num_starting += 1
+            self._agenda.at(time + repair, self._on_started)
         for arrival, arrived in lost:
             self.send(arrival, arrived, time)
 

@@ -4,7 +4,6 @@ Owns its open requests, the simulated device, assumed drafts, and skipped steps:
 are applied together when they are over, or when a command comes, as far as they have begun by then.
 """
 
-from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -29,24 +28,12 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.durations import Durations
+from ridgeline.sim.fleet.durations import Durations, verification_prices
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
 SAMPLED_TOKEN: Final = 7
 """The id that every row samples; a wrong draft is replaced by another id."""
-PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Numbers of tokens of a row at which verification is measured."""
-
-
-def verification_prices(durations: Durations) -> tuple[tuple[int, int, float], ...]:
-    """(tokens, samples, seconds) of steps in which one row verifies drafts, as an engine measures them at its start."""
-    found = []
-    for tokens in PRICED_TOKENS:
-        nothing, token_counts = array("i", [0]), array("i", [tokens])
-        plan = Plan(0, nothing, nothing, token_counts, array("i", [SAMPLED_TOKEN]) * tokens, bytearray([tokens]))
-        found.append((tokens, tokens, durations.seconds(plan)))
-    return tuple(found)
 
 
 class AssumedDrafter:
@@ -203,10 +190,12 @@ class ReplicaConfig:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request in progress. Times in seconds, −1 before; `last` is the time of its newest token."""
+    """A request in progress. Times in seconds, −1 before; `last` is the time of its newest token, `waiting` the prompt tokens that the
+    router counts until the first one."""
 
     arrival: Arrival
     arrived: float
+    waiting: int
     started: float = -1.0
     first: float = -1.0
     last: float = -1.0
@@ -224,6 +213,7 @@ class FinishedRequest:
     first: float
     time: float
     cached: int
+    waiting: int = 0
     answered: bool = True
     aborted: bool = False
 
@@ -243,6 +233,7 @@ class Replica:
         self.scheduler = Scheduler(config.limits, config.kv, POLICIES[config.policy], config.drafter(), config.pace())
         self.engine = Engine(self.scheduler, self.device, self.clock, config.limits.depth)
         self.open: dict[str, OpenRequest] = {}
+        self._begun_tokens = 0
         self._inbox: deque[Command] = deque()
         self._tally = tally
         self._on_turn = on_turn
@@ -253,10 +244,10 @@ class Replica:
         self._skippable_seconds: list[float] = []
         self._look_ahead_steps = 1
 
-    def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
-        """Queues a request, which arrived at `arrived`, for the engine's next turn."""
+    def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float, waiting: int = 0) -> None:
+        """Queues a request, which arrived at `arrived`, for the engine's next turn. waiting: its prompt tokens that the router counts."""
         self.catch_up(time)
-        self.open[request.request_id] = OpenRequest(arrival, arrived)
+        self.open[request.request_id] = OpenRequest(arrival, arrived, waiting)
         self._inbox.append(Admit(request))
 
     def abort(self, request_id: str, time: float) -> None:
@@ -306,6 +297,11 @@ class Replica:
         self._look_ahead()
         return done
 
+    def take_begun(self) -> int:
+        """Waiting prompt tokens of the requests whose first token has come since the last call."""
+        begun, self._begun_tokens = self._begun_tokens, 0
+        return begun
+
     def measure(self, ended: int = 0) -> None:
         """Adds the time since the last call to the time-weighted sums: running rows with those that `ended` with the step, waiting
         sequences, and held blocks at the mean of then and now."""
@@ -322,7 +318,10 @@ class Replica:
         """Computes the end times of the coming skippable steps. True if there are any."""
         if not self.config.skips_steps or self.engine.in_flight:
             return False
-        positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
+        running = self.scheduler.lifecycle.running
+        if any(self.open[sequence.request.request_id].first < 0 for sequence in running):
+            return False  # the router hears of a first token when it comes
+        positions, now = [sequence.scheduled for sequence in running], self.time
         self._skippable_seconds.clear()
         for step in range(skippable_steps(self.scheduler, self._look_ahead_steps)):
             seconds = self.config.durations.decode(positions, step)
@@ -340,7 +339,7 @@ class Replica:
         self._look_ahead_steps = min(MAX_LOOK_AHEAD, 2 * steps) if steps == len(ends) else steps
         running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
-        self._record_tokens(known, ends[0])  # may be a row's first, or its first after others had the budget
+        self._record_tokens(known, ends[0])  # a row may have had none for some steps, while others had the budget
         for before, after in pairwise(ends[:steps]):
             self._tally.add_gap(after - before, len(running))
         self.device.skip_until(ends[steps - 1])
@@ -377,6 +376,8 @@ class Replica:
             for known in receiving:
                 if known.first < 0:
                     known.first = now
+                    self._begun_tokens += known.waiting
+                    known.waiting = 0
         for known in receiving:
             known.last = now
         for last, count in since.items():
@@ -393,5 +394,5 @@ class Replica:
         if known is None:
             return None
         if isinstance(event, events.Rejected) or event.reason is not Finish.LENGTH:
-            return FinishedRequest(known.arrival, known.arrived, known.started, known.first, self.time, 0, answered=False)
+            return FinishedRequest(known.arrival, known.arrived, known.started, known.first, self.time, 0, known.waiting, answered=False)
         return FinishedRequest(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)

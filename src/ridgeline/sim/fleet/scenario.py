@@ -18,7 +18,7 @@ from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, se
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.sim.fleet.durations import Durations, DurationsWithCopies, RooflineDurations
-from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Scaling
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.replica import ReplicaConfig
 from ridgeline.sim.fleet.service import DaySample, DecodePoolDurations, KVTransfer, Service, simulate_sample
@@ -78,6 +78,7 @@ class Scenario:
     routing: str = "least-requests"
     scaling: Scaling | None = None
     failures: Failures | None = None
+    outage: Outage | None = None
     durations: Durations | None = None
     objective: Objective = field(default_factory=Objective)
     patience: float | None = None
@@ -105,7 +106,7 @@ class Scenario:
     def _service(self, seed: int) -> Service:
         config = self.replica_config()
         ttft_ms = round(1e3 * (self.objective.ttft or 0))
-        fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience, ttft_ms)
+        fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience, ttft_ms, self.outage)
         return Service(fleet, seed, self._make_kv_transfer(config))
 
     def replica_config(self) -> ReplicaConfig:
