@@ -104,7 +104,8 @@ def test_what_is_for_admins_is_closed_to_clients_in_every_spelling(new_site: Any
     file.chmod(0o600)
     site = new_site(EngineConfig("fake:{}"), ServerConfig(api_key_file=str(file)))
     adapters = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    assert {"/api/pull", "/api/delete", "/api/copy", "/server_info"} | adapters == ADMIN
+    loads = {"/models/load", "/models/unload"}
+    assert {"/api/pull", "/api/delete", "/api/copy", "/server_info"} | adapters | loads == ADMIN
 
     async def knock() -> None:
         for path in sorted(ADMIN):

@@ -22,7 +22,7 @@ from ridgeline.core.plan import KVGroup, Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
+from ridgeline.engine.executor import Executor, ExecutorInfo, Pages, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
@@ -103,6 +103,10 @@ class Timed:
     @property
     def info(self) -> ExecutorInfo:
         return self._executor.info
+
+    @property
+    def pages(self) -> Pages | None:
+        return self._executor.pages
 
     def submit(self, plan: Plan) -> Ticket:
         return self._executor.submit(plan)

@@ -33,6 +33,8 @@ def following(context: Sequence[int]) -> int:
 class ContextRunner:
     """Writes ids as keys, reads them back through the tables, and predicts `following`; NaN wherever an id is `bad`."""
 
+    trace = None
+
     def __init__(self, shape: KVShape, bad: int = -2) -> None:
         self.shape = shape
         self.bad = bad
