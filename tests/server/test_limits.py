@@ -416,9 +416,10 @@ def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
     elsewhere = ("ollama", "ggml")  # in tests/server/test_dialect_limits.py
     same = {"/chat/completions", "/v1/chat/completions/render"}  # as CHAT
     same |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # in tests/compute/adapters
+    same |= {"/models/load", "/models/unload"}  # in tests/server/test_several.py
     assert {each.path for each in DOCUMENTED if each.request is not None and each.dialect not in elsewhere} == {*GOOD, *same}
     assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
-    untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}
+    untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls", "vote"}
     for endpoint in DOCUMENTED:
         if endpoint.path in GENERATION and endpoint.request is not None:
             assert set(endpoint.request.__struct_fields__) - untested <= set(table(endpoint.path)) | untested

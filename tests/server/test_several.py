@@ -302,3 +302,15 @@ def test_unloads_under_load_fail_no_request(pair: Models, count: int) -> None:
     assert set(codes) == {200} and len(codes) > 4 * count
     assert second.unloads == unloads + count and first.loads == loads
     assert not site.roster.open_requests and site.complete("b").status_code == 200
+
+
+def test_loads_are_for_admins_in_every_spelling(make: Any, tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("tenant-key\nowner admin-key scope=admin\n")
+    file.chmod(0o600)
+    site = make(replace(CONFIG, api_key_file=str(file)), a=QUICK)
+    for path in ("/models/load", "/models/unload", "//models/load", "/models/load/", "/models/./load", "/%6dodels/load", "/models/load?x=1"):
+        answer = site.request("POST", path, json={"model": "a"}, headers={"Authorization": "Bearer tenant-key"})
+        assert answer.status_code in (403, 404, 405), (path, answer.text)
+        assert answer.status_code == 403 or path != "/models/load"
+    assert site.request("POST", "/models/load", json={"model": "a"}, headers={"Authorization": "Bearer admin-key"}).status_code == 200
