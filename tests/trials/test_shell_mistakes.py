@@ -98,13 +98,14 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("generate {fake} hi --logit-bias foo", "logit_bias", "generate {fake} hi"),
     ("generate {fake} hi --n 3 --best-of 2", "best_of", "generate {fake} hi --n 3"),
     ("bench kernels --shape 3", "'3'", "bench kernels --shape 8192x2048"),
-    ("bench gpu --only foo --dry-run", "foo", "bench gpu --only decode --dry-run"),
+    ("bench gpu --only foo --dry-run", "foo", "bench gpu --only ceilings --dry-run"),
     ("bench serve --streams x", "'x'", None),  # no server runs
     ("explain --window 5", "'5'", "explain --window 5m"),
     ("investigate --window 5 TokensSlow", "'5'", "investigate --window 5m TokensSlow"),
     ("investigate NoSuchAlert", "NoSuchAlert", None),
     ("investigate --incident /no/such", "/no/such", None),
     ("top --interval 0", "--interval", None),  # no server runs
+    ("profile --server 999999", "999999", None),  # no server runs
     ("route --port 0 --replica http://localhost:1 --routing cache", "'cache'",
      "route --port 0 --replica http://localhost:1 --routing cache-aware"),
     # models and files
