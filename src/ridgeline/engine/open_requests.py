@@ -63,7 +63,7 @@ class OpenRequests:
         """Opens the stream of a new request; without `goes_on` it ends with its engine. `behind`: what another server has put out of it.
         Raises RequestError for one that is open."""
         if request.request_id in self._streams:
-            raise RequestError(f"request {request.request_id:.100} has not ended here yet; wait for its end", code="cannot_continue", status=409)
+            raise RequestError(f"request {request.request_id:.100} has not ended here yet", code="cannot_continue", status=409)
         stream = RequestStream(request, wakeup)
         stream.goes_on = goes_on
         if behind is not None:
