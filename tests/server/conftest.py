@@ -1,15 +1,14 @@
 """The application in this process, over a fake engine in a real child process. One for the whole session."""
 
-import asyncio
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from app_client import AppLoop
 
 import ridgeline
 from ridgeline.config.groups import EngineConfig, ServerConfig
@@ -28,26 +27,13 @@ TEMPLATE = """{%- for message in messages -%}
 SOURCE = str(Path(ridgeline.__file__).resolve().parents[1])
 
 
-class Site:
-    """Synchronous requests to an application whose loop runs in a thread."""
+class Site(AppLoop):
+    """Requests to the application of one fake model."""
 
     def __init__(self, engine: EngineConfig, config: ServerConfig) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        super().__init__()
         self.service = Service(engine, config)
-        self.app = build_app(self.service)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30)
-
-    def wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
-
-    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return self.wait(self.client.request(method, path, **more))
-
-    def get(self, path: str, **more: Any) -> httpx.Response:
-        return self.request("GET", path, **more)
+        self.connect(build_app(self.service))
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.request("POST", "/v1/completions", json=body)
@@ -68,11 +54,7 @@ class Site:
         return found
 
     def close(self) -> None:
-        self.wait(self.client.aclose())
-        self.wait(self.service.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        self.end(self.service.stop())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Several models in one server: whose a request is, loads and unloads under load, room, keep-alive, and what all of them say together."""
 
-import asyncio
 import json
 import threading
 import time
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from app_client import AppLoop
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig, ServerConfig
@@ -25,26 +25,13 @@ SLOW = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 300}'
 CONFIG = ServerConfig(min_residence=0.0)
 
 
-class Models:
-    """Requests to the application of several fake models, whose loop runs in a thread."""
+class Models(AppLoop):
+    """Requests to the application of several fake models."""
 
     def __init__(self, config: ServerConfig, **models: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        super().__init__()
         self.roster = make_roster(models, EngineConfig("unused"), config, lambda engine: 0, lambda stage, fraction: None)
-        self.app = build_models_app(self.roster)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30)
-
-    def wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
-
-    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return self.wait(self.client.request(method, path, **more))
-
-    def get(self, path: str, **more: Any) -> httpx.Response:
-        return self.request("GET", path, **more)
+        self.connect(build_models_app(self.roster))
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.request("POST", path, json=body)
@@ -63,11 +50,7 @@ class Models:
         self.wait(self.roster.unload(self.roster.residents[name]))
 
     def close(self) -> None:
-        self.wait(self.client.aclose())
-        self.wait(self.roster.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        self.end(self.roster.stop())
 
 
 @pytest.fixture(scope="module")
