@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from math import inf, sqrt
 from statistics import median
@@ -76,14 +76,9 @@ class Replica:
         """True while the breaker is open."""
         return now < self._shut_until
 
-    @contextmanager
-    def serving(self, tokens: int, cached: int) -> Iterator["Turn"]:
+    def serving(self, tokens: int, cached: int) -> "Turn":
         """Counts a request of so many prompt tokens while it lasts; `cached` of them need no prefill."""
-        turn = Turn(self, tokens, cached)
-        try:
-            yield turn
-        finally:
-            turn.end()
+        return Turn(self, tokens, cached)
 
     def note_failure(self) -> None:
         """It did not answer as it should."""
@@ -137,7 +132,7 @@ class Replica:
 
 
 class Turn:
-    """A request that a replica has: its part of the load."""
+    """A request that a replica has: its part of the load, from the making of this to the end of its context."""
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self._load = replica.load
@@ -160,8 +155,10 @@ class Turn:
         """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
         self._replica.answers.append((is_good, self._seconds))
 
-    def end(self) -> None:
-        """The request is over."""
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._load.requests -= 1
         self._load.waiting_tokens -= self._waiting
         self._load.held_tokens -= self._held
@@ -175,6 +172,7 @@ class Replicas:
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
+        self._has_canaries = any(each.share for each in replicas)
 
     @property
     def open_requests(self) -> int:
@@ -195,10 +193,11 @@ class Replicas:
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
-        chance = self.chooser.draw()
-        shares = accumulate(each.share for each in ready)
-        canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
-        ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
+        if self._has_canaries:
+            chance = self.chooser.draw()
+            shares = accumulate(each.share for each in ready)
+            canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
+            ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
         number, cached = self.chooser.choose([each.load for each in ready], prompt)
         return self.all[number], cached
