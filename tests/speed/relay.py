@@ -13,23 +13,24 @@ import uvloop
 
 
 class End(asyncio.Protocol):
-    """One side of a relayed connection; `other` is the other side."""
+    """One side of a relayed connection; `other` is the other side. A client's connects to the server."""
 
-    def __init__(self, other: "End | None" = None, upstream: int = 0) -> None:
+    def __init__(self, upstream: int = 0, other: "End | None" = None) -> None:
         self.transport: asyncio.Transport | None = None
         self._other = other
         self._upstream = upstream
+        self._connecting: asyncio.Task[object] | None = None
         self._early: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client's: connects to the server."""
+        """What the client has sent meanwhile is passed on."""
         self.transport = cast(asyncio.Transport, transport)
         if self._other is None:
-            self._other = End(self)
-            asyncio.ensure_future(asyncio.get_running_loop().create_connection(lambda: self._other, "127.0.0.1", self._upstream))
-        elif self._other is not None:
-            for each in self._other._early:
-                self.transport.write(each)
+            other = self._other = End(other=self)
+            loop = asyncio.get_running_loop()
+            self._connecting = loop.create_task(loop.create_connection(lambda: other, "127.0.0.1", self._upstream))
+        for each in self._other._early:
+            self.transport.write(each)
 
     def data_received(self, data: bytes) -> None:
         """Passes on what comes."""
@@ -47,7 +48,7 @@ class End(asyncio.Protocol):
 
 async def main(upstream: int) -> None:
     """Relays from a free port."""
-    server = await asyncio.get_running_loop().create_server(lambda: End(upstream=upstream), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: End(upstream), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -21,6 +21,7 @@ from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
+from ridgeline.server.routers import SHARED_HEADER
 
 log = logging.getLogger("ridgeline.router")
 
@@ -58,6 +59,8 @@ class Replica:
         self.share = share
         self.is_ready = False
         self.why_not = "not asked yet"
+        self.shares_responses = False
+        """Others find the answers that it has stored."""
         self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
         """Of the last requests: whether there was an answer, and the seconds to its first byte."""
         self.is_stopped = False
@@ -124,6 +127,8 @@ class Replica:
         connection = await self.upstream.connect()
         try:
             status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"")), b""
+            if status == 200:
+                self.shares_responses = (SHARED_HEADER.encode(), b"responses") in connection.headers
             while part := await connection.read():
                 body = (body + part)[:200]
         finally:
@@ -189,7 +194,10 @@ class Replicas:
         """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
         if (bound := self._responses.get(prompt.bound_to)) is not None:
             replica = self.all[bound]
-            return (replica, 0) if replica.is_ready and bound not in tried else None
+            if replica.is_ready and bound not in tried:
+                return replica, 0
+            if not replica.shares_responses:
+                return None
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
