@@ -15,6 +15,8 @@ import redis
 from processes import ServerProcess
 from redis_server import PASSWORD, RedisProcess
 
+from ridgeline.router.attempts import LEAST_SAMPLES, SAMPLES_PER_LOOK
+
 LONG = "A prefix that many requests share, sentence after sentence. " * 40
 SLOW = 'fake:{"step_seconds": 0.005}'
 
@@ -148,6 +150,39 @@ def test_a_stored_response_is_asked_of_its_replica(replicas: list[ServerProcess]
         _, first, _ = ask(router.url, {"model": "fake", "input": "a", "max_output_tokens": 16}, "/v1/responses")
         assert router.get(f"/v1/responses/{first['id']}")[0] == 200
         assert router.get(f"/v1/responses/{first['id']}")[0] == 200
+
+
+def test_a_session_stays_with_its_server(replicas: list[ServerProcess], route: Callable[..., ServerProcess]) -> None:
+    router = route(*to(replicas), "--session-affinity", "header:X-Session-Id", "--session-affinity", "user")
+
+    def taken(headers: dict[str, str], user: str | None = None) -> tuple[bool, ...]:
+        """Which servers got a request of these three."""
+        before = [requests_of(each) for each in replicas]
+        for number in range(3):
+            assert ask(router.url, {"prompt": f"{number}", "max_tokens": 1, "user": user}, headers=headers)[0] == 200
+        return tuple(requests_of(each) > was for each, was in zip(replicas, before, strict=True))
+
+    found = [taken({"x-session-id": f"session {number}"}) for number in range(8)] + [taken({}, f"user {number}") for number in range(4)]
+    assert set(found) == {(True, False), (False, True)}, "each has one server, and both have some"
+
+
+def test_a_server_that_hangs_is_hedged(environment: dict[str, str], replicas: list[ServerProcess], route: Callable[..., ServerProcess]) -> None:
+    slow = ServerProcess([SLOW], environment)
+    try:
+        router = route("--replica", f"{slow.url}=1000", *to(replicas[:1]), "--hedge-percentile", "90")
+        body = {"prompt": "a", "max_tokens": 1}
+        for number in range(LEAST_SAMPLES + SAMPLES_PER_LOOK):
+            assert ask(router.url, body | {"prompt": str(number)})[0] == 200
+        slow.process.send_signal(signal.SIGSTOP)
+        assert ask(router.url, body | {"stream": True})[0] == 200 and "hedged_answers_total 1.0" in router.get("/metrics")[1]
+        slow.process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + 10
+        while slow.metric("vllm:num_requests_running") or json.loads(router.get("/router")[1])["replicas"][0]["requests"]:
+            assert time.monotonic() < end, "what nobody reads is ended"
+            time.sleep(0.02)
+    finally:
+        slow.process.send_signal(signal.SIGCONT)
+        slow.stop()
 
 
 def test_servers_that_share_answers_stand_in_for_each_other(

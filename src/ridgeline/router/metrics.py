@@ -25,6 +25,8 @@ class RouterMetrics:
             buckets=SECONDS,
         )  # fmt: skip
         self.retries = Counter("ridgeline_router_retries", "Requests that went to another replica.", registry=own)
+        self.hedges = Counter("ridgeline_router_hedged_requests", "Requests that a second replica was asked too.", registry=own)
+        self.hedges_won = Counter("ridgeline_router_hedged_answers", "Hedged requests whose second replica began first.", registry=own)
         self.continued = Counter("ridgeline_router_continued_answers", "Streams that a replica went on with.", ("replica",), registry=own)
         self.broken = Counter("ridgeline_router_broken_answers", "Answers whose replica ended before they did.", registry=own)
         self._open = Gauge("ridgeline_router_requests_running", "Requests that a replica has.", ("replica",), registry=own)
