@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,7 +167,9 @@ def test_a_session_stays_with_its_server(replicas: list[ServerProcess], route: C
     assert set(found) == {(True, False), (False, True)}, "each has one server, and both have some"
 
 
-def test_a_server_that_hangs_is_hedged(environment: dict[str, str], replicas: list[ServerProcess], route: Callable[..., ServerProcess]) -> None:
+def test_a_server_that_hangs_is_hedged(
+    environment: dict[str, str], replicas: list[ServerProcess], route: Callable[..., ServerProcess]
+) -> None:
     slow = ServerProcess([SLOW], environment)
     try:
         router = route("--replica", f"{slow.url}=1000", *to(replicas[:1]), "--hedge-percentile", "90")
@@ -183,6 +186,32 @@ def test_a_server_that_hangs_is_hedged(environment: dict[str, str], replicas: li
     finally:
         slow.process.send_signal(signal.SIGCONT)
         slow.stop()
+
+
+def test_requests_wait_for_the_first_server(environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:
+    """A service that is scaled to zero: the router holds what comes, says so to whoever scales, and a server that starts answers it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    router = route("--replica", f"http://127.0.0.1:{port}", "--hold-timeout", "30")
+    assert router.get("/readyz")[0] == 200, "it takes requests"
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, router.url, {"prompt": str(number), "max_tokens": 2, "stream": number % 2 > 0}) for number in range(5)]
+        end = time.monotonic() + 10
+        while "ridgeline_router_requests_held 5.0" not in router.get("/metrics")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        server = ServerProcess([SLOW, "--port", str(port)], environment)
+        try:
+            assert {each.result()[0] for each in answers} == {200}
+            assert "ridgeline_router_requests_held 0.0" in router.get("/metrics")[1]
+        finally:
+            server.stop()
+        waiting = pool.submit(ask, router.url, {"prompt": "a"})
+        while "ridgeline_router_requests_held 1.0" not in router.get("/metrics")[1]:
+            assert time.monotonic() < end + 30
+            time.sleep(0.02)
+        router.process.send_signal(signal.SIGTERM)
+        assert waiting.result()[0] == 503, "no replica will come to a router that ends"
 
 
 def test_servers_that_share_answers_stand_in_for_each_other(

@@ -24,6 +24,7 @@ HEDGE: Final = typer.Option(
     help="Ask a second server where the first has not begun to answer within this percentile of first bytes, within the budget of "
     "retries [never]."
 )
+HOLD: Final = "Seconds that a request waits while there is no server at all, as behind a scaling to zero; 0: none waits."
 
 ROUTER_KEY: Final = "Key that the servers have too: with it a stream goes on at another server when its own dies."
 
@@ -34,6 +35,7 @@ def route(
     routing: Annotated[str, ROUTING] = "cache-aware",
     session_affinity: Annotated[list[str] | None, SESSIONS] = None,
     hedge_percentile: Annotated[float | None, HEDGE] = None,
+    hold_timeout: Annotated[float, typer.Option(min=0, max=3600, help=HOLD)] = 0.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
     api_key_file: Annotated[str | None, typer.Option(help="Keys that clients need: the servers' own file.")] = None,
@@ -70,5 +72,5 @@ def config_of(given: Mapping[str, Any]) -> "RouterConfig":
     server = ServerConfig(**{name: given[name] for name in names})
     return RouterConfig(
         server, given["replica"], given["canary"] or (), given["routing"], given["session_affinity"] or (), given["hedge_percentile"],
-        given["shutdown_timeout"],
+        given["hold_timeout"], given["shutdown_timeout"],
     )  # fmt: skip

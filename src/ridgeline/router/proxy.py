@@ -23,7 +23,7 @@ from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Answer, Attempts, Be
 from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
-from ridgeline.router.replicas import Replicas, Turn
+from ridgeline.router.replicas import Replica, Replicas, Turn
 from ridgeline.router.upstream import Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
@@ -93,8 +93,8 @@ class Proxy:
     # ── its own routes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _readyz(self) -> Response:
-        """200 while some replica takes requests."""
-        if self._replicas.ready():
+        """200 while some replica takes requests, or they may wait for one."""
+        if self._replicas.ready() or self._replicas.room.is_open:
             return PlainTextResponse("ok\n")
         raise _nobody(self._replicas)
 
@@ -123,7 +123,7 @@ class Proxy:
         tried: set[int] = set()
         refused: Answer | None = None
         lost = 0
-        while (choice := self._replicas.choose(prompt, tried)) is not None:
+        while (choice := await self._choose(receive, prompt, tried, len(body))) is not None:
             replica, cached = choice
             tried.add(replica.number)
             try:
@@ -147,6 +147,14 @@ class Proxy:
             raise _nobody(self._replicas)
         await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
+
+    async def _choose(self, receive: Receive, prompt: Prompt, tried: set[int], size: int) -> tuple[Replica, int] | None:
+        """A replica that has not been tried; the first that comes, while there is none at all and the request may wait."""
+        choice = self._replicas.choose(prompt, tried)
+        if choice is None and not self._replicas.ready() and await unless_disconnected(receive, self._replicas.room.wait(size)):
+            tried.clear()
+            choice = self._replicas.choose(prompt, tried)
+        return choice
 
     async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn) -> None:
         """The answer of one replica. Raises Elsewhere while nothing has been sent, Broken where it breaks off."""

@@ -19,6 +19,7 @@ from typing import Final
 from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser
+from ridgeline.router.holding import HoldingRoom
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
 from ridgeline.server.routers import ADAPTERS_HEADER, KEY_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
@@ -26,6 +27,8 @@ from ridgeline.server.routers import ADAPTERS_HEADER, KEY_HEADER, MOST_ADAPTERS_
 log = logging.getLogger("ridgeline.router")
 
 CHECK_SECONDS: Final = 1.0
+WANTED_CHECK_SECONDS: Final = 0.1
+"""The same while requests wait for a replica."""
 CHECK_TIMEOUT_SECONDS: Final = 5.0
 FAILURES: Final = 5
 """Failures in a row that open the breaker, as in Envoy."""
@@ -188,8 +191,12 @@ class Turn:
 class Replicas:
     """All of them, and what the router has learned of their caches."""
 
-    def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None, hold_seconds: float = 0.0
+    ) -> None:  # fmt: skip
         self.all = replicas
+        self.room = HoldingRoom(hold_seconds)
+        """Where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
@@ -249,9 +256,11 @@ class Replicas:
         while True:
             if await replica.check():
                 self.chooser.forget(replica.number)
+            if self.room.count and self.ready():
+                self.room.release()
             if replica.share and not replica.is_stopped and len(replica.answers) == WATCHED:
                 self._judge(replica)
-            await asyncio.sleep(CHECK_SECONDS)
+            await self.room.pause(CHECK_SECONDS, WANTED_CHECK_SECONDS)
 
     def _judge(self, canary: Replica) -> None:
         """Stops a canary whose last answers were worse than the others', beyond chance."""
@@ -273,6 +282,10 @@ class Replicas:
         for each in self.all:
             with suppress(OSError):
                 each.upstream.close()
+
+    def turn_away(self) -> None:
+        """Ends the wait of requests that no replica has."""
+        self.room.release(is_served=False)
 
 
 def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:

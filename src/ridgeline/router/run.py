@@ -44,6 +44,7 @@ class RouterConfig:
 
     replicas, canaries  URL, or URL=WEIGHT; the weight of a canary is its share of all requests
     session_affinity    where requests say which session they belong to, see `prompts.Sessions`
+    hold_seconds        for which a request waits while there is no replica
     hedge_percentile    of first bytes, behind which a request gets a second replica; None: never
     """
 
@@ -53,13 +54,15 @@ class RouterConfig:
     routing: str = "cache-aware"
     session_affinity: Sequence[str] = ()
     hedge_percentile: float | None = None
+    hold_seconds: float = 0.0
     shutdown_seconds: float = 30.0
 
 
 def parse_replicas(config: RouterConfig, key: bytes | None = None) -> list[Replica]:
     """The replicas that were named, which share `key` with the router.
 
-    Raises ConfigError for a name that is no address, twice the same, or a weight out of range."""
+    Raises ConfigError for a name that is no address, twice the same, or a weight out of range.
+    """
     found = [Replica(number, *_parse("--replica", text, MAX_WEIGHT), key=key) for number, text in enumerate(config.replicas)]
     for text in config.canaries:
         url, share = _parse("--canary", text if "=" in text else f"{text}={USUAL_SHARE}", MAX_SHARE)
@@ -100,9 +103,12 @@ def check_config(config: RouterConfig, key: bytes | None = None) -> list[Replica
 
 
 def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
-    """Routes until SIGINT or SIGTERM. `on_ready` gets the URL when a replica takes requests. Raises ConfigError where it cannot start."""
+    """Routes until SIGINT or SIGTERM. `on_ready` gets the URL when a replica takes requests, or may be waited for.
+
+    Raises ConfigError where it cannot start.
+    """
     key = read_router_key(config.server.router_key_file)
-    replicas = Replicas(check_config(config, key), ROUTING[config.routing])
+    replicas = Replicas(check_config(config, key), ROUTING[config.routing], hold_seconds=config.hold_seconds)
     settings, metrics = config.server, RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
@@ -129,6 +135,7 @@ async def _serve(replicas: Replicas, server: HttpServer, listener: socket.socket
         log.info("shutdown began", extra=with_fields(open_requests=replicas.open_requests, timeout_seconds=seconds))
         for each in server.servers:
             each.close()
+        replicas.turn_away()
         while replicas.open_requests and time.monotonic() - began < seconds:
             await asyncio.sleep(0.05)
         log.info("shutdown ended", extra=with_fields(aborted_requests=replicas.open_requests))
@@ -141,6 +148,6 @@ async def _serve(replicas: Replicas, server: HttpServer, listener: socket.socket
 
 
 async def _announce(replicas: Replicas, on_ready: Callable[[], None]) -> None:
-    while not replicas.ready():
+    while not replicas.ready() and not replicas.room.is_open:
         await asyncio.sleep(0.02)
     on_ready()
