@@ -1,5 +1,6 @@
 """What a router counts, in Prometheus' text format."""
 
+from functools import cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,8 +19,8 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()
-        self.answers = Counter("ridgeline_router_answers", "Answers of replicas, by class of status.", ("replica", "status"), registry=own)
-        self.first_byte = Histogram(
+        self._answers = Counter("ridgeline_router_answers", "Answers of replicas, by class of status.", ("replica", "status"), registry=own)
+        self._first_byte = Histogram(
             "ridgeline_router_first_byte_seconds", "From a request to the first byte of its answer's body.", ("replica",), registry=own,
             buckets=SECONDS,
         )  # fmt: skip
@@ -30,6 +31,10 @@ class RouterMetrics:
         self._ready = Gauge("ridgeline_router_replica_ready", "1 while a replica gets requests.", ("replica",), registry=own)
         self._matched = Gauge("ridgeline_router_matched_tokens", "Prompt tokens, about, sent where they had been before.", registry=own)
         self._prompts = Gauge("ridgeline_router_prompt_tokens", "Prompt tokens (about) of all requests.", registry=own)
+
+        self.answers = cache(self._answers.labels)
+        """(URL of a replica, class of status) → its counter, found once: labels cost more than a count."""
+        self.first_byte = cache(self._first_byte.labels)
 
     def exposition(self, replicas: Replicas) -> bytes:
         """All of it, as text."""

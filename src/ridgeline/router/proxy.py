@@ -175,7 +175,7 @@ class Proxy:
         journal = Journal(self._key)
         connection, status = await self._exchange(scope, replica, body, turn, journal.headers)
         try:
-            self._metrics.answers.labels(replica.upstream.url, f"{status // 100}xx").inc()
+            self._metrics.answers(replica.upstream.url, f"{status // 100}xx").inc()
             headers = [each for each in connection.headers if each[0] not in REWRITTEN]
             if status in ELSEWHERE:
                 answer = Answer(status, headers, await _whole(connection))
@@ -294,7 +294,7 @@ class Proxy:
         while data := await connection.read():
             if is_first:
                 is_first = False
-                self._metrics.first_byte.labels(replica.upstream.url).observe(turn.first_byte())
+                self._metrics.first_byte(replica.upstream.url).observe(turn.first_byte())
                 if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
                     self._replicas.bind(found[1], replica)
             if passed := journal.take(data):

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from math import inf, sqrt
 from statistics import median
@@ -21,6 +21,7 @@ from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
+from ridgeline.server.routers import SHARED_HEADER
 
 log = logging.getLogger("ridgeline.router")
 
@@ -58,6 +59,8 @@ class Replica:
         self.share = share
         self.is_ready = False
         self.why_not = "not asked yet"
+        self.shares_responses = False
+        """Others find the answers that it has stored."""
         self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
         """Of the last requests: whether there was an answer, and the seconds to its first byte."""
         self.is_stopped = False
@@ -76,14 +79,9 @@ class Replica:
         """True while the breaker is open."""
         return now < self._shut_until
 
-    @contextmanager
-    def serving(self, tokens: int, cached: int) -> Iterator["Turn"]:
+    def serving(self, tokens: int, cached: int) -> "Turn":
         """Counts a request of so many prompt tokens while it lasts; `cached` of them need no prefill."""
-        turn = Turn(self, tokens, cached)
-        try:
-            yield turn
-        finally:
-            turn.end()
+        return Turn(self, tokens, cached)
 
     def note_failure(self) -> None:
         """It did not answer as it should."""
@@ -129,6 +127,8 @@ class Replica:
         connection = await self.upstream.connect()
         try:
             status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"")), b""
+            if status == 200:
+                self.shares_responses = (SHARED_HEADER.encode(), b"responses") in connection.headers
             while part := await connection.read():
                 body = (body + part)[:200]
         finally:
@@ -137,7 +137,7 @@ class Replica:
 
 
 class Turn:
-    """A request that a replica has: its part of the load."""
+    """A request that a replica has: its part of the load, from the making of this to the end of its context."""
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self._load = replica.load
@@ -160,8 +160,10 @@ class Turn:
         """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
         self._replica.answers.append((is_good, self._seconds))
 
-    def end(self) -> None:
-        """The request is over."""
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._load.requests -= 1
         self._load.waiting_tokens -= self._waiting
         self._load.held_tokens -= self._held
@@ -175,6 +177,7 @@ class Replicas:
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
+        self._has_canaries = any(each.share for each in replicas)
 
     @property
     def open_requests(self) -> int:
@@ -191,14 +194,18 @@ class Replicas:
         """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
         if (bound := self._responses.get(prompt.bound_to)) is not None:
             replica = self.all[bound]
-            return (replica, 0) if replica.is_ready and bound not in tried else None
+            if replica.is_ready and bound not in tried:
+                return replica, 0
+            if not replica.shares_responses:
+                return None
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
-        chance = self.chooser.draw()
-        shares = accumulate(each.share for each in ready)
-        canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
-        ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
+        if self._has_canaries:
+            chance = self.chooser.draw()
+            shares = accumulate(each.share for each in ready)
+            canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
+            ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
         number, cached = self.chooser.choose([each.load for each in ready], prompt)
         return self.all[number], cached
