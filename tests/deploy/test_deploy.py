@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from ridgeline.cli.main import load_verb
 from ridgeline.cli.serve import serve
 from ridgeline.core.plan import KVShape
+from ridgeline.core.routing import ROUTING
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
 from ridgeline.planning.objectives import Objective
+from ridgeline.router.metrics import RouterMetrics
+from ridgeline.router.replicas import Replicas
 from ridgeline.server.routes import PUBLIC
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -136,29 +140,69 @@ def test_prometheus_own_tools_accept_the_files(command: tuple[str, ...]) -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_kubernetes_accepts_the_manifests() -> None:
-    """By the published schemas, without unknown fields; probes ask what exists, and the container has no rights."""
+def manifests(name: str) -> list[dict[str, Any]]:
+    """The objects of a file, each by the published schemas and without unknown fields."""
     validator = pytest.importorskip("kubernetes_validate")
-    found = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "ridgeline.yaml").read_text()))
+    found = list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
     for each in found:
         validator.validate(each, "1.31", strict=True)
-    (deployment,) = (each for each in found if each["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+    return found
+
+
+def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
+    """The one container of a pod: probes ask what needs no key, variables are settings, there are no rights, and an end has its time."""
     (container,) = pod["containers"]
-    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
-    assert [probe["path"] for probe in probes] == ["/startupz", "/readyz", "/livez"]
-    assert all(("GET", probe["path"]) in PUBLIC for probe in probes), "a probe has no key"
-    assert {name["name"].removeprefix("RIDGELINE_").lower() for name in container["env"]} <= settings()
+    kinds = [kind for kind in ("startup", "readiness", "liveness") if f"{kind}Probe" in container]
+    probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in kinds}
+    assert {"startup": "/startupz"} | probes == {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
+    assert all(("GET", path) in PUBLIC for path in probes.values()), "a probe has no key"
+    variables = {each["name"].removeprefix("RIDGELINE_").lower(): each["value"] for each in container.get("env", ())}
+    assert variables.keys() <= settings()
     confined = container["securityContext"]
     assert confined["readOnlyRootFilesystem"] and confined["capabilities"] == {"drop": ["ALL"]} and pod["securityContext"]["runAsNonRoot"]
-    drain = next(int(each["value"]) for each in container["env"] if each["name"] == "RIDGELINE_SHUTDOWN_TIMEOUT")
-    assert pod["terminationGracePeriodSeconds"] > drain + 5
+    flags = dict(each.removeprefix("--").split("=", 1) for each in container["args"] if each.startswith("--"))
+    assert pod["terminationGracePeriodSeconds"] > int(variables.get("shutdown_timeout") or flags["shutdown-timeout"]) + 5
+    mounted = {volume["name"] for volume in container["volumeMounts"]} - {"state"}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    return container
+
+
+def test_kubernetes_accepts_the_manifests() -> None:
+    (deployment,) = (each for each in manifests("ridgeline.yaml") if each["kind"] == "Deployment")
+    check_pod(deployment["spec"]["template"]["spec"])
+
+
+def test_the_fleet_is_one() -> None:
+    """Router and servers name each other, share their secrets, and there are as many names as KEDA may start servers."""
+    found = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in manifests("fleet.yaml")}
+    replica, router = found["StatefulSet", "ridgeline-replica"], found["Deployment", "ridgeline-router"]
+    server, container = (check_pod(each["template"]["spec"]) for each in (replica, router))
+    verb, *arguments = container["args"]
+    assert verb == "route" and replica["serviceName"] == "ridgeline-replica"
+    assert found["Service", "ridgeline-replica"]["clusterIP"] == "None"
+    parsed = load_verb("route", "route").make_context("route", arguments).params
+    names = [f"http://ridgeline-replica-{number}.ridgeline-replica:8000" for number in range(len(parsed["replica"]))]
+    assert list(parsed["replica"]) == names and parsed["hold_timeout"] > 0
+    variables = {each["name"]: each["value"] for each in server["env"]}
+    assert all(variables[f"RIDGELINE_{name.upper()}"] == parsed[name] for name in ("router_key_file", "api_key_file"))
+    assert variables["RIDGELINE_KV_CACHE_DIR"].startswith("/var/lib/ridgeline/"), "on the volume that outlives it"
+    assert "replicas" not in replica, "their number is KEDA's"
+    scaler = keda("fleet-keda.yaml")
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"], scaler["spec"]["maxReplicaCount"]) == ("StatefulSet", "ridgeline-replica", len(names))
+    exposed = RouterMetrics().exposition(Replicas([], ROUTING["random"])).decode()
+    asked = re.findall(r"ridgeline_router_\w+", scaler["spec"]["triggers"][0]["metadata"]["query"])
+    assert scaler["spec"]["minReplicaCount"] == 0 and len(asked) == 2 and all(f"# TYPE {name} gauge" in exposed for name in asked)
+
+
+def keda(name: str) -> dict[str, Any]:
+    """A scaler; read into the published model and written again it is the same: no field is misspelt."""
+    models = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
+    scaler: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / name).read_text())
+    read = models.ScaledObject.model_validate(scaler)
+    assert read.model_dump(by_alias=True, exclude_none=True, mode="json") == scaler
+    return scaler
 
 
 def test_keda_accepts_the_scaler() -> None:
-    """Read into the published model and written again it is the same: no field is misspelt."""
-    models = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
-    scaler = yaml.safe_load((DEPLOY / "kubernetes" / "keda.yaml").read_text())
-    read = models.ScaledObject.model_validate(scaler)
-    assert read.model_dump(by_alias=True, exclude_none=True, mode="json") == scaler
-    assert scaler["spec"]["scaleTargetRef"]["name"] == "ridgeline"
+    assert keda("keda.yaml")["spec"]["scaleTargetRef"]["name"] == "ridgeline"
