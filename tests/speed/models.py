@@ -13,13 +13,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 NAMES = ("first", "second")
 TOKENS = 128
+KV_BYTES = 48 << 20
+"""Of each model's KV cache: small, so that it is soon written whole."""
+PROMPT_TOKENS, TOKEN_BYTES = 1_900, 18 << 10
+"""Of a prompt that writes it, and of a token in it, at least as many as the demo's."""
+WARM_ROUNDS = 3
 
 
 @contextmanager
@@ -104,39 +109,69 @@ def share(model: str, rounds: int, seconds: float) -> None:
     print(f"median {sorted(ratios)[len(ratios) // 2]:.3f}")
 
 
-def memory(pid: int) -> int:
-    """Anonymous bytes of a process and its children."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    own = int(re.search(r"RssAnon:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(memory(int(child)) for child in children)
+def anonymous(pid: int) -> int:
+    """Anonymous bytes of a process."""
+    return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) * 1024  # type: ignore[index]
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Anonymous bytes of a server's front end, and of all processes below it."""
+    below, found = _children(pid), 0
+    while below:
+        child = below.pop()
+        with suppress(OSError, TypeError):  # it has ended meanwhile
+            found += anonymous(child)
+            below += _children(child)
+    return anonymous(pid), found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def touch(url: str, key: str) -> None:
+    """Writes every block of both models' KV caches, so that what they take later is no growth."""
+    for name in NAMES:
+        for number in range(2 * KV_BYTES // (PROMPT_TOKENS * TOKEN_BYTES)):
+            ask(url, "/v1/completions", {"model": name, "prompt": [300 + number] * PROMPT_TOKENS, "max_tokens": 1}, key)
+
+
+def settled(pid: int) -> tuple[int, int]:
+    """Memory at rest: the least of some seconds, in which what requests held is given back."""
+    time.sleep(3)
+    return min((memory(pid) for _ in range(5) if time.sleep(0.5) is None), key=sum)
 
 
 def unload(model: str, rounds: int) -> None:
-    """Unloads one of two models again and again under load, and compares memory at rest before and behind."""
+    """Unloads one of two models again and again under load. Memory is compared at rest, both loaded and both caches written whole."""
     key_file = Path("/tmp") / f"ridgeline-models-{os.getpid()}.keys"
     key_file.touch(0o600)
     key_file.write_text("boss secret-of-an-admin scope=admin\n")
     key = "secret-of-an-admin"
     try:
-        with serving(model, "--api-key-file", str(key_file)) as (url, pid):
-            until = threading.Event()
-            failed = 0
-            sizes: list[int] = []
-            for phase in range(2):
-                until = threading.Event()
+        with serving(model, "--api-key-file", str(key_file), "--kv-cache-memory-bytes", str(KV_BYTES)) as (url, pid):
+            sizes, failed = list[tuple[int, int]](), 0
+            for count in (WARM_ROUNDS, rounds):
+                until, fronts = threading.Event(), list[int]()
                 found = load(url, NAMES, until, key)
                 time.sleep(3)
-                for _ in range(3 if phase == 0 else rounds):
+                for _ in range(count):
                     ask(url, "/models/unload", {"model": NAMES[1]}, key)
                     ask(url, "/models/load", {"model": NAMES[1]}, key)
+                    fronts.append(memory(pid)[0])
+                    print(f"{len(fronts):3} front end {fronts[-1] / 1e6:.1f} MB", flush=True)
                 until.set()
                 time.sleep(5)
+                touch(url, key)
                 failed += sum(failures for _, failures in found.values())
                 answered = sum(tokens for tokens, _ in found.values()) // TOKENS
-                sizes.append(memory(pid))
-                print(f"{answered} answers, {failed} failed; {sizes[-1] / 1e6:.1f} MB", flush=True)
-            print(f"{rounds} unloads: {failed} failed, memory {sizes[1] / sizes[0]:.4f} of before")
+                sizes.append(settled(pid))
+                print(f"{count} loads, {answered} answers, {failed} failed; at rest front end {sizes[-1][0] / 1e6:.1f} MB, all {sum(sizes[-1]) / 1e6:.1f} MB", flush=True)
+            (front, below), (front_behind, below_behind) = sizes
+            print(
+                f"{rounds} unloads: {failed} failed; front end {(front_behind - front) / rounds / 1e6:+.3f} MB a load, "
+                f"{front_behind / front:.4f} of before; engines {below_behind / below:.4f}; all {sum(sizes[1]) / sum(sizes[0]):.4f}"
+            )
     finally:
         key_file.unlink()
 
