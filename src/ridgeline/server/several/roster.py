@@ -206,6 +206,7 @@ class Roster:
         while resident.users or resident.service.deployments.open_requests:
             await asyncio.sleep(POLL_SECONDS)
         await resident.service.switch(None).stop()
+        await asyncio.sleep(POLL_SECONDS)  # whoever watched the engine hears of its end, and lets go of the model
         resident.phase = Phase.UNLOADED
         resident.totals.is_loaded, resident.totals.unloads = False, resident.totals.unloads + 1
         seconds = time.monotonic() - began
