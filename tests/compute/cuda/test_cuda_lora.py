@@ -167,7 +167,7 @@ def answers(path: Path, adapters: list[Named], asked: list[int | None], **settin
     for number, which in enumerate(asked):
         ids = np.random.default_rng(40 + number).integers(4, SIZE.vocab, 3 + number).tolist()
         own = None if which is None else adapters[which]
-        requests.append(Admitted(f"r{number}", tuple(ids), max_tokens=3, seed=number, sampling=Sampling(temperature=4.0), adapter=own))
+        requests.append(Admitted(f"r{number}", tuple(ids), max_tokens=4, seed=number, sampling=Sampling(temperature=2.0), adapter=own))
     run = serve(path, [requests], lambda engine: read_all(engine, adapters), **settings)
     return {key: ids for key, (ids, _) in run.answers.items()}
 

@@ -111,6 +111,7 @@ def _several_samples(*outputs: int) -> list[Sample]:
 
     return [
         case("ragged", [1, -1, 0, 2, 1, 1], 50, [(4, 0, 9)[: len(outputs)], (17, 3, 1)[: len(outputs)], (0, 0, 0)[: len(outputs)]]),
+        case("one row", [0], 64, [(16, 16, 16)[: len(outputs)]]),
         case("no row", [], 32, [(8, 8, 8)[: len(outputs)]]),
     ]
 
