@@ -19,13 +19,16 @@ from typing import Final
 from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser
+from ridgeline.router.holding import HoldingRoom
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
-from ridgeline.server.routers import SHARED_HEADER
+from ridgeline.server.routers import ADAPTERS_HEADER, KEY_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
 
 log = logging.getLogger("ridgeline.router")
 
 CHECK_SECONDS: Final = 1.0
+WANTED_CHECK_SECONDS: Final = 0.1
+"""The same while requests wait for a replica."""
 CHECK_TIMEOUT_SECONDS: Final = 5.0
 FAILURES: Final = 5
 """Failures in a row that open the breaker, as in Envoy."""
@@ -53,8 +56,10 @@ MISSED_CHECKS: Final = 3
 class Replica:
     """One server behind the router. `share`: the part of all requests that it gets as a canary; 0: it is none."""
 
-    def __init__(self, number: int, url: str, weight: float, share: float = 0.0) -> None:
+    def __init__(self, number: int, url: str, weight: float, share: float = 0.0, key: bytes | None = None) -> None:
+        """`key`: the router's, as 32 bytes, for which the server tells what only routers may know."""
         self.upstream = Upstream(url)
+        self._key = [] if key is None else [(KEY_HEADER, key.hex().encode())]
         self.load = ReplicaLoad(number, weight=weight)
         self.share = share
         self.is_ready = False
@@ -123,12 +128,18 @@ class Replica:
             log.info(text, extra=with_fields(replica=self.upstream.url, reason=self.why_not or None))
         return self.is_ready and missed >= MISSED_CHECKS
 
+    def _hear(self, told: dict[bytes, bytes]) -> None:
+        """Notes what a server that is ready says of itself."""
+        self.shares_responses = told.get(SHARED_HEADER.encode()) == b"responses"
+        adapters = told.get(ADAPTERS_HEADER.encode(), b"").decode("latin-1")
+        self.load.adapters = frozenset(adapters.split(",")[:MOST_ADAPTERS_TOLD]) if adapters else frozenset()
+
     async def _ask_ready(self) -> tuple[int, str]:
         connection = await self.upstream.connect()
         try:
-            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"")), b""
+            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"", self._key)), b""
             if status == 200:
-                self.shares_responses = (SHARED_HEADER.encode(), b"responses") in connection.headers
+                self._hear(dict(connection.headers))
             while part := await connection.read():
                 body = (body + part)[:200]
         finally:
@@ -141,10 +152,11 @@ class Turn:
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self._load = replica.load
-        self._replica = replica
+        self.replica = replica
         self._began = time.monotonic()
         self._waiting, self._held = max(0, tokens - cached), tokens + OUTPUT_TOKENS
         self._seconds = inf
+        self._is_over = False
         self._load.requests += 1
         self._load.waiting_tokens += self._waiting
         self._load.held_tokens += self._held
@@ -158,12 +170,19 @@ class Turn:
 
     def judge(self, is_good: bool) -> None:
         """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
-        self._replica.answers.append((is_good, self._seconds))
+        self.replica.answers.append((is_good, self._seconds))
 
     def __enter__(self) -> "Turn":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The request is over, or another replica has it."""
+        if self._is_over:
+            return
+        self._is_over = True
         self._load.requests -= 1
         self._load.waiting_tokens -= self._waiting
         self._load.held_tokens -= self._held
@@ -172,8 +191,12 @@ class Turn:
 class Replicas:
     """All of them, and what the router has learned of their caches."""
 
-    def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None, hold_seconds: float = 0.0
+    ) -> None:  # fmt: skip
         self.all = replicas
+        self.room = HoldingRoom(hold_seconds)
+        """Where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
@@ -233,9 +256,11 @@ class Replicas:
         while True:
             if await replica.check():
                 self.chooser.forget(replica.number)
+            if self.room.count and self.ready():
+                self.room.release()
             if replica.share and not replica.is_stopped and len(replica.answers) == WATCHED:
                 self._judge(replica)
-            await asyncio.sleep(CHECK_SECONDS)
+            await self.room.pause(CHECK_SECONDS, WANTED_CHECK_SECONDS)
 
     def _judge(self, canary: Replica) -> None:
         """Stops a canary whose last answers were worse than the others', beyond chance."""
@@ -257,6 +282,10 @@ class Replicas:
         for each in self.all:
             with suppress(OSError):
                 each.upstream.close()
+
+    def turn_away(self) -> None:
+        """Ends the wait of requests that no replica has."""
+        self.room.release(is_served=False)
 
 
 def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:

@@ -104,7 +104,7 @@ class RedisStore:
         if await self.get(owner, response_id) is None:
             return False
         keys = _keys(owner, response_id)
-        return await self._ask(lambda client: client.eval(DELETE, len(keys), *keys, response_id)) == 1
+        return bool(await self._ask(lambda client: client.eval(DELETE, len(keys), *keys, response_id)))
 
     async def lease(self, response_ids: Sequence[str]) -> None:
         def renew(client: Any) -> None:
@@ -119,7 +119,7 @@ class RedisStore:
             log.warning("other servers are not told of answers in the background: %s", error)
 
     async def is_leased(self, response_id: str) -> bool:
-        return await self._ask(lambda client: client.exists(_lease(response_id))) == 1
+        return bool(await self._ask(lambda client: client.exists(_lease(response_id))))
 
     async def _run(self, work: Callable[[Any], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(self._server.call, work))
