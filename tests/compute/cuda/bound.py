@@ -126,7 +126,7 @@ class _Inputs:
             counts = np.diff(given["cu_q"])
             self.columns["row_of_token"] = on_device(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
             self.bucket = Bucket(int(counts.sum()), len(counts), given["tables"].shape[1], int(counts.max()))
-        if "slots" in given and "y" in given or "y0" in given:
+        if ("slots" in given and "y" in given) or "y0" in given:
             self.columns |= tiles_of(given["slots"].reshape(-1), SLOTS)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -153,7 +153,9 @@ def changed_shapes(definition: Definition, given: Mapping[str, Any]) -> dict[str
     return {name: (y.shape[1], given["x"].shape[1]) for name, y in zip(definition.weights, products, strict=True)}
 
 
-def filled_slots(definition: Definition, pairs: dict[str, list[Pair | None]], given: dict[str, Any], dtype: torch.dtype) -> DeviceAdapterSlots:
+def filled_slots(
+    definition: Definition, pairs: dict[str, list[Pair | None]], given: Mapping[str, Any], dtype: torch.dtype
+) -> DeviceAdapterSlots:
     """Slots with the pairs of a sample, by the names of its weights; memory that they leave is poisoned."""
     weights = tuple(Weight(name, shape) for name, shape in changed_shapes(definition, given).items())
     change = SimpleNamespace(ops=[Op(definition.name, definition.inputs, (), weights=weights)])

@@ -1,7 +1,6 @@
 """Adapters on a device: rows of several ranks and of none, slots that are filled between steps, and whole models against numpy's ids."""
 
 import select
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from ridgeline.compute.ops.lora import Pair
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.runner import relative_error
 from ridgeline.compute.runtime import worker
-from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.params import Adapter as Named
+from ridgeline.core.params import Admitted, Sampling
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
 from ridgeline.facts.headers.read import read_model_facts
@@ -124,7 +123,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Named]]:
     folder = tmp_path_factory.mktemp("lora")
     path, found = write_tiny(folder / "small.gguf", SIZE), []
     facts = read_model_facts(path)
-    for number, (rank, modules) in enumerate(((2, tuple(MODULES)), (5, ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj")), (16, tuple(MODULES)))):
+    some, every = ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj"), tuple(MODULES)
+    for number, (rank, modules) in enumerate(((2, every), (5, some), (16, every))):
         own = write_adapter(folder / f"a{number}", number, rank, modules)
         found.append(Named(f"a{number}", digest_of(file_contents(read_adapter(own, facts))), str(own)))
     return path, found
@@ -142,14 +142,13 @@ def read_all(engine: Engine, adapters: list[Named]) -> None:
 
 
 @pytest.fixture
-def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on the GPU, or interpreted."""
     monkeypatch.setattr(worker, "gpu_missing", lambda: None)
     monkeypatch.setattr(backend, "open_device", device)
     small = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 16, "block_size": 4, "enable_lora": True, "max_lora_rank": 16}
     for name, value in {**small, "runner": "cuda", "dtype": "f32", "kv_dtype": "f32"}.items():
         monkeypatch.setitem(SETTINGS, name, value)
-    yield
 
 
 def replayed(run: Any, pool: Any) -> Any:
@@ -198,7 +197,11 @@ def test_graphs_give_what_launches_give(model: tuple[Path, list[Named]], monkeyp
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 @pytest.mark.parametrize(
     ("kind", "dtype", "tolerance"),
-    [("Q8_0", "bf16", 3e-2), pytest.param("F32", "fp8", 0.2, marks=pytest.mark.night), pytest.param("F32", "f32", 1e-5, marks=pytest.mark.night)],
+    [
+        ("Q8_0", "bf16", 3e-2),
+        pytest.param("F32", "fp8", 0.2, marks=pytest.mark.night),
+        pytest.param("F32", "f32", 1e-5, marks=pytest.mark.night),
+    ],
 )
 def test_quantised_base(model: tuple[Path, list[Named]], tmp_path: Path, kind: str, dtype: str, tolerance: float) -> None:
     """The change is added to the product with quantised matrices."""

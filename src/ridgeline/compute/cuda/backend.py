@@ -245,11 +245,14 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
-    positions = planned_positions(source, device, weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype))
+    kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
+    positions = planned_positions(source, device, kept)
     source = source.with_rope(positions)
     facts = source.facts
-    oplist, weights = load(facts, record(facts)["step"], device, DTYPES[dtype], fp8=fp8, adapters=config.adapter_slots > 0, progress=progress)
-    adapters = DeviceAdapterSlots(oplist, config.adapter_slots, config.max_lora_rank, DTYPES[dtype], device) if config.adapter_slots else None
+    loading = {"fp8": fp8, "adapters": config.adapter_slots > 0, "progress": progress}
+    oplist, weights = load(facts, record(facts)["step"], device, DTYPES[dtype], **loading)
+    slots, rank = config.adapter_slots, config.max_lora_rank
+    adapters = DeviceAdapterSlots(oplist, slots, rank, DTYPES[dtype], device) if slots else None
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES[dtype],
@@ -275,7 +278,8 @@ def _adapters_bytes(source: ModelSource, dtype: str) -> int:
     config = source.config
     if not config.adapter_slots:
         return 0
-    return config.adapter_slots * slot_bytes(changed_matrices(add_adapters(record(source.facts)["step"])), config.max_lora_rank, DTYPES[dtype])
+    matrices = changed_matrices(add_adapters(record(source.facts)["step"]))
+    return config.adapter_slots * slot_bytes(matrices, config.max_lora_rank, DTYPES[dtype])
 
 
 def _free_for_cache(runner: CudaRunner, device: Device, progress: Progress) -> int:

@@ -20,7 +20,7 @@ from ridgeline.facts.model import ModelFacts
 
 Row = dict[str, Any]
 Settings = Mapping[str, Any]
-"""dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats; of kernels: tokens, contexts, prompts; of adapters: adapters, rank."""
+"""dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats, adapters, rank; of kernels: tokens, contexts, prompts."""
 
 PEER: Final = "ridgeline.compute.cuda.bench.peer"
 INTERPRETED_BYTES: Final = 256 << 20
