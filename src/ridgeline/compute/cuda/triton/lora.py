@@ -3,9 +3,9 @@
     sums[split, token, part, r] = Σ a[r, k] · x[token, k]                k in the split
     y[token, n] += scale · Σ (Σ sums over splits)[r] · b[r, n]
 
-Tokens come in tiles of one adapter each, whose order the host makes; a tile without an adapter launches and does nothing, so that a captured
-graph serves any mixture. The head of a slot says what lies in it: rank, scale and places of each matrix. A token's sums run over its own
-inputs and ranks in ascending order, in parts of fixed places: its bits depend on the height of tiles and on nothing else.
+Tokens come in tiles of one adapter each, whose order the host makes; a tile without an adapter launches and does nothing, so that one
+captured graph serves any mixture. The head of a slot says what lies in it: rank, scale and places of each matrix. A token's sums run over
+its own inputs and ranks in ascending order, in parts of fixed places: its bits depend on the height of tiles and on nothing else.
 """
 
 from collections.abc import Callable
