@@ -1,6 +1,6 @@
 """Policies of routers that know what caches have, and the map by which they know it."""
 
-from ridgeline.core.routing import ROUTING, PrefixMap, ReplicaLoad, RoutedRequest
+from ridgeline.core.routing import ROUTING, SESSION_REQUESTS, PrefixMap, ReplicaLoad, RoutedRequest, with_affinity
 
 CHAIN = [bytes([each]) * 16 for each in range(8)]
 
@@ -36,3 +36,25 @@ def test_the_map_is_bounded_and_forgets_the_oldest_and_the_ends_of_prefixes_firs
     sent.learn([b"x" * 16, b"y" * 16, b"z" * 16], 1)
     assert sent.match(CHAIN) == {0: 3}
     assert sent.match([b"x" * 16, b"y" * 16, b"z" * 16]) == {1: 3}
+
+
+def test_a_session_stays_until_its_replica_bears_far_more_than_others() -> None:
+    choose, loads = with_affinity(ROUTING["least-requests"]), [ReplicaLoad(number) for number in range(4)]
+    homes = {name: choose(loads, RoutedRequest(0, 10, b"", session=name), 0.0).number for name in (b"%d" % each for each in range(40))}
+    assert set(homes.values()) == set(range(4))
+    home = homes[b"0"]
+    loads[home].requests = SESSION_REQUESTS
+    assert choose(loads, RoutedRequest(0, 10, b"", session=b"0"), 0.0).number == home
+    loads[home].requests = 4 * SESSION_REQUESTS
+    assert choose(loads, RoutedRequest(0, 10, b"", session=b"0"), 0.0).number != home
+    left = [load for load in loads if load.number != home]
+    moved = {name for name, was in homes.items() if choose(left, RoutedRequest(0, 10, b"", session=name), 0.0).number != was}
+    assert moved == {name for name, was in homes.items() if was == home}, "no other session moves with a replica that goes"
+
+
+def test_a_request_goes_where_its_adapter_is_loaded() -> None:
+    choose = with_affinity(ROUTING["least-requests"])
+    loads = [ReplicaLoad(0), ReplicaLoad(1, 5, adapters=frozenset({"fr"})), ReplicaLoad(2, 4, adapters=frozenset({"de", "fr"}))]
+    found = {name: choose(loads, RoutedRequest(0, 10, b"", model=name), 0.0).number for name in ("fr", "base:fr", "de", "base", "it", "")}
+    assert found == {"fr": 2, "base:fr": 2, "de": 2, "base": 0, "it": 0, "": 0}
+    assert choose(loads, RoutedRequest(0, 10, b"", model="de", session=b"any"), 0.0).number == 2

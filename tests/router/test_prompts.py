@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ridgeline.router.prompts import MAX_PARTS, read_prompt
+from ridgeline.errors import ConfigError
+from ridgeline.router.prompts import MAX_PARTS, Sessions, read_prompt
 
 LONG = "Once upon a time there was a router. " * 100
 
@@ -38,3 +39,24 @@ def test_a_stored_response_binds_the_requests_that_name_it() -> None:
     assert read_prompt("/v1/responses", b'{"input": "a", "previous_response_id": "resp_1"}', b"").bound_to == b"resp_1"
     assert read_prompt("/v1/responses/resp_2/input_items", b"", b"").bound_to == b"resp_2"
     assert read_prompt("/v1/responses", b'{"input": "a", "previous_response_id": 3}', b"").bound_to == b""
+
+
+def test_a_session_is_what_requests_have_in_common() -> None:
+    sessions = Sessions.parse(["header:X-Session-Id", "cookie:lane", "prompt_cache_key", "user"])
+
+    def session(body: object = None, domain: bytes = b"", **headers: str) -> bytes:
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        return read_prompt("/v1/chat/completions", json.dumps(body or {}).encode(), domain, given, sessions).session
+
+    assert session() == session({"user": 3}) == session(cookie="other=1") == session({"metadata": "a"}) == b""
+    assert session({"user": "a"}) == session({"user": "a", "messages": []}) == session({"metadata": {"user_id": "a"}}) != b""
+    assert session({"user": "a"}) != session({"user": "b"}) and session({"user": "a"}) != session({"user": "a"}, b"tenant")
+    assert session({"user": "a"}, x_session_id="s") == session({"prompt_cache_key": "k"}, x_session_id="s") != session({"user": "a"})
+    assert session(cookie="a=1; lane=7") == session(cookie="lane=7;b=2") != session(cookie="lane=8")
+    assert read_prompt("/", b"no JSON", b"", [(b"x-session-id", b"s")], sessions).session == session(x_session_id="s")
+
+
+@pytest.mark.parametrize("text", ["", "header:", "header:a b", "cookie:a;b", "messages", "header", "cookie"])
+def test_what_is_no_source_of_sessions_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--session-affinity"):
+        Sessions.parse([text])

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 from processes import ServerProcess
+from redis_server import PASSWORD, RedisProcess
+
+from ridgeline.router.attempts import LEAST_SAMPLES, SAMPLES_PER_LOOK
 
 LONG = "A prefix that many requests share, sentence after sentence. " * 40
 SLOW = 'fake:{"step_seconds": 0.005}'
@@ -146,6 +151,92 @@ def test_a_stored_response_is_asked_of_its_replica(replicas: list[ServerProcess]
         _, first, _ = ask(router.url, {"model": "fake", "input": "a", "max_output_tokens": 16}, "/v1/responses")
         assert router.get(f"/v1/responses/{first['id']}")[0] == 200
         assert router.get(f"/v1/responses/{first['id']}")[0] == 200
+
+
+def test_a_session_stays_with_its_server(replicas: list[ServerProcess], route: Callable[..., ServerProcess]) -> None:
+    router = route(*to(replicas), "--session-affinity", "header:X-Session-Id", "--session-affinity", "user")
+
+    def taken(headers: dict[str, str], user: str | None = None) -> tuple[bool, ...]:
+        """Which servers got a request of these three."""
+        before = [requests_of(each) for each in replicas]
+        for number in range(3):
+            assert ask(router.url, {"prompt": f"{number}", "max_tokens": 1, "user": user}, headers=headers)[0] == 200
+        return tuple(requests_of(each) > was for each, was in zip(replicas, before, strict=True))
+
+    found = [taken({"x-session-id": f"session {number}"}) for number in range(8)] + [taken({}, f"user {number}") for number in range(4)]
+    assert set(found) == {(True, False), (False, True)}, "each has one server, and both have some"
+
+
+def test_a_server_that_hangs_is_hedged(
+    environment: dict[str, str], replicas: list[ServerProcess], route: Callable[..., ServerProcess]
+) -> None:
+    slow = ServerProcess([SLOW], environment)
+    try:
+        router = route("--replica", f"{slow.url}=1000", *to(replicas[:1]), "--hedge-percentile", "90")
+        body = {"prompt": "a", "max_tokens": 1}
+        for number in range(LEAST_SAMPLES + SAMPLES_PER_LOOK):
+            assert ask(router.url, body | {"prompt": str(number)})[0] == 200
+        slow.process.send_signal(signal.SIGSTOP)
+        assert ask(router.url, body | {"stream": True})[0] == 200 and "hedged_answers_total 1.0" in router.get("/metrics")[1]
+        slow.process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + 10
+        while slow.metric("vllm:num_requests_running") or json.loads(router.get("/router")[1])["replicas"][0]["requests"]:
+            assert time.monotonic() < end, "what nobody reads is ended"
+            time.sleep(0.02)
+    finally:
+        slow.process.send_signal(signal.SIGCONT)
+        slow.stop()
+
+
+def test_requests_wait_for_the_first_server(environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:
+    """A service that is scaled to zero: the router holds what comes, says so to whoever scales, and a server that starts answers it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    router = route("--replica", f"http://127.0.0.1:{port}", "--hold-timeout", "30")
+    assert router.get("/readyz")[0] == 200, "it takes requests"
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, router.url, {"prompt": str(number), "max_tokens": 2, "stream": number % 2 > 0}) for number in range(5)]
+        end = time.monotonic() + 10
+        while "ridgeline_router_requests_held 5.0" not in router.get("/metrics")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        server = ServerProcess([SLOW, "--port", str(port)], environment)
+        try:
+            assert {each.result()[0] for each in answers} == {200}
+            assert "ridgeline_router_requests_held 0.0" in router.get("/metrics")[1]
+        finally:
+            server.stop()
+        waiting = pool.submit(ask, router.url, {"prompt": "a"})
+        while "ridgeline_router_requests_held 1.0" not in router.get("/metrics")[1]:
+            assert time.monotonic() < end + 30
+            time.sleep(0.02)
+        router.process.send_signal(signal.SIGTERM)
+        assert waiting.result()[0] == 503, "no replica will come to a router that ends"
+
+
+def test_servers_that_share_answers_stand_in_for_each_other(
+    environment: dict[str, str], redis_server: RedisProcess, route: Callable[..., ServerProcess]
+) -> None:
+    template = Path(__file__).parents[1] / "gold" / "templates" / "Qwen-Qwen3-0.6B.jinja"
+    store = ["--response-store", redis_server.url, "--response-store-password-file", redis_server.password_file]
+    servers = [ServerProcess([SLOW, "--chat-template", str(template), *store], environment) for _ in range(2)]
+    doomed, other = servers
+    router = route("--replica", f"{doomed.url}=1000", "--replica", other.url)
+    try:
+        asked = {"model": "fake", "input": "a", "max_output_tokens": 16}
+        _, first, _ = ask(router.url, asked, "/v1/responses")
+        slow = {**asked, "max_output_tokens": 2_000, "background": True}
+        _, begun, _ = ask(router.url, slow, "/v1/responses")
+        path = f"/v1/responses/{begun['id']}"
+        assert json.loads(other.get(path)[1])["status"] == "in_progress", "another server knows that it is still computed"
+        doomed.process.kill()
+        assert ask(router.url, {**asked, "previous_response_id": first["id"]}, "/v1/responses")[0] == 200
+        assert router.get(f"/v1/responses/{first['id']}")[0] == 200
+        redis.Redis.from_url(redis_server.url, password=PASSWORD).delete(f"ridgeline:responses:leases:{begun['id']}")  # its time is over
+        assert json.loads(router.get(path)[1])["status"] == "failed"
+    finally:
+        doomed.process.wait()
+        other.stop()
 
 
 def test_keys_are_asked_for_and_passed_on(tmp_path: Path, environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:

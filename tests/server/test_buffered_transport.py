@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from ridgeline.server.transport import FLUSH_BYTES, BufferedTransport
+from ridgeline.server.transport import FLUSH_BYTES, BufferedTransport, Writes
 
 
 class Transport:
@@ -31,7 +31,7 @@ class Transport:
 def played(*turns: Callable[[BufferedTransport, Transport], Any]) -> list[bytes | None]:
     async def run() -> list[bytes | None]:
         transport = Transport()
-        buffered = BufferedTransport(cast(asyncio.Transport, transport), asyncio.get_running_loop())
+        buffered = BufferedTransport(cast(asyncio.Transport, transport), Writes())
         for turn in turns:
             turn(buffered, transport)
             await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ridgeline.server.connection import HttpConnection
+from ridgeline.server.transport import Writes
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -17,6 +18,7 @@ class Table:
 
     seconds: float | None = None
     send_timeout = 7.5
+    writes = Writes()
 
     def await_client(self, connection: HttpConnection, seconds: float) -> None:
         self.seconds = seconds

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from redis_server import PASSWORD, RedisProcess
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.server import response_store
+from ridgeline.server.errors import ApiError
+from ridgeline.server.redis_store import PREFIX, RedisStore
 from ridgeline.server.response_store import RECORD_OVERHEAD, Bounds, FileStore, MemoryStore, open_store
 
 ADA, BOB = b"a" * 32, b"b" * 32
@@ -48,10 +52,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture(params=["memory", "file"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
+@pytest.fixture(params=["memory", "file", "redis"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, redis_server: RedisProcess) -> Make:
     def make(size: int = 1 << 20, seconds: float = 60.0) -> Any:
         bounds = Bounds(size, seconds, clock)
+        if request.param == "redis":
+            redis.Redis.from_url(redis_server.url, password=PASSWORD).flushall()
+            return RedisStore(redis_server.url, PASSWORD, bounds)
         return MemoryStore(bounds) if request.param == "memory" else FileStore(tmp_path / "answers", bounds)
 
     return make
@@ -104,7 +111,8 @@ def test_age_is_bounded(make: Make, clock: Clock, tmp_path: Path) -> None:
         clock.now += 2
         assert await store.get(ADA, name(1)) is None and await store.get(BOB, name(2)) == b"two"
         await store.put(BOB, name(3), b"three")
-        assert not store._index.remove(ADA, name(1)) and len(files(tmp_path)) in (0, 2), "it is not only hidden"
+        if not isinstance(store, RedisStore):
+            assert not store._index.remove(ADA, name(1)) and len(files(tmp_path)) in (0, 2), "it is not only hidden"
 
     asyncio.run(run())
 
@@ -112,6 +120,8 @@ def test_age_is_bounded(make: Make, clock: Clock, tmp_path: Path) -> None:
 def test_what_nobody_asks_for_goes_too(make: Make, clock: Clock, tmp_path: Path) -> None:
     async def run() -> None:
         store = make(seconds=0.5)
+        if isinstance(store, RedisStore):
+            return  # see below: its server does that by its own clock
         await store.put(ADA, name(1), b"one")
         clock.now += 1
         for _ in range(100):
@@ -284,3 +294,85 @@ def test_files_of_answers(new_site: Any, template: str, tmp_path: Path) -> None:
     next(folder.rglob(f"{second}.json")).write_text(json.dumps(started))
     found = site.get(f"/v1/responses/{second}").json()
     assert found["status"] == "failed" and "ended" in found["error"]["message"]
+
+
+# ── a server that several share ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shared(redis_server: RedisProcess) -> Callable[..., RedisStore]:
+    """Makes a store of a server of its own over the one Redis server, which is empty before."""
+    redis.Redis.from_url(redis_server.url, password=PASSWORD).flushall()
+
+    def make(size: int = 1 << 20, seconds: float = 60.0, password: str = PASSWORD) -> RedisStore:
+        return RedisStore(redis_server.url, password, Bounds(size, seconds))
+
+    return make
+
+
+def test_servers_share_answers_and_their_bounds(shared: Callable[..., RedisStore]) -> None:
+    async def run() -> None:
+        first, second = (shared(3 * (1_000 + RECORD_OVERHEAD)) for _ in "ab")
+        for at in range(1, 6):
+            await (first, second)[at % 2].put(ADA, name(at), bytes(1_000))
+        assert [at for at in range(1, 6) if await first.get(ADA, name(at)) is not None] == [3, 4, 5], "one bound for all servers"
+        assert await second.delete(ADA, name(4)) and await first.get(ADA, name(4)) is None and not await first.delete(ADA, name(4))
+        await first.lease([name(9)])
+        assert await second.is_leased(name(9)) and not await second.is_leased(name(8))
+
+    asyncio.run(run())
+
+
+def test_nothing_stays_behind_its_age(shared: Callable[..., RedisStore], redis_server: RedisProcess) -> None:
+    client = redis.Redis.from_url(redis_server.url, password=PASSWORD)
+    asyncio.run(shared(seconds=0.2).put(ADA, name(1), b"one"))
+    assert client.dbsize() == 3 and all(0 < client.pttl(key) <= 200 for key in client.keys("*"))
+
+
+def test_an_index_that_the_server_has_evicted_bounds_again(shared: Callable[..., RedisStore], redis_server: RedisProcess) -> None:
+    client = redis.Redis.from_url(redis_server.url, password=PASSWORD)
+
+    async def run() -> None:
+        store = shared(3 * (1_000 + RECORD_OVERHEAD))
+        for at in range(1, 6):
+            await store.put(ADA, name(at), bytes(1_000))
+            if at == 2:
+                client.delete(*(key for key in client.keys(f"{PREFIX}*") if key.endswith(b"sizes")))
+        assert [at for at in range(3, 6) if await store.get(ADA, name(at)) is not None] == [3, 4, 5]
+
+    asyncio.run(run())
+
+
+def test_records_that_others_made_are_misses(shared: Callable[..., RedisStore], redis_server: RedisProcess) -> None:
+    client = redis.Redis.from_url(redis_server.url, password=PASSWORD)
+
+    async def run() -> None:
+        store = shared(size=10_000)
+        await store.put(ADA, name(1), b"one")
+        (key,) = (each for each in client.keys("*") if each.endswith(name(1).encode()))
+        for wrong in (b"", b"short", bytes(8), bytes(1 << 20), b"\xff" * 30):
+            client.set(key, wrong)
+            assert await store.get(ADA, name(1)) is None
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_not_there_stores_nothing_and_says_so(
+    shared: Callable[..., RedisStore], redis_server: RedisProcess, tmp_path: Path, caplog: Any
+) -> None:
+    async def run(store: RedisStore) -> None:
+        await store.put(ADA, name(1), b"one")
+        for work in (store.get(ADA, name(1)), store.delete(ADA, name(1)), store.is_leased(name(1))):
+            with pytest.raises(ApiError, match="does not answer now") as error:
+                await work
+            assert error.value.status == 503 and error.value.headers["Retry-After"]
+
+    asyncio.run(run(RedisStore(f"unix://{tmp_path}/nothing", None, Bounds(1 << 20, 60))))
+    asyncio.run(run(shared(password="another")))
+    assert caplog.text.count("an answer is not stored") == 2 and "another" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "rediss://host?password=secret", "redis://["])
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--response-store"):
+        open_store(ServerConfig(response_store=url))

@@ -2,20 +2,27 @@
 
     python tests/speed/router.py [--requests 400] [--streams 32] [--tokens 1000]
 
-Requests go to a fake model directly and through the router in turn, on connections that are kept. Events are counted against the
-processor time of the router's process, which other programs disturb little. Both with and without the key by which streams go on at
-another replica.
+Requests go to a fake model directly and by every way in turn, on connections that are kept: through the router, with and without the key by
+which streams go on at another replica, and beside it through what has less to do, as the floor: nginx, and a relay of bytes. Processor time
+per request, of user and kernel, is disturbed less by other programs than what it adds; events are counted against it too.
 """
 
 import argparse
 import json
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
+from random import Random
+from shutil import which
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
@@ -24,7 +31,74 @@ from processes import SOURCE, ServerProcess
 
 FAKE = "fake:" + json.dumps({"rows": 32, "max_model_len": 4096, "blocks": 8192, "step_seconds": 0.004})
 """Its streams come as one event per read, as those of a model do."""
-HERTZ = os.sysconf("SC_CLK_TCK")
+WARMING = 20
+"""Requests that are not counted."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
+NGINX = """
+daemon off; master_process off; pid nginx.pid; error_log error.log; worker_processes 1;
+events {{ worker_connections 256; }}
+http {{
+  access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;
+  upstream replica {{ server {upstream}; keepalive 64; }}
+  server {{
+    listen 127.0.0.1:{port}; keepalive_requests 100000; client_max_body_size 16m;
+    location / {{
+      proxy_pass http://replica; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host {upstream};
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """An address by which the model is reached, and the process there."""
+
+    name: str
+    address: str
+    pid: int
+
+    def processor_ms(self) -> float:
+        """Milliseconds that threads of the process have computed, as the scheduler counts them."""
+        return sum(int((each / "schedstat").read_text().split()[0]) for each in Path(f"/proc/{self.pid}/task").iterdir()) / 1e6
+
+
+@contextmanager
+def relay(server: ServerProcess) -> Iterator[Way]:
+    """A relay of bytes in Python: what the event loop alone adds."""
+    command = [sys.executable, str(Path(__file__).with_name("relay.py")), server.url.rpartition(":")[2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Way("relay of bytes", f"127.0.0.1:{process.stdout.readline().strip()}", process.pid)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def nginx(server: ServerProcess, folder: str) -> Iterator[Way]:
+    """nginx with one process, no log and connections that are kept."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    settings = Path(folder) / "nginx.conf"
+    settings.write_text(NGINX.format(port=port, upstream=server.url.partition("://")[2]))
+    command = [which("nginx") or "/usr/sbin/nginx", "-p", folder, "-c", str(settings)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield Way("nginx", f"127.0.0.1:{port}", process.pid)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def router(server: ServerProcess, name: str, *more: str) -> Iterator[Way]:
+    """`ridgeline route`."""
+    process = ServerProcess(["--replica", server.url, *more], ENVIRONMENT, "route")
+    try:
+        yield Way(name, process.url.partition("://")[2], process.process.pid)
+    finally:
+        process.stop()
 
 
 def first_token(connection: HTTPConnection, body: str) -> float:
@@ -48,34 +122,31 @@ def stream(address: str, tokens: int) -> int:
     return events
 
 
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / HERTZ
-
-
-def measure(server: ServerProcess, router: ServerProcess, arguments: argparse.Namespace) -> dict[str, float]:
-    addresses = [each.url.partition("://")[2] for each in (server, router)]
-    direct, routed = (HTTPConnection(address, timeout=30) for address in addresses)
-    pairs, before = [], processor_seconds(router.process.pid)
-    for number in range(arguments.requests + 20):
+def first_tokens(ways: Sequence[Way], requests: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Of each way its name and figures; the first is the one that the others add to."""
+    connections = [HTTPConnection(way.address, timeout=30) for way in ways]
+    seconds = [list[float]() for _ in ways]
+    for number in range(-WARMING, requests):
+        if number == 0:
+            before = [way.processor_ms() for way in ways]
         body = json.dumps({"prompt": f"{number} " * 300, "max_tokens": 1, "stream": True})
-        order = [(direct, 0), (routed, 1)] if number % 2 else [(routed, 1), (direct, 0)]
-        found = {place: first_token(connection, body) for connection, place in order}
-        if number >= 20:
-            pairs.append((found[0], found[1]))
-    per_request = (processor_seconds(router.process.pid) - before) / (arguments.requests + 20)
-    before, began = processor_seconds(router.process.pid), time.monotonic()
-    with ThreadPoolExecutor(arguments.streams) as pool:
-        events = sum(pool.map(lambda _: stream(addresses[1], arguments.tokens), range(arguments.streams)))
-    spent = processor_seconds(router.process.pid) - before
-    return {
-        "first token, direct, ms": 1e3 * median(one for one, _ in pairs),
-        "first token, routed, ms": 1e3 * median(other for _, other in pairs),
-        "added, median of pairs, ms": 1e3 * median(other - one for one, other in pairs),
-        "router's processor time per request, ms": 1e3 * per_request,
-        "events per second": events / (time.monotonic() - began),
-        "events per second of the router's core": events / spent,
-    }
+        for place in Random(number).sample(range(len(ways)), len(ways)):  # what a way leaves behind meets another one each time
+            taken = first_token(connections[place], body)
+            if number >= 0:
+                seconds[place].append(taken)
+    for way, begun, found in zip(ways, before, seconds, strict=True):
+        spent = (way.processor_ms() - begun) / requests
+        added = median(one - direct for one, direct in zip(found, seconds[0], strict=True))
+        yield way.name, {"p50, ms": 1e3 * median(found), "added, ms": 1e3 * added, "processor, ms": spent}
+
+
+def events(way: Way, streams: int, tokens: int) -> dict[str, float]:
+    """Events per second of long streams at once, and per second of the process's processor time."""
+    before, began = way.processor_ms(), time.monotonic()
+    with ThreadPoolExecutor(streams) as pool:
+        found = sum(pool.map(lambda _: stream(way.address, tokens), range(streams)))
+    seconds, spent = time.monotonic() - began, way.processor_ms() - before
+    return {"events/s": found / seconds, "events/s and core": 1e3 * found / spent if spent else 0.0}
 
 
 def main() -> None:
@@ -84,18 +155,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1_000)
     arguments = parser.parse_args()
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with tempfile.TemporaryDirectory() as folder:
-        for key in ([], ["--router-key-file", f"{folder}/key"]):
-            server = ServerProcess([FAKE, "--no-enable-prefix-caching", *key], environment)
-            router = ServerProcess(["--replica", server.url, *key], environment, "route")
-            try:
-                print("with the key" if key else "without a key")
-                for name, value in measure(server, router, arguments).items():
-                    print(f"  {name:42}{value:12.2f}")
-            finally:
-                router.stop()
-                server.stop()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        key = ["--router-key-file", f"{folder}/key"]
+        server = ServerProcess([FAKE, "--no-enable-prefix-caching", *key], ENVIRONMENT)
+        stack.callback(server.stop)
+        begun = [relay(server), nginx(server, folder), router(server, "router"), router(server, "router with a key", *key)]
+        direct = Way("direct", server.url.partition("://")[2], server.process.pid)
+        ways = [direct, *(stack.enter_context(each) for each in begun)]
+        for name, found in first_tokens(ways, arguments.requests):
+            print(f"{name:20}", *(f"{figure}{value:8.2f}" for figure, value in found.items()), sep="  ")
+        for way in ways[3:]:
+            found = events(way, arguments.streams, arguments.tokens)
+            print(f"{way.name:20}", *(f"{figure}{value:12,.0f}" for figure, value in found.items()), sep="  ")
 
 
 if __name__ == "__main__":

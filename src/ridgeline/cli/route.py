@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 REPLICA: Final = typer.Option("--replica", help="Address of a server, http://host:port, or with its weight: …=2. Repeatable.")
 CANARY: Final = typer.Option("--canary", help="A server that gets a share of requests [0.05] while it is as good as the others: …=0.1.")
 ROUTING: Final = typer.Option(help="cache-aware, least-tokens, least-requests, prefix, two-choices, round-robin or random.")
+SESSIONS: Final = typer.Option(
+    "--session-affinity",
+    help="What requests of a session have in common, and go to one server by: header:NAME, cookie:NAME, user, safety_identifier or "
+    "prompt_cache_key. Repeatable; the first that a request has counts.",
+)
+HEDGE: Final = typer.Option(
+    help="Ask a second server where the first has not begun to answer within this percentile of first bytes, within the budget of "
+    "retries [never]."
+)
+HOLD: Final = "Seconds that a request waits while there is no server at all, as behind a scaling to zero; 0: none waits."
 
 ROUTER_KEY: Final = "Key that the servers have too: with it a stream goes on at another server when its own dies."
 
@@ -23,6 +33,9 @@ def route(
     replica: Annotated[list[str], REPLICA],
     canary: Annotated[list[str] | None, CANARY] = None,
     routing: Annotated[str, ROUTING] = "cache-aware",
+    session_affinity: Annotated[list[str] | None, SESSIONS] = None,
+    hedge_percentile: Annotated[float | None, HEDGE] = None,
+    hold_timeout: Annotated[float, typer.Option(min=0, max=3600, help=HOLD)] = 0.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
     api_key_file: Annotated[str | None, typer.Option(help="Keys that clients need: the servers' own file.")] = None,
@@ -57,4 +70,7 @@ def config_of(given: Mapping[str, Any]) -> "RouterConfig":
 
     names = ("host", "port", "api_key_file", "router_key_file", "ssl_certfile", "ssl_keyfile")
     server = ServerConfig(**{name: given[name] for name in names})
-    return RouterConfig(server, given["replica"], given["canary"] or (), given["routing"], given["shutdown_timeout"])
+    return RouterConfig(
+        server, given["replica"], given["canary"] or (), given["routing"], given["session_affinity"] or (), given["hedge_percentile"],
+        given["hold_timeout"], given["shutdown_timeout"],
+    )  # fmt: skip

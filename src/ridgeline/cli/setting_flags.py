@@ -129,7 +129,8 @@ def _flag(name: str, each: "Field[Any]") -> Any:
     if each.type is bool:
         return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=text, show_default=False)]
     is_number = each.type is float or "int" in str(each.type)
-    metavar = "|".join(setting.choices) or UNITS.get(setting.unit) or ("NUMBER" if is_number else "TEXT")
+    words = (*setting.choices, "URL") if setting.choices and setting.unit == "URL" else setting.choices
+    metavar = "|".join(words) or UNITS.get(setting.unit) or ("NUMBER" if is_number else "TEXT")
     kind = list[str] if each.default == () else str
     return Annotated[kind | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
 

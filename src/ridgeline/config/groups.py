@@ -287,9 +287,13 @@ class ServerConfig:
         "answers that go on as if they still reasoned: set",
     )  # fmt: skip
     response_store: str = _set(
-        "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, or none.",
-        "a conversation goes on by the id of its last answer; store: false leaves nothing",
-        "400 previous_response_not_found behind a restart: file", choices=("memory", "file", "none"),
+        "memory", "Where answers of /v1/responses are kept for previous_response_id: memory, file, none, or a Redis or Valkey server.",
+        "a conversation goes on by the id of its last answer; servers share unix:///path, rediss://host or redis://127.0.0.1",
+        "400 previous_response_not_found behind a restart: file", choices=("memory", "file", "none"), unit="URL",
+    )  # fmt: skip
+    response_store_password_file: str | None = _set(
+        None, "File with the password of a Redis or Valkey server in --response-store.", "others see what stands in a URL",
+        "503 for stored answers, and log lines of answers that are not stored: another", unit="FILE",
     )  # fmt: skip
     response_store_dir: str | None = _set(
         None, "Folder of stored answers, with --response-store file [ridgeline/responses in the user's state].",

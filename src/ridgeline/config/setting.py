@@ -14,7 +14,7 @@ class Setting:
     wrong    metric or sign that shows a bad value
     bounds   range of a number, both ends included
     unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT", "FILE", "FOLDER" say what it is
-    choices  words that are possible, where they do not depend on the runner
+    choices  words that are possible, where they do not depend on the runner; with the unit "URL" an address is, too
     also     words of other servers → ours
     name     public name, where it is not the field's
     secret   its value is never printed

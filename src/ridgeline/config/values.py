@@ -102,9 +102,10 @@ def check_value(each: "Field[Any]", value: Any, source: str) -> Any:
         low, high = setting.bounds
         fix = _without(source) if setting.unit == "PORT" else {flag: str(low if value < low else high)}
         raise ConfigError(f"{source} is {value}, outside {low} … {high}", fix=fix)
-    if setting.choices and value not in setting.choices:
+    if setting.choices and value not in setting.choices and not (setting.unit == "URL" and "://" in value):
         near = nearest(value, setting.choices) or setting.choices[0]
-        raise ConfigError(f"{source} is {value!r:.60}; it must be one of {', '.join(setting.choices)}", fix={flag: near})
+        known = ", ".join(setting.choices) + (", or a URL" if setting.unit == "URL" else "")
+        raise ConfigError(f"{source} is {value!r:.60}; it must be one of {known}", fix={flag: near})
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{source} has a zero byte", fix=_without(source))
     if isinstance(value, tuple) and len(value) > MAX_ITEMS:

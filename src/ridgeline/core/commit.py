@@ -6,9 +6,8 @@ that ends the sequence; only kept ids advance it.
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
@@ -27,8 +26,7 @@ Row = tuple[Sequence, int, Ids, int, Logprobs]
 NOT_FINITE = "the model produced numbers that are not finite; the request cannot be answered"
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
+class InFlightStep(NamedTuple):
     """A step between `schedule` and `commit`.
 
     sequences, numbers  of its rows, in the plan's order

@@ -24,6 +24,11 @@ class PlanBuilder:
     prefill_left   tokens left of the prefill budget; None until it is needed
     """
 
+    __slots__ = (
+        "blocks", "budget", "chunks", "drafted", "lack", "new_sequences", "pool", "prefill_left", "score", "sequences", "spans", "starts",
+        "starts_closed", "step", "tokens",
+    )  # fmt: skip
+
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget

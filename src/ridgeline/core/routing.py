@@ -13,24 +13,28 @@ from typing import Final
 @dataclass(slots=True)
 class ReplicaLoad:
     """The router's view of one replica: open requests, prompt tokens of those without a first token, tokens of KV cache they may hold.
-    `weight`: what it can do beside others."""
+    `weight`: what it can do beside others; `adapters`: that it has loaded, by name."""
 
     number: int
     requests: int = 0
     waiting_tokens: int = 0
     held_tokens: int = 0
     weight: float = 1.0
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
     """The router's view of a request: its number, its prompt length, a key that requests with the same prefix share, and per replica the
-    tokens of the prompt that its prefix cache has, as far as the router knows."""
+    tokens of the prompt that its prefix cache has, as far as the router knows. `session`: a key that binds it to others, b"" for none;
+    `model`: as it was asked for."""
 
     number: int
     prompt_tokens: int
     prefix: bytes
     cached: Mapping[int, int] = field(default_factory=dict)
+    session: bytes = b""
+    model: str = ""
 
 
 RoutingPolicy = Callable[[Sequence[ReplicaLoad], RoutedRequest, float], ReplicaLoad]
@@ -38,6 +42,9 @@ RoutingPolicy = Callable[[Sequence[ReplicaLoad], RoutedRequest, float], ReplicaL
 
 MAX_LOAD_FACTOR: Final = 1.25
 """A replica with more than this multiple of the mean open requests is skipped (Mirrokni et al. 2016, bounded loads)."""
+SESSION_LOAD_FACTOR: Final = 2.0
+SESSION_REQUESTS: Final = 8
+"""A replica that has more open requests than this multiple of the mean, and so many beside, gives sessions away."""
 
 
 def round_robin(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
@@ -80,9 +87,28 @@ def two_choices(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: fl
 
 def by_prefix(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The first replica in the prefix's rendezvous order (Thaler and Ravishankar 1998) that is not overloaded."""
-    limit = max(1.0, MAX_LOAD_FACTOR * (sum(load.requests for load in loads) + 1) / len(loads))
-    ranked = sorted(loads, key=lambda load: blake2b(request.prefix + load.number.to_bytes(4, "little"), digest_size=8).digest())
+    return _rendezvous(loads, request.prefix, max(1.0, MAX_LOAD_FACTOR * (sum(load.requests for load in loads) + 1) / len(loads)))
+
+
+def _rendezvous(loads: Sequence[ReplicaLoad], key: bytes, limit: float) -> ReplicaLoad:
+    """The first replica in the key's order with fewer open requests than `limit`; one that goes moves no other's keys."""
+    ranked = sorted(loads, key=lambda load: blake2b(key + load.number.to_bytes(4, "little"), digest_size=8).digest())
     return next((load for load in ranked if load.requests < limit), ranked[0])
+
+
+def with_affinity(policy: RoutingPolicy) -> RoutingPolicy:
+    """`policy` among the replicas that have loaded the request's adapter, if some have. A request of a session goes where that one's others
+    go, while its replica is not overloaded: it has to bear more than a prefix would ask of it, as what it keeps is worth more."""
+
+    def choose(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+        names = {request.model, request.model.rpartition(":")[2]}
+        loads = [load for load in loads if not names.isdisjoint(load.adapters)] or loads
+        if not request.session:
+            return policy(loads, request, random)
+        mean = sum(load.requests for load in loads) / len(loads)
+        return _rendezvous(loads, request.session, SESSION_LOAD_FACTOR * mean + SESSION_REQUESTS)
+
+    return choose
 
 
 ROUTING: Final[dict[str, RoutingPolicy]] = {

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,25 +18,46 @@ PIPE_BYTES: Final = 1 << 16
 """What a pipe holds: a read takes all beats."""
 
 
+class Link(asyncio.Protocol):
+    """This process's end of the socket pair: what arrives is passed on where it arrives, as a step has to wake no task but its readers'.
+
+    ended  done at the end of the stream, with the exception of `on_data` where it raised one
+    """
+
+    def __init__(self, on_data: Callable[[bytes], None]) -> None:
+        self._on_data = on_data
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
+        try:
+            self._on_data(data)
+        except Exception as error:
+            self.ended.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 class EngineProcess:
     """One engine process. It dies when the write end of its lifeline, which only this process has, is closed.
 
-    reader, writer  this process's end of the socket pair
+    writer, ended  of this process's end of the socket pair (`Link`)
     """
 
-    def __init__(
-        self, process: "subprocess.Popen[bytes]", lifeline: int, beats: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", lifeline: int, beats: int, writer: asyncio.WriteTransport, link: Link) -> None:
         self._process = process
         self._lifeline = lifeline
         self._beats = beats
-        self.reader = reader
         self.writer = writer
+        self.ended = link.ended
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, seat: Seat | None = None) -> "EngineProcess":
+    async def spawn(cls, config: EngineConfig, on_data: Callable[[bytes], None], seat: Seat | None = None) -> "EngineProcess":
         """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, the memory of the seats
-        where it has one, what `child_environment` lets through, and nothing else."""
+        where it has one, what `child_environment` lets through, and nothing else. `on_data` is called with what it writes."""
         parent_socket, child_socket = socket.socketpair()
         read_end, lifeline = os.pipe()
         beats, beats_end = os.pipe()
@@ -53,7 +75,8 @@ class EngineProcess:
             os.write(lifeline, msgspec.json.encode(config) + b"\n")
             parent_socket.setblocking(False)
             os.set_blocking(beats, False)
-            reader, writer = await asyncio.open_unix_connection(sock=parent_socket)
+            loop = asyncio.get_running_loop()
+            writer, link = await loop.create_unix_connection(lambda: Link(on_data), sock=parent_socket)
         except BaseException:
             parent_socket.close()
             os.close(lifeline)
@@ -66,7 +89,7 @@ class EngineProcess:
             child_socket.close()
             os.close(read_end)
             os.close(beats_end)
-        return cls(process, lifeline, beats, reader, writer)
+        return cls(process, lifeline, beats, writer, link)
 
     @property
     def pid(self) -> int:

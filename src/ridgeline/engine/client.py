@@ -26,7 +26,6 @@ from ridgeline.engine.streams import Behind, RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
 
 _log: Final = logging.getLogger("ridgeline.engine")
-READ_BYTES: Final = 1 << 18
 EXIT_TIMEOUT_SECONDS: Final = 5.0
 """Time for an engine that was asked to end, before it is killed."""
 STABLE_SECONDS: Final = 10.0
@@ -60,6 +59,23 @@ def restarted(config: EngineConfig, restarts: int) -> EngineConfig:
         return config
     record, trace = (file and f"{file}.restart-{restarts}" for file in (config.record, config.trace))
     return replace(config, record=record, trace=trace)
+
+
+class Changes:
+    """Lets tasks wait for a condition that is looked at with each change."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        told, self._next = self._next, asyncio.Event()
+        told.set()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds."""
+        while not condition():
+            await self._next.wait()
 
 
 class EngineClient:
@@ -102,7 +118,9 @@ class EngineClient:
         self._failed_starts = 0
         self._cause: str | None = None
         self._permanent = False
-        self._state_changed = asyncio.Condition()
+        self._state_changes = Changes()
+        self._buffer = FrameBuffer()
+        self._ready_at = math.inf
         self._steps = 0
         self._is_busy = False
         """True from a command until the engine says that it has nothing to do."""
@@ -116,19 +134,15 @@ class EngineClient:
 
     async def ready(self, after: int = 0) -> Ready:
         """Waits until an engine takes requests that was started after so many others. Raises ConfigError if none ever will."""
-        await self._wait_for(lambda: self._permanent or (self.state is State.READY and self.starts > after))
+        await self._state_changes.wait_for(lambda: self._permanent or (self.state is State.READY and self.starts > after))
         if self._ready is None:
             raise _final_error(self.last_failure, self._fix)
         return self._ready
 
     async def wait_failed(self) -> NoReturn:
         """Waits until no engine will ever take requests again; raises ConfigError with the reason."""
-        await self._wait_for(lambda: self.state is State.DEAD and self._permanent)
+        await self._state_changes.wait_for(lambda: self.state is State.DEAD and self._permanent)
         raise _final_error(self.last_failure, self._fix)
-
-    async def _wait_for(self, condition: Callable[[], bool]) -> None:
-        async with self._state_changed:
-            await self._state_changed.wait_for(condition)
 
     @property
     def is_ready(self) -> bool:
@@ -147,7 +161,7 @@ class EngineClient:
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
         self._open.fail_all("the engine has been shut down")  # of an engine that was yet to start
-        await self._set_state(State.DEAD)
+        self._set_state(State.DEAD)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,14 +218,14 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         try:
             while not self._permanent:
-                await self._set_state(State.RESTARTING if self.starts else State.STARTING)
+                self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
                 if self._got_further:  # a start like any other
                     self.failures = 0
                 self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
                 delay = self._delay(self.failures)
                 self.next_start = loop.time() + delay
-                await self._set_state(State.DEAD)
+                self._set_state(State.DEAD)
                 if not self._permanent:
                     if self.failures >= CRASH_LOOP_FAILURES:
                         fields = {"failures_in_a_row": self.failures, "next_start_seconds": delay, "reason": self.last_failure}
@@ -221,33 +235,23 @@ class EngineClient:
             self.last_failure, self._permanent = f"the engine's supervision failed: {error}", True
             self._open.fail_all("the engine has ended and is not started again")
             loop.call_exception_handler({"message": self.last_failure, "exception": error})
-            await self._set_state(State.DEAD)
+            self._set_state(State.DEAD)
 
     async def _run_once(self, loop: asyncio.AbstractEventLoop) -> float:
         """Runs one engine process from its start to its end; returns the seconds for which it was ready."""
         self.starts += 1
-        self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
+        self._ready, self._cause, self._steps, self._ready_at = None, None, 0, math.inf
         self._has_gone_on = self._got_further = False
+        self._buffer = FrameBuffer()
         try:
-            self._child = child = await EngineProcess.spawn(restarted(self._config, self.starts - 1), self._seat)
+            self._child = child = await EngineProcess.spawn(restarted(self._config, self.starts - 1), self._receive, self._seat)
         except OSError as error:
             self.last_failure = f"no process could be started: {error}"
             self._on_lost()
             return 0.0
         watchdog = asyncio.create_task(self._watch_progress(child))
         try:
-            buffer = FrameBuffer()
-            while data := await _read(child.reader):
-                for message in buffer.feed(data):
-                    self._handle(message)
-                if self._ready is not None and self.state is not State.READY:
-                    ready_at = loop.time()
-                    self._open.on_ready(self._ready.info.kv.fingerprint)
-                    fields = {"pid": child.pid, "starts": self.starts, "open_requests": len(self._open)}
-                    _log.info("engine ready", extra={"fields": fields})
-                    await self._set_state(State.READY)
-                    if not self.is_checked:
-                        self.go_on()
+            await child.ended
         except WireError as error:
             self._cause = str(error)
             child.kill()
@@ -267,7 +271,7 @@ class EngineClient:
             _log.error("engine ended, and is started again", extra={"fields": {
                 "reason": self.last_failure, "open_requests": len(self._open), "ended_requests": open_requests - len(self._open),
             }})  # fmt: skip
-        return max(0.0, loop.time() - ready_at)
+        return max(0.0, loop.time() - self._ready_at)
 
     async def _watch_progress(self, child: EngineProcess) -> None:
         """Kills an engine that does not move although it has work. Its socket then closes, which is handled like any other end.
@@ -292,12 +296,24 @@ class EngineClient:
         if self._permanent or self._failed_starts >= MAX_FAILED_STARTS:
             self._open.fail_all("the engine ended while this request was open; send it again")
 
-    async def _set_state(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self.state = state
-        async with self._state_changed:
-            self._state_changed.notify_all()
+        self._state_changes.tell()
 
     # ── messages of the engine ──────────────────────────────────────────────────────────────────────────────────
+
+    def _receive(self, data: bytes) -> None:
+        """Bytes of the engine that runs. Raises WireError."""
+        for message in self._buffer.feed(data):
+            self._handle(message)
+        if self._ready is not None and self.state is not State.READY:
+            self._ready_at = asyncio.get_running_loop().time()
+            self._open.on_ready(self._ready.info.kv.fingerprint)
+            fields = {"pid": self.pid, "starts": self.starts, "open_requests": len(self._open)}
+            _log.info("engine ready", extra={"fields": fields})
+            self._set_state(State.READY)
+            if not self.is_checked:
+                self.go_on()
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -323,11 +339,3 @@ class EngineClient:
 
 def _final_error(failure: str | None, fix: Mapping[str, str | None]) -> ConfigError:
     return ConfigError(failure or "the engine has been shut down", fix=fix)
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Bytes as they arrive; b"" at the end of the stream, which a write may find first."""
-    try:
-        return await reader.read(READ_BYTES)
-    except ConnectionError:
-        return b""

@@ -219,18 +219,29 @@ class FrameBuffer:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        """The beginning of a frame, of which `_needed` bytes at least are to be there before anything can be done with it."""
+        self._needed = 0
 
     def feed(self, data: bytes) -> list[Message]:
         """Returns the messages that `data` completes, in order. Raises `WireError` at the first bad frame."""
-        self._bytes += data
+        if self._bytes:
+            self._bytes += data
+            if len(self._bytes) < self._needed:
+                return []
+            data = bytes(self._bytes)
+            self._bytes.clear()
         messages: list[Message] = []
-        at = 0
-        while len(self._bytes) - at >= HEADER.size:
-            tag, length = decode_header(bytes(self._bytes[at : at + HEADER.size]))
-            end = at + HEADER.size + length
-            if len(self._bytes) < end:
+        at, size = 0, len(data)
+        while True:
+            begin = end = at + HEADER.size
+            if begin <= size:
+                tag, length = decode_header(data[at:begin])
+                end += length
+            if end > size:
                 break
-            messages.append(decode(tag, bytes(self._bytes[at + HEADER.size : end])))
+            messages.append(decode(tag, data[begin:end]))
             at = end
-        del self._bytes[:at]
+        if at < size:
+            self._bytes += data[at:]
+            self._needed = end - at
         return messages

@@ -119,10 +119,10 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._records)
 
-    def apply(self, batch: Iterable[Event]) -> None:
-        """Notes the events of a frame."""
+    def apply(self, batch: Iterable[Event], seen: float | None = None) -> None:
+        """Notes the events of a frame, which came at `seen` seconds; None: now."""
         handlers = self._handlers
-        self._seen = self._now()
+        self._seen = self._now() if seen is None else seen
         for event in batch:
             handler = handlers.get(type(event))
             if handler is not None:

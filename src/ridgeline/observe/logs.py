@@ -17,8 +17,8 @@ from typing import Any, Final
 
 MAX_QUEUED_LINES: Final = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
-GATHER_SECONDS: Final = 0.02
-"""Time for which lines are gathered before they are written together."""
+GATHER_SECONDS: Final = 0.05
+"""Time for which lines are gathered before they are written together, and behind which further ones are looked for."""
 MAX_LINES_PER_WRITE: Final = 64
 CLOSE_SECONDS: Final = 2.0
 """Time at the end of the process to write what waits."""
@@ -97,14 +97,21 @@ class WriterHandler(logging.Handler):
         while not self._is_closed.is_set():
             self._has_records.wait()
             self._is_closed.wait(GATHER_SECONDS)
+            while self._records:  # while lines come, none has to wake this thread
+                self._write_waiting()
+                self._is_closed.wait(GATHER_SECONDS)
             self._has_records.clear()
-            while count := min(len(self._records), MAX_LINES_PER_WRITE):
-                self._failed += self._write([self._records.popleft() for _ in range(count)])
-                if lost := self._dropped + self._failed - self._told:
-                    text = "log lines were lost: they came faster than they could be written, or could not be written"
-                    line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
-                    line.__dict__ |= with_fields(lines=lost)
-                    self._told += 0 if self._write([line]) else lost
+            if self._records:  # this one came in between
+                self._has_records.set()
+
+    def _write_waiting(self) -> None:
+        while count := min(len(self._records), MAX_LINES_PER_WRITE):
+            self._failed += self._write([self._records.popleft() for _ in range(count)])
+            if lost := self._dropped + self._failed - self._told:
+                text = "log lines were lost: they came faster than they could be written, or could not be written"
+                line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
+                line.__dict__ |= with_fields(lines=lost)
+                self._told += 0 if self._write([line]) else lost
 
     def _write(self, records: list[logging.LogRecord]) -> int:
         """The number of lines that could not be written."""

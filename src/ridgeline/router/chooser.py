@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from ridgeline.core.routing import PrefixMap, ReplicaLoad, RoutedRequest, RoutingPolicy
+from ridgeline.core.routing import PrefixMap, ReplicaLoad, RoutedRequest, RoutingPolicy, with_affinity
 from ridgeline.router.prompts import BYTES_PER_TOKEN, PART_BYTES, Prompt
 
 MOST_PARTS: Final = 1 << 17
@@ -22,7 +22,7 @@ class Chooser:
 
     def __init__(self, policy: RoutingPolicy, seed: int | None = None) -> None:
         self.matched_tokens = self.prompt_tokens = 0
-        self._policy = policy
+        self._policy = with_affinity(policy)
         self._random = random.Random(seed)
         self._prefixes = PrefixMap(MOST_PARTS)
         self._requests = 0
@@ -38,7 +38,7 @@ class Chooser:
         tokens = PART_BYTES // BYTES_PER_TOKEN
         cached = {number: parts * tokens for number, parts in self._prefixes.match(prompt.chain).items()}
         key = prompt.chain[0] if prompt.chain else self._requests.to_bytes(8, "big")
-        request = RoutedRequest(self._requests, prompt.tokens, key, cached)
+        request = RoutedRequest(self._requests, prompt.tokens, key, cached, prompt.session, prompt.model)
         number = self._policy(loads, request, self.draw()).number
         self._prefixes.learn(prompt.chain, number)
         matched = cached.get(number, 0)

@@ -1,5 +1,6 @@
 """What a router counts, in Prometheus' text format."""
 
+from functools import cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,18 +19,25 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()
-        self.answers = Counter("ridgeline_router_answers", "Answers of replicas, by class of status.", ("replica", "status"), registry=own)
-        self.first_byte = Histogram(
+        self._answers = Counter("ridgeline_router_answers", "Answers of replicas, by class of status.", ("replica", "status"), registry=own)
+        self._first_byte = Histogram(
             "ridgeline_router_first_byte_seconds", "From a request to the first byte of its answer's body.", ("replica",), registry=own,
             buckets=SECONDS,
         )  # fmt: skip
         self.retries = Counter("ridgeline_router_retries", "Requests that went to another replica.", registry=own)
+        self.hedges = Counter("ridgeline_router_hedged_requests", "Requests that a second replica was asked too.", registry=own)
+        self.hedges_won = Counter("ridgeline_router_hedged_answers", "Hedged requests whose second replica began first.", registry=own)
         self.continued = Counter("ridgeline_router_continued_answers", "Streams that a replica went on with.", ("replica",), registry=own)
         self.broken = Counter("ridgeline_router_broken_answers", "Answers whose replica ended before they did.", registry=own)
         self._open = Gauge("ridgeline_router_requests_running", "Requests that a replica has.", ("replica",), registry=own)
+        self._held = Gauge("ridgeline_router_requests_held", "Requests that wait for a replica while there is none.", registry=own)
         self._ready = Gauge("ridgeline_router_replica_ready", "1 while a replica gets requests.", ("replica",), registry=own)
         self._matched = Gauge("ridgeline_router_matched_tokens", "Prompt tokens, about, sent where they had been before.", registry=own)
         self._prompts = Gauge("ridgeline_router_prompt_tokens", "Prompt tokens (about) of all requests.", registry=own)
+
+        self.answers = cache(self._answers.labels)
+        """(URL of a replica, class of status) → its counter, found once: labels cost more than a count."""
+        self.first_byte = cache(self._first_byte.labels)
 
     def exposition(self, replicas: Replicas) -> bytes:
         """All of it, as text."""
@@ -37,6 +45,7 @@ class RouterMetrics:
         for each in replicas.all:
             self._open.labels(each.upstream.url).set(each.load.requests)
             self._ready.labels(each.upstream.url).set(each.number in ready)
+        self._held.set(replicas.room.count)
         self._matched.set(replicas.chooser.matched_tokens)
         self._prompts.set(replicas.chooser.prompt_tokens)
         return generate_latest(self._registry)

@@ -1,15 +1,18 @@
-"""What a router reads of a body: how long its prompt is about, the chain of digests of its parts, and what binds it to a replica.
+"""What a router reads of a body: how long its prompt is about, the digests of its parts, its model, and what binds it to a replica.
 
 The parts are of the request's text and not of tokens, so that no replica's tokenizer is needed here: equal beginnings of texts are equal
 beginnings of prompts, whatever the template. Nothing of a text is kept but digests.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
+
+from ridgeline.errors import ConfigError
 
 PART_BYTES: Final = 512
 """Bytes of text per part of a chain: about the tokens of eight blocks."""
@@ -17,6 +20,10 @@ MAX_PARTS: Final = 256
 """Parts that are looked at: what follows 128 kB of equal text is rarely equal too."""
 BYTES_PER_TOKEN: Final = 4
 """Of English text, about; loads need no more."""
+MAX_NAME_BYTES: Final = 512
+"""Of a model, with its quotes."""
+TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+"""Names of headers and cookies."""
 RESPONSE_ID: Final = re.compile(rb'"id":\s?"(resp_[A-Za-z0-9_-]{1,64})"')
 RESPONSE_PATH: Final = re.compile(r"/v1/responses/(resp_[A-Za-z0-9_-]{1,64})(?:/|$)")
 
@@ -32,28 +39,88 @@ class Asked(msgspec.Struct, frozen=True):
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     previous_response_id: Any = None
+    prompt_cache_key: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a router knows of a prompt. `bound_to`: the stored response that it continues or asks for, b"" for none."""
+    """What a router knows of a prompt. `bound_to`: the stored response that it continues or asks for, b"" for none; `session`: digest of
+    what it has in common with others of its session, b"" without one; `model`: by the name that was asked for."""
 
     tokens: int
     chain: tuple[bytes, ...]
     bound_to: bytes = b""
+    session: bytes = b""
+    model: str = ""
 
 
 _decode: Final = msgspec.json.Decoder(Asked).decode
 
 
-def read_prompt(path: str, body: bytes, domain: bytes) -> Prompt:
-    """The prompt of a body; of one that is no JSON object, nothing. Requests of different `domain` share no prefix."""
+SESSION_FIELDS: Final = ("prompt_cache_key", "user", "safety_identifier")
+"""Of OpenAI's dialect; Anthropic's is `metadata.user_id`, and is meant by `user` too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Where requests say which session they belong to, the first that is there counts: header:NAME, cookie:NAME, or a field of the body."""
+
+    sources: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(texts: Sequence[str]) -> "Sessions":
+        """Raises ConfigError for what is no source."""
+        for text in texts:
+            kind, _, name = text.partition(":")
+            if not (text in SESSION_FIELDS or (kind in ("header", "cookie") and TOKEN.fullmatch(name))):
+                known = ", ".join(("header:NAME", "cookie:NAME", *SESSION_FIELDS))
+                raise ConfigError(f"--session-affinity {text!r:.80} is none of {known}", fix={"--session-affinity": "header:x-session-id"})
+        return Sessions(tuple(text.lower() if text.startswith("header:") else text for text in texts))
+
+    def find(self, headers: Headers, asked: Asked | None, domain: bytes) -> bytes:
+        """The digest of a request's session; b"" for none. Requests of different `domain` share none."""
+        for source in self.sources:
+            kind, _, name = source.partition(":")
+            if not name:
+                value = _field(asked, kind)
+            elif kind == "header":
+                value = next((each for key, each in headers if key == name.encode()), b"")
+            else:
+                value = _cookie(headers, name.encode())
+            if value:
+                return blake2b(b"\0".join((domain, source.encode(), value)), digest_size=16).digest()
+        return b""
+
+
+NO_SESSIONS: Final = Sessions()
+
+
+def _field(asked: Asked | None, name: str) -> bytes:
+    value = None if asked is None else getattr(asked, name)
+    if name == "user" and value is None and asked is not None and isinstance(asked.metadata, dict):
+        value = asked.metadata.get("user_id")
+    return value.encode() if isinstance(value, str) else b""
+
+
+def _cookie(headers: Headers, name: bytes) -> bytes:
+    pairs = (pair.strip().partition(b"=") for key, value in headers if key == b"cookie" for pair in value.split(b";"))
+    return next((value for key, _, value in pairs if key == name), b"")
+
+
+def read_prompt(path: str, body: bytes, domain: bytes, headers: Headers = (), sessions: Sessions = NO_SESSIONS) -> Prompt:
+    """The prompt of a body; of one that is no JSON object, nothing. Requests of different `domain` share no prefix and no session."""
     found = RESPONSE_PATH.match(path)
     bound_to = found[1].encode() if found else b""
     try:
         asked = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Prompt(len(body) // BYTES_PER_TOKEN, (), bound_to)
+        return Prompt(len(body) // BYTES_PER_TOKEN, (), bound_to, sessions.find(headers, None, domain))
     if isinstance(asked.previous_response_id, str):
         bound_to = asked.previous_response_id.encode()[:128]
     text = b"".join((asked.tools, asked.system, asked.instructions, asked.prompt, asked.messages, asked.input))
@@ -61,4 +128,6 @@ def read_prompt(path: str, body: bytes, domain: bytes) -> Prompt:
     for begin in range(0, min(len(text), PART_BYTES * MAX_PARTS) - PART_BYTES + 1, PART_BYTES):
         parent = blake2b(parent + text[begin : begin + PART_BYTES], digest_size=16).digest()
         chain.append(parent)
-    return Prompt(len(text) // BYTES_PER_TOKEN, tuple(chain), bound_to)
+    model = bytes(asked.model)[1:-1] if len(bytes(asked.model)) <= MAX_NAME_BYTES else b""
+    session = sessions.find(headers, asked, domain) if sessions.sources else b""
+    return Prompt(len(text) // BYTES_PER_TOKEN, tuple(chain), bound_to, session, model.decode("utf-8", "replace"))

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
@@ -18,12 +19,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.observe.logs import with_fields
+from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Answer, Attempts, Begun, Broken, Elsewhere, Hedge, race, whole
 from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
-from ridgeline.router.prompts import RESPONSE_ID, Prompt, read_prompt
+from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
 from ridgeline.router.replicas import Replica, Replicas, Turn
-from ridgeline.router.upstream import Connection, Headers, UpstreamError
-from ridgeline.server.access import ACCESS_KEY
+from ridgeline.router.upstream import Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routes import dialect_of, find_row
@@ -45,15 +46,8 @@ MOST_BODY_BYTES: Final = 16 << 20
 """Bytes of a body of a path that this version of the table of routes has no bound for."""
 RETRY_AFTER_SECONDS: Final = 1
 BODYLESS: Final = ("GET", "HEAD", "OPTIONS")
-ELSEWHERE: Final = (429, 503)
-"""Statuses of a replica that takes nothing now, where another may."""
-OWN_LIMITS: Final = (b"rate_limit_exceeded", b"insufficient_quota")
-"""Codes of a 429 that is about the key and not about the replica."""
 GRAMMARS: Final = (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS, OLLAMA_LINES, GGML_EVENTS)
 PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
-REWRITTEN: Final = (b"x-request-id", b"request-id", b"date")
-"""Headers of a replica's answer that the router's own takes the place of."""
-MOST_ERROR_BYTES: Final = 1 << 16
 FREE_RETRIES: Final = 2
 """Replicas that may end, or be gone, under one request before another one is taken out of the budget of retries."""
 CONTINUE_SECONDS: Final = 30.0
@@ -64,40 +58,20 @@ PAUSE_SECONDS: Final = 0.1
 """Between looks for a replica that goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer of a replica."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-class Elsewhere(Exception):
-    """The replica does not take this request now, and nothing has been sent of an answer. `answer` is the replica's, if it gave one."""
-
-    def __init__(self, answer: Answer | None = None) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-class Broken(Exception):
-    """The replica has ended in the middle of its answer, of which this much has been sent."""
-
-    def __init__(self, headers: Headers, journal: Journal) -> None:
-        super().__init__()
-        self.headers = headers
-        self.journal = journal
-
-
 class Proxy:
     """The application over `replicas`."""
 
-    def __init__(self, replicas: Replicas, metrics: RouterMetrics, key: bytes | None = None) -> None:
-        """`key`: shared with the replicas; None: streams end with their replica."""
+    def __init__(
+        self, replicas: Replicas, metrics: RouterMetrics, key: bytes | None = None, sessions: Sessions = NO_SESSIONS,
+        hedge: Hedge | None = None,
+    ) -> None:  # fmt: skip
+        """`key`: shared with the replicas; None: streams end with their replica. `hedge`: None: no request gets a second replica."""
         self._replicas = replicas
         self._key = key
         self._metrics = metrics
+        self._attempts = Attempts(metrics)
+        self._sessions = sessions
+        self._hedge = hedge or Hedge(None)
         self._own: dict[str, Callable[[], Response]] = {
             "/livez": lambda: PlainTextResponse("ok\n"),
             "/readyz": self._readyz,
@@ -119,8 +93,8 @@ class Proxy:
     # ── its own routes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _readyz(self) -> Response:
-        """200 while some replica takes requests."""
-        if self._replicas.ready():
+        """200 while some replica takes requests, or they may wait for one."""
+        if self._replicas.ready() or self._replicas.room.is_open:
             return PlainTextResponse("ok\n")
         raise _nobody(self._replicas)
 
@@ -134,6 +108,7 @@ class Proxy:
                 "url": each.upstream.url, "ready": each.is_ready, "why_not": each.why_not or None, "breaker_open": each.is_shut(now),
                 "weight": each.load.weight, "canary": each.share or None, "stopped": each.is_stopped,
                 "requests": each.load.requests, "waiting_tokens": each.load.waiting_tokens, "held_tokens": each.load.held_tokens,
+                "adapters": sorted(each.load.adapters),
             }
             for each in self._replicas.all
         ]})  # fmt: skip
@@ -144,19 +119,23 @@ class Proxy:
         row = find_row(scope)
         scope[BODY_LIMIT_KEY] = row.max_body_bytes if row is not None else MOST_BODY_BYTES
         body = b"" if scope["method"] in BODYLESS else await read_body(Request(scope, receive))
-        prompt = read_prompt(scope["path"], body, current_caller().tenant.encode())
+        prompt = read_prompt(scope["path"], body, current_caller().tenant.encode(), scope["headers"], self._sessions)
         tried: set[int] = set()
         refused: Answer | None = None
         lost = 0
-        while (choice := self._replicas.choose(prompt, tried)) is not None:
+        while (choice := await self._choose(receive, prompt, tried, len(body))) is not None:
             replica, cached = choice
             tried.add(replica.number)
             try:
                 with replica.serving(prompt.tokens, cached) as turn:
-                    await unless_disconnected(receive, self._forward(scope, send, replica, body, turn))
+                    if self._hedge.takes(scope["method"], row, prompt.bound_to):
+                        work = self._hedged(scope, send, body, prompt, tried, turn)
+                    else:
+                        work = self._alone(scope, send, body, turn)
+                    await unless_disconnected(receive, work)
                 return
             except Broken as broken:
-                await unless_disconnected(receive, self._go_on(scope, send, body, prompt, broken, replica))
+                await unless_disconnected(receive, self._go_on(scope, send, body, prompt, broken))
                 return
             except Elsewhere as error:
                 refused = error.answer or refused
@@ -169,50 +148,77 @@ class Proxy:
         await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
 
-    async def _forward(self, scope: Scope, send: Send, replica: Replica, body: bytes, turn: Turn) -> None:
-        """Sends the request to the replica and its answer to the client. Raises Elsewhere while nothing has been sent, Broken where the
-        answer breaks off."""
+    async def _choose(self, receive: Receive, prompt: Prompt, tried: set[int], size: int) -> tuple[Replica, int] | None:
+        """A replica that has not been tried; the first that comes, while there is none at all and the request may wait."""
+        choice = self._replicas.choose(prompt, tried)
+        if choice is None and not self._replicas.ready() and await unless_disconnected(receive, self._replicas.room.wait(size)):
+            tried.clear()
+            choice = self._replicas.choose(prompt, tried)
+        return choice
+
+    async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn) -> None:
+        """The answer of one replica. Raises Elsewhere while nothing has been sent, Broken where it breaks off."""
         journal = Journal(self._key)
-        connection, status = await self._exchange(scope, replica, body, turn, journal.headers)
+        begun = await self._attempts.begin(scope, turn.replica, body, turn, journal.headers)
+        await self._forward(scope, send, begun, journal)
+
+    async def _hedged(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, tried: set[int], turn: Turn) -> None:
+        """The answer of one replica, or of another one where that is slow to begin. Raises what `_alone` does."""
+        journal, hedge = Journal(self._key), self._hedge
+        with ExitStack() as turns:
+
+            def begin(turn: Turn) -> asyncio.Task[Begun]:
+                return asyncio.ensure_future(self._attempts.begin_body(scope, turn.replica, body, turn, journal.headers))
+
+            def begin_second() -> asyncio.Task[Begun] | None:
+                choice = self._replicas.choose(prompt, tried) if self._replicas.may_retry() else None
+                if choice is None:
+                    return None
+                tried.add(choice[0].number)
+                self._metrics.hedges.inc()
+                return begin(turns.enter_context(choice[0].serving(prompt.tokens, choice[1])))
+
+            begun = await race(begin(turn), hedge.delay or 0.0, begin_second)
+            if begun.turn is not turn:
+                self._metrics.hedges_won.inc()
+                turn.end()
+            else:
+                turns.close()
+            await self._forward(scope, send, begun, journal)
+
+    async def _forward(self, scope: Scope, send: Send, begun: Begun, journal: Journal) -> None:
+        """Sends an answer to the client. Raises Broken where it breaks off."""
+        replica, connection = begun.replica, begun.connection
         try:
-            self._metrics.answers.labels(replica.upstream.url, f"{status // 100}xx").inc()
             headers = [each for each in connection.headers if each[0] not in REWRITTEN]
-            if status in ELSEWHERE:
-                answer = Answer(status, headers, await _whole(connection))
-                if _is_full(answer):
-                    turn.judge(is_good=status == 429)
-                    raise Elsewhere(answer)
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-                return
-            if status < 500:
+            if begun.status < 500:
                 replica.note_answer()
             else:
                 replica.note_failure()
             if not _is_stream(headers):
                 journal = Journal(None)
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._stream(scope, send, replica, connection, turn, journal)
-            turn.judge(is_good=status < 500)
+            await send({"type": "http.response.start", "status": begun.status, "headers": headers})
+            await self._stream(scope, send, begun, journal)
+            begun.turn.judge(is_good=begun.status < 500)
         except UpstreamError:
-            self._note_break(replica, turn)
-            raise Broken(connection.headers, journal) from None
+            self._note_break(begun)
+            raise Broken(begun, journal) from None
         finally:
             replica.upstream.release(connection)
 
-    def _note_break(self, replica: Replica, turn: Turn) -> None:
-        turn.judge(is_good=False)
-        replica.note_failure()
+    def _note_break(self, begun: Begun) -> None:
+        begun.turn.judge(is_good=False)
+        begun.replica.note_failure()
         self._metrics.broken.inc()
 
     # ── a stream whose replica has gone ─────────────────────────────────────────────────────────────────────────────
 
-    async def _go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken, lost: Replica) -> None:
+    async def _go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken) -> None:
         """Goes on with a stream at other replicas, one after the other. Where none can, it ends with an error.
 
         A request that ends replicas must not end all of them: two that end in a row, without an event between, are the last.
         """
-        journal, refusing, stalls = broken.journal, set[int](), 0
+        journal, lost, refusing, stalls = broken.journal, broken.replica, set[int](), 0
         until = time.monotonic() + CONTINUE_SECONDS
         while journal.can_continue and stalls < MOST_STALLS and time.monotonic() < until:
             journal.lose()
@@ -224,7 +230,7 @@ class Proxy:
             replica, cached = choice
             try:
                 with replica.serving(prompt.tokens, cached) as turn:
-                    await self._continue_at(scope, send, replica, body, turn, journal)
+                    await self._continue_at(scope, send, body, turn, journal)
                 return
             except Elsewhere as error:
                 if error.answer is not None and error.answer.status not in ELSEWHERE:
@@ -239,66 +245,41 @@ class Proxy:
         else:
             await _end_broken(scope, send, broken.headers)
 
-    async def _continue_at(self, scope: Scope, send: Send, replica: Replica, body: bytes, turn: Turn, journal: Journal) -> None:
+    async def _continue_at(self, scope: Scope, send: Send, body: bytes, turn: Turn, journal: Journal) -> None:
         """The rest of a stream from this replica. Raises Elsewhere where it does not take it, Broken where it ends too."""
-        connection, status = await self._exchange(scope, replica, journal.body(body), turn, journal.headers)
+        replica = turn.replica
+        begun = await self._attempts.begin(scope, replica, journal.body(body), turn, journal.headers)
+        connection = begun.connection
         try:
-            if status != HTTPStatus.OK or not _is_stream(connection.headers):
-                answer = Answer(status, connection.headers, await _whole(connection))
-                log.info("replica does not go on with a stream", extra=with_fields(replica=replica.upstream.url, status=status))
+            if begun.status != HTTPStatus.OK or not _is_stream(connection.headers):
+                answer = Answer(begun.status, connection.headers, begun.first or await whole(connection))
+                log.info("replica does not go on with a stream", extra=with_fields(replica=replica.upstream.url, status=begun.status))
                 raise Elsewhere(answer)
             replica.note_answer()
             self._metrics.continued.labels(replica.upstream.url).inc()
-            await self._stream(scope, send, replica, connection, turn, journal)
+            await self._stream(scope, send, begun, journal)
             turn.judge(is_good=True)
         except UpstreamError:
-            self._note_break(replica, turn)
-            raise Broken(connection.headers, journal) from None
+            self._note_break(begun)
+            raise Broken(begun, journal) from None
         finally:
             replica.upstream.release(connection)
 
-    # ── one exchange ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _exchange(self, scope: Scope, replica: Replica, body: bytes, turn: Turn, more: Headers) -> tuple[Connection, int]:
-        """The connection with the beginning of the answer, and its status. A kept connection that the replica has just closed says nothing
-        about the replica: a fresh one is tried."""
-        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        own = [(b"x-request-id", scope[ACCESS_KEY].request_id), *more]
-        request = replica.upstream.request(scope["method"], target, scope["headers"], body, own)
-        is_fresh = False
-        while True:
-            connection: Connection | None = None
-            try:
-                connection = await replica.upstream.connect(is_fresh)
-                return connection, await connection.send(request, scope["method"] == "HEAD")
-            except UpstreamError:
-                if connection is not None:
-                    replica.upstream.release(connection)
-                    if connection.was_used and not is_fresh:
-                        is_fresh = True
-                        continue
-                turn.judge(is_good=False)
-                replica.note_silence()
-                raise Elsewhere from None
-            except BaseException:  # the client has gone
-                if connection is not None:
-                    connection.close()
-                    replica.upstream.release(connection)
-                raise
-
-    async def _stream(
-        self, scope: Scope, send: Send, replica: Replica, connection: Connection, turn: Turn, journal: Journal
-    ) -> None:  # fmt: skip
+    async def _stream(self, scope: Scope, send: Send, begun: Begun, journal: Journal) -> None:
         """Passes a body on. Raises UpstreamError where it breaks off."""
-        is_first = True
-        while data := await connection.read():
+        replica, connection, is_first = begun.replica, begun.connection, True
+        data = begun.first or await connection.read()
+        while data:
             if is_first:
                 is_first = False
-                self._metrics.first_byte.labels(replica.upstream.url).observe(turn.first_byte())
+                seconds = begun.turn.first_byte()
+                self._metrics.first_byte(replica.upstream.url).observe(seconds)
+                self._hedge.note(seconds)
                 if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
                     self._replicas.bind(found[1], replica)
             if passed := journal.take(data):
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
+            data = await connection.read()
         await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
 
 
@@ -316,19 +297,6 @@ async def _end_broken(scope: Scope, send: Send, headers: Headers) -> None:
         end = grammar.error_start + failure.body(grammar.dialect) + grammar.stop + grammar.end
         await send({"type": "http.response.body", "body": end, "more_body": False})
     raise failure
-
-
-async def _whole(connection: Connection) -> bytes:
-    """The body of an error."""
-    body = b""
-    while len(body) < MOST_ERROR_BYTES and (part := await connection.read()):
-        body += part
-    return body
-
-
-def _is_full(answer: Answer) -> bool:
-    """True if another replica may take what this one does not: its quota is one key's, wherever it asks."""
-    return answer.status == 503 or not any(code in answer.body for code in OWN_LIMITS)
 
 
 def _nobody(replicas: Replicas) -> ApiError:

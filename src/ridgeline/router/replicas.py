@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from math import inf, sqrt
 from statistics import median
@@ -19,12 +19,16 @@ from typing import Final
 from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser
+from ridgeline.router.holding import HoldingRoom
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.upstream import Upstream, UpstreamError
+from ridgeline.server.routers import ADAPTERS_HEADER, KEY_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
 
 log = logging.getLogger("ridgeline.router")
 
 CHECK_SECONDS: Final = 1.0
+WANTED_CHECK_SECONDS: Final = 0.1
+"""The same while requests wait for a replica."""
 CHECK_TIMEOUT_SECONDS: Final = 5.0
 FAILURES: Final = 5
 """Failures in a row that open the breaker, as in Envoy."""
@@ -52,12 +56,16 @@ MISSED_CHECKS: Final = 3
 class Replica:
     """One server behind the router. `share`: the part of all requests that it gets as a canary; 0: it is none."""
 
-    def __init__(self, number: int, url: str, weight: float, share: float = 0.0) -> None:
+    def __init__(self, number: int, url: str, weight: float, share: float = 0.0, key: bytes | None = None) -> None:
+        """`key`: the router's, as 32 bytes, for which the server tells what only routers may know."""
         self.upstream = Upstream(url)
+        self._key = [] if key is None else [(KEY_HEADER, key.hex().encode())]
         self.load = ReplicaLoad(number, weight=weight)
         self.share = share
         self.is_ready = False
         self.why_not = "not asked yet"
+        self.shares_responses = False
+        """Others find the answers that it has stored."""
         self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
         """Of the last requests: whether there was an answer, and the seconds to its first byte."""
         self.is_stopped = False
@@ -76,14 +84,9 @@ class Replica:
         """True while the breaker is open."""
         return now < self._shut_until
 
-    @contextmanager
-    def serving(self, tokens: int, cached: int) -> Iterator["Turn"]:
+    def serving(self, tokens: int, cached: int) -> "Turn":
         """Counts a request of so many prompt tokens while it lasts; `cached` of them need no prefill."""
-        turn = Turn(self, tokens, cached)
-        try:
-            yield turn
-        finally:
-            turn.end()
+        return Turn(self, tokens, cached)
 
     def note_failure(self) -> None:
         """It did not answer as it should."""
@@ -125,10 +128,18 @@ class Replica:
             log.info(text, extra=with_fields(replica=self.upstream.url, reason=self.why_not or None))
         return self.is_ready and missed >= MISSED_CHECKS
 
+    def _hear(self, told: dict[bytes, bytes]) -> None:
+        """Notes what a server that is ready says of itself."""
+        self.shares_responses = told.get(SHARED_HEADER.encode()) == b"responses"
+        adapters = told.get(ADAPTERS_HEADER.encode(), b"").decode("latin-1")
+        self.load.adapters = frozenset(adapters.split(",")[:MOST_ADAPTERS_TOLD]) if adapters else frozenset()
+
     async def _ask_ready(self) -> tuple[int, str]:
         connection = await self.upstream.connect()
         try:
-            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"")), b""
+            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"", self._key)), b""
+            if status == 200:
+                self._hear(dict(connection.headers))
             while part := await connection.read():
                 body = (body + part)[:200]
         finally:
@@ -137,14 +148,15 @@ class Replica:
 
 
 class Turn:
-    """A request that a replica has: its part of the load."""
+    """A request that a replica has: its part of the load, from the making of this to the end of its context."""
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self._load = replica.load
-        self._replica = replica
+        self.replica = replica
         self._began = time.monotonic()
         self._waiting, self._held = max(0, tokens - cached), tokens + OUTPUT_TOKENS
         self._seconds = inf
+        self._is_over = False
         self._load.requests += 1
         self._load.waiting_tokens += self._waiting
         self._load.held_tokens += self._held
@@ -158,10 +170,19 @@ class Turn:
 
     def judge(self, is_good: bool) -> None:
         """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
-        self._replica.answers.append((is_good, self._seconds))
+        self.replica.answers.append((is_good, self._seconds))
+
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     def end(self) -> None:
-        """The request is over."""
+        """The request is over, or another replica has it."""
+        if self._is_over:
+            return
+        self._is_over = True
         self._load.requests -= 1
         self._load.waiting_tokens -= self._waiting
         self._load.held_tokens -= self._held
@@ -170,11 +191,16 @@ class Turn:
 class Replicas:
     """All of them, and what the router has learned of their caches."""
 
-    def __init__(self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None, hold_seconds: float = 0.0
+    ) -> None:  # fmt: skip
         self.all = replicas
+        self.room = HoldingRoom(hold_seconds)
+        """Where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
+        self._has_canaries = any(each.share for each in replicas)
 
     @property
     def open_requests(self) -> int:
@@ -191,14 +217,18 @@ class Replicas:
         """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
         if (bound := self._responses.get(prompt.bound_to)) is not None:
             replica = self.all[bound]
-            return (replica, 0) if replica.is_ready and bound not in tried else None
+            if replica.is_ready and bound not in tried:
+                return replica, 0
+            if not replica.shares_responses:
+                return None
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
             return None
-        chance = self.chooser.draw()
-        shares = accumulate(each.share for each in ready)
-        canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
-        ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
+        if self._has_canaries:
+            chance = self.chooser.draw()
+            shares = accumulate(each.share for each in ready)
+            canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
+            ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
         number, cached = self.chooser.choose([each.load for each in ready], prompt)
         return self.all[number], cached
@@ -226,9 +256,11 @@ class Replicas:
         while True:
             if await replica.check():
                 self.chooser.forget(replica.number)
+            if self.room.count and self.ready():
+                self.room.release()
             if replica.share and not replica.is_stopped and len(replica.answers) == WATCHED:
                 self._judge(replica)
-            await asyncio.sleep(CHECK_SECONDS)
+            await self.room.pause(CHECK_SECONDS, WANTED_CHECK_SECONDS)
 
     def _judge(self, canary: Replica) -> None:
         """Stops a canary whose last answers were worse than the others', beyond chance."""
@@ -250,6 +282,10 @@ class Replicas:
         for each in self.all:
             with suppress(OSError):
                 each.upstream.close()
+
+    def turn_away(self) -> None:
+        """Ends the wait of requests that no replica has."""
+        self.room.release(is_served=False)
 
 
 def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:

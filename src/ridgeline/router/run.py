@@ -15,7 +15,9 @@ from ridgeline.config.secret import read_router_key
 from ridgeline.core.routing import ROUTING
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.observe.logs import with_fields
+from ridgeline.router.attempts import Hedge
 from ridgeline.router.metrics import RouterMetrics
+from ridgeline.router.prompts import Sessions
 from ridgeline.router.proxy import Proxy
 from ridgeline.router.replicas import Replica, Replicas
 from ridgeline.server.access import AccessLog
@@ -41,21 +43,30 @@ class RouterConfig:
     """`server` has the settings of the listening side: host, port, keys, certificate, limits.
 
     replicas, canaries  URL, or URL=WEIGHT; the weight of a canary is its share of all requests
+    session_affinity    where requests say which session they belong to, see `prompts.Sessions`
+    hold_seconds        for which a request waits while there is no replica
+    hedge_percentile    of first bytes, behind which a request gets a second replica; None: never
     """
 
     server: ServerConfig
     replicas: Sequence[str]
     canaries: Sequence[str] = ()
     routing: str = "cache-aware"
+    session_affinity: Sequence[str] = ()
+    hedge_percentile: float | None = None
+    hold_seconds: float = 0.0
     shutdown_seconds: float = 30.0
 
 
-def parse_replicas(config: RouterConfig) -> list[Replica]:
-    """The replicas that were named. Raises ConfigError for a name that is no address, twice the same, or a weight out of range."""
-    found = [Replica(number, *_parse("--replica", text, MAX_WEIGHT)) for number, text in enumerate(config.replicas)]
+def parse_replicas(config: RouterConfig, key: bytes | None = None) -> list[Replica]:
+    """The replicas that were named, which share `key` with the router.
+
+    Raises ConfigError for a name that is no address, twice the same, or a weight out of range.
+    """
+    found = [Replica(number, *_parse("--replica", text, MAX_WEIGHT), key=key) for number, text in enumerate(config.replicas)]
     for text in config.canaries:
         url, share = _parse("--canary", text if "=" in text else f"{text}={USUAL_SHARE}", MAX_SHARE)
-        found.append(Replica(len(found), url, 1.0, share))
+        found.append(Replica(len(found), url, 1.0, share, key))
     urls = [each.upstream.url for each in found]
     if not config.replicas or len(found) > MAX_REPLICAS:
         raise ConfigError(f"there are {len(config.replicas)} replicas; name 1 to {MAX_REPLICAS}, each with --replica http://host:port")
@@ -80,22 +91,28 @@ def _parse(flag: str, text: str, most: float) -> tuple[str, float]:
     return url.rstrip("/"), share
 
 
-def check_config(config: RouterConfig) -> list[Replica]:
+def check_config(config: RouterConfig, key: bytes | None = None) -> list[Replica]:
     """The replicas of a router that could run. Raises ConfigError."""
     if config.routing not in ROUTING:
         fix = {"--routing": nearest(config.routing, ROUTING)}
         raise ConfigError(f"--routing {config.routing!r:.40} is not known; known: {', '.join(ROUTING)}", fix=fix)
     check_exposure(config.server)
-    return parse_replicas(config)
+    Sessions.parse(config.session_affinity)
+    Hedge(config.hedge_percentile)
+    return parse_replicas(config, key)
 
 
 def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
-    """Routes until SIGINT or SIGTERM. `on_ready` gets the URL when a replica takes requests. Raises ConfigError where it cannot start."""
-    replicas = Replicas(check_config(config), ROUTING[config.routing])
+    """Routes until SIGINT or SIGTERM. `on_ready` gets the URL when a replica takes requests, or may be waited for.
+
+    Raises ConfigError where it cannot start.
+    """
+    key = read_router_key(config.server.router_key_file)
+    replicas = Replicas(check_config(config, key), ROUTING[config.routing], hold_seconds=config.hold_seconds)
     settings, metrics = config.server, RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
-    proxy = Proxy(replicas, metrics, read_router_key(settings.router_key_file))
+    proxy = Proxy(replicas, metrics, key, Sessions.parse(config.session_affinity), Hedge(config.hedge_percentile))
     app = AccessLog(ErrorHandler(AccessGuard(proxy, settings.host, keys, origins)), lambda *_: None)
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
@@ -118,6 +135,7 @@ async def _serve(replicas: Replicas, server: HttpServer, listener: socket.socket
         log.info("shutdown began", extra=with_fields(open_requests=replicas.open_requests, timeout_seconds=seconds))
         for each in server.servers:
             each.close()
+        replicas.turn_away()
         while replicas.open_requests and time.monotonic() - began < seconds:
             await asyncio.sleep(0.05)
         log.info("shutdown ended", extra=with_fields(aborted_requests=replicas.open_requests))
@@ -130,6 +148,6 @@ async def _serve(replicas: Replicas, server: HttpServer, listener: socket.socket
 
 
 async def _announce(replicas: Replicas, on_ready: Callable[[], None]) -> None:
-    while not replicas.ready():
+    while not replicas.ready() and not replicas.room.is_open:
         await asyncio.sleep(0.02)
     on_ready()

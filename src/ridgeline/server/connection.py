@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.errors import ApiError, Dialect
 from ridgeline.server.routes import dialect_of
-from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BufferedTransport
+from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BufferedTransport, Writes
 
 log = logging.getLogger("ridgeline.access")
 
@@ -50,9 +50,11 @@ class ConnectionTable(Protocol):
     """All connections; knows whose turn it is to send on each.
 
     send_timeout  seconds for which a client that does not read may leave the buffers full; what it takes meanwhile gives it as much again
+    writes        of all connections
     """
 
     send_timeout: float
+    writes: Writes
 
     def await_client(self, connection: "HttpConnection", seconds: float) -> None:
         """Calls `time_out` unless `await_server` or `remove` is called within that time."""
@@ -92,7 +94,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Every write of the connection goes through `BufferedTransport`."""
-        super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self.loop)))
+        super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self._table.writes)))
         self._table.await_client(self, HEAD_TIMEOUT_SECONDS)
         if self._is_dropped:
             self.transport.abort()

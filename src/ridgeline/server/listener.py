@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.connection import HEAD_TIMEOUT_SECONDS, HttpConnection
-from ridgeline.server.transport import address_of
+from ridgeline.server.transport import Writes, address_of
 
 log = logging.getLogger("ridgeline.server")
 
@@ -84,6 +84,7 @@ class Connections:
 
     def __init__(self, limit: int, limit_per_address: int, send_timeout: float) -> None:
         self.send_timeout = send_timeout
+        self.writes = Writes()
         self._limit = limit
         self._limit_per_address = min(limit, limit_per_address)
         self._all: set[HttpConnection] = set()

@@ -1,4 +1,4 @@
-"""Answers that clients ask for again by their ids: in memory, or in files that survive a restart.
+"""Answers that clients ask for again by their ids: in memory, in files that survive a restart, or in a server that several share.
 
 Owns their bounds (bytes and age, for each key by itself), and that an answer is found under the key alone that it was stored under. An id
 has 128 random bits. Records are bytes of the caller's; a file that is not as it was written is its business, and a miss.
@@ -12,16 +12,17 @@ import secrets
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from ridgeline.config.env import responses_directory
 from ridgeline.config.file import OTHERS
 from ridgeline.config.groups import ServerConfig
+from ridgeline.config.redis import read_password
 from ridgeline.errors import ConfigError
 
 log = logging.getLogger("ridgeline.server")
@@ -50,14 +51,30 @@ class ResponseStore(Protocol):
         """Deletes a record; False where the owner has none of this id."""
 
 
+@runtime_checkable
+class SharedStore(ResponseStore, Protocol):
+    """A store in which a server finds what others still compute."""
+
+    async def lease(self, response_ids: Sequence[str]) -> None:
+        """Notes that these answers are still computed, for `LEASE_SECONDS`."""
+
+    async def is_leased(self, response_id: str) -> bool:
+        """True while some server computes the answer."""
+
+
 def open_store(config: ServerConfig) -> ResponseStore | None:
-    """The store of a server; None: it has none. Raises ConfigError for a folder that cannot be used, or that others may read."""
+    """The store of a server; None: it has none. Raises ConfigError for a folder that cannot be used, or that others may read, and for an
+    address that is not taken."""
     bounds = Bounds(config.response_store_bytes, config.response_store_ttl)
     if config.response_store == "memory":
         return MemoryStore(bounds)
     if config.response_store == "file":
         return FileStore(Path(config.response_store_dir or responses_directory()), bounds)
-    return None
+    if config.response_store == "none":
+        return None
+    from ridgeline.server.redis_store import PASSWORD_FLAG, RedisStore
+
+    return RedisStore(config.response_store, read_password(config.response_store_password_file, PASSWORD_FLAG), bounds)
 
 
 class Bounds:

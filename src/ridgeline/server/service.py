@@ -28,6 +28,7 @@ from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.observe.alone import Counterfactuals
 from ridgeline.observe.cost import Spending
 from ridgeline.observe.ends import repeats
+from ridgeline.observe.intake import Intake
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.live import Live
@@ -84,6 +85,7 @@ class Service:
         self.live = Live(
             self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), _meter(engine_config.runner))
         )
+        self._intake = Intake(self.ledger, self.metrics, self.live)
         self.waiting_room = WaitingRoom(config.max_waiting)
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployments = Deployments(engine_config, config, self._apply_events, on_progress, seats)
@@ -131,6 +133,7 @@ class Service:
         """New requests go to `new`, which has started; None: to one that a later `start` loads. Returns the one before."""
         old = self.deployments.put_away() if new is None else self.deployments.switch(new)
         self._engine_starts = 0 if new is None or new.client is None else new.client.starts
+        self._intake.catch_up()
         self.metrics.engine_replaced()
         self.live.engine_lost()
         if new is not None:
@@ -150,11 +153,10 @@ class Service:
                     self.live.apply(other)
             return
         self._detect_restart()
-        self.ledger.apply(events)
+        if not self._intake.add(time.monotonic(), events):
+            return
         ended = 0
         for event in events:
-            self.metrics.apply(event)
-            self.live.apply(event)
             if type(event) is Closed:
                 ended += 1
             elif type(event) is StepLate:
@@ -176,8 +178,8 @@ class Service:
         self.metrics.brown_out = 0
 
     def _update_brown_out(self) -> None:
-        """Called with every frame and every request, so that the level is that of now whenever it matters. An engine that has started again
-        is told when its answers are checked: its own settings have been sent by then."""
+        """Called with what the engine tells of requests, and with every request, so that the level is that of now whenever it matters.
+        An engine that has started again is told when its answers are checked: its own settings have been sent by then."""
         current = self.deployments.current
         client = current.client
         if self.brown_out is not None and client is not None and current.is_checked:
@@ -190,6 +192,7 @@ class Service:
         """Tells the metrics of an engine that has ended."""
         client = self.deployments.current.client
         if client is not None and (client.starts != self._engine_starts or not client.is_ready):
+            self._intake.catch_up()
             self.metrics.engine_starts += client.starts - self._engine_starts
             self._engine_starts = client.starts
             self.metrics.engine_lost()
@@ -235,6 +238,7 @@ class Service:
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
+        self._intake.catch_up()
         self._update_brown_out()
         self.live.spending.sample(time.monotonic())
         return self.metrics

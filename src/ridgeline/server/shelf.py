@@ -10,11 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from ridgeline.server.errors import ApiError
-from ridgeline.server.response_store import ResponseStore
+from ridgeline.server.response_store import ResponseStore, SharedStore
 from ridgeline.server.responses_input import answer_of
 from ridgeline.server.responses_shapes import Item, ResponseObject
 from ridgeline.server.tapes import Tapes
 
+RENEWAL_SECONDS: Final = 10.0
+"""Between the renewals of leases, a third of the time for which they hold."""
 MAX_ANSWERS: Final = 16
 """Answers that are looked at for the references of one request."""
 
@@ -40,6 +42,8 @@ class Shelf:
 
     def __init__(self, store: ResponseStore | None) -> None:
         self._store = store
+        self._shared = store if isinstance(store, SharedStore) else None
+        self._renewing: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.tapes = Tapes()
         """Events of answers in the background, which are asked for only by who has the answer."""
@@ -49,8 +53,15 @@ class Shelf:
         """True if answers can be stored."""
         return self._store is not None
 
+    @property
+    def is_shared(self) -> bool:
+        """True if other servers find what is stored here."""
+        return self._shared is not None
+
     async def put(self, owner: bytes, response: ResponseObject, items: Sequence[Item]) -> None:
         """Stores an answer with the conversation before it."""
+        if self._shared is not None and response.status == "in_progress":
+            await self._shared.lease([response.id])
         if self._store is not None:
             record = Record(msgspec.Raw(msgspec.json.encode(response)), list(items))
             await self._store.put(owner, response.id, msgspec.json.encode(record))
@@ -115,6 +126,8 @@ class Shelf:
     def work(self, response_id: str, work: Coroutine[Any, Any, None], close: Callable[[], None]) -> None:
         """Computes an answer in the background. `close` is called at its end."""
         task = self._tasks[response_id] = asyncio.ensure_future(work)
+        if self._shared is not None and self._renewing is None:
+            self._renewing = asyncio.ensure_future(self._renew(self._shared))
 
         def ended(task: "asyncio.Task[None]") -> None:
             del self._tasks[response_id]
@@ -122,6 +135,13 @@ class Shelf:
             close()
 
         task.add_done_callback(ended)
+
+    async def _renew(self, shared: SharedStore) -> None:
+        """Tells other servers of the answers in the background, as long as there are some."""
+        while self._tasks:
+            await asyncio.sleep(RENEWAL_SECONDS)
+            await shared.lease(list(self._tasks))
+        self._renewing = None
 
     async def _stop(self, response_id: str) -> None:
         task = self._tasks.get(response_id)
@@ -147,9 +167,12 @@ class Shelf:
             return None
         if said.id != response_id:
             return None
-        if said.status == "in_progress" and response_id not in self._tasks:
+        if said.status == "in_progress" and response_id not in self._tasks and not await self._is_computed_elsewhere(response_id):
             return _interrupted(record, said)
         return record, said
+
+    async def _is_computed_elsewhere(self, response_id: str) -> bool:
+        return self._shared is not None and await self._shared.is_leased(response_id)
 
 
 def _interrupted(record: Record, said: _Said) -> tuple[Record, _Said]:

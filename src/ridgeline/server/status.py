@@ -18,6 +18,7 @@ from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.live import Judge
+from ridgeline.server.routers import ADAPTERS_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
@@ -44,6 +45,11 @@ def tenant_labels(service: Service) -> Collection[str]:
     return {tenants.label(caller.tenant)} - {OTHER_TENANTS} if caller.owner else ()
 
 
+def loaded_adapters(service: Service) -> list[str]:
+    """Names of the adapters that there are, those of the last loads if there are many."""
+    return [each.adapter.name for each in service.deployments.mine.adapters.known][-MOST_ADAPTERS_TOLD:]
+
+
 def routes(service: Service, judge: Judge) -> list[BaseRoute]:
     """The routes of this family."""
 
@@ -54,10 +60,16 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         """200 from the end of the start on, whatever the engine does later. Until then the error of the catalogue, and how far it is."""
         return startup_response(service.deployment.startup.snapshot(), has_started=service.deployment.has_started)
 
+    told = {SHARED_HEADER: "responses"} if service.shelf.is_shared else {}
+
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
-            return json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
+            answer = json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
+            answer.headers.update(told)
+            if current_caller().relay is not None:
+                answer.headers[ADAPTERS_HEADER] = ",".join(loaded_adapters(service))
+            return answer
         seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(service.deployment.seconds_to_restart())))
         reason = f"not ready: {service.deployment.not_ready_reason()}"
         raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(seconds)})

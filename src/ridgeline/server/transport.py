@@ -213,12 +213,30 @@ class EventStream(Response):
 # ── the socket ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Writes:
+    """Transports with bytes to write when the tasks that are ready to run have run: one callback of the event loop for all of them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[BufferedTransport] = []
+
+    def add(self, transport: "BufferedTransport") -> None:
+        """Has it flushed."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(transport)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.flush()
+
+
 class BufferedTransport:
     """A transport around another. It writes at the end of the event loop's iteration; all else is the other's."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, writes: Writes) -> None:
         self._transport = transport
-        self._loop = loop
+        self._writes = writes
         self._parts: list[bytes] = []
         self._bytes = 0
 
@@ -228,18 +246,19 @@ class BufferedTransport:
     def write(self, data: bytes) -> None:
         """Buffers bytes until the tasks that are ready to run have run."""
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._writes.add(self)
         self._parts.append(data)
         self._bytes += len(data)
         if self._bytes >= FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """Closes behind what has been written."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes what waits."""
         parts, self._parts, self._bytes = self._parts, [], 0
         if parts and not self._transport.is_closing():
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))

@@ -2,21 +2,19 @@
 
 from typing import Final
 
-from ridgeline.config.file import check_private, read_bounded
 from ridgeline.config.groups import EngineConfig
+from ridgeline.config.redis import read_password
 from ridgeline.config.resolve import Decision
 from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.tiers.file import FileTier
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
-from ridgeline.engine.tiers.redis import RedisTier
+from ridgeline.engine.tiers.redis import PASSWORD_FLAG, RedisTier
 from ridgeline.engine.tiers.seal import Seal
 from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
 
-PASSWORD_FLAG: Final = "--kv-cache-redis-password-file"
-MAX_PASSWORD_BYTES: Final = 4_096
 STAGED_SHARE: Final = 0.25
 """Of the KV cache's bytes, that blocks may take on their way into it."""
 LEAST_STAGED_BYTES: Final = 64 << 20
@@ -54,10 +52,7 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
 def _open_redis(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:
     """Adds the tier of a server, which is asked for nothing yet."""
     assert config.kv_cache_redis is not None
-    password, path = None, config.kv_cache_redis_password_file
-    if path is not None:
-        check_private(path, PASSWORD_FLAG)
-        password = read_bounded(path, PASSWORD_FLAG, MAX_PASSWORD_BYTES).strip()
+    password = read_password(config.kv_cache_redis_password_file, PASSWORD_FLAG)
     tiers.append(RedisTier(config.kv_cache_redis, password, seal.value_bytes))
     return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
 
