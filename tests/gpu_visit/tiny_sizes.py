@@ -10,6 +10,7 @@ TINY_SETTINGS: dict[str, dict[str, Any]] = {
     "ceilings": {},
     "decode": _DECODE,
     "invariant": _DECODE,
+    "adapters": {"batches": [2], "context": 4, "steps": 2, "adapters": 2, "rank": 4},
     "prefill": {"prompts": [4], "repeats": 1},
     "kernels": {"tokens": [1], "contexts": [[1, 4]], "prompts": [4]},
     "serving": {"prompt_tokens": 2, "output_tokens": 4, "phases": [[1, 0.0]], "budget": 8, "memory_bytes": 1 << 20},

@@ -12,7 +12,7 @@ from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.observe.ends import AnswerEnds
-from ridgeline.server.answer import Idle, Part, UsageCounter
+from ridgeline.server.answer import Idle, Part, UsageCounter, collect
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import Generation
 from ridgeline.text.stream import TextDelta
@@ -76,6 +76,56 @@ def test_every_choice_has_the_scores_that_the_first_one_made() -> None:
         for choice in (0, 1):
             kinds = [type(part) for part in parts if not isinstance(part, Idle) and part.index == choice]
             assert kinds == [ChoiceStart, ChoiceDelta, ChoiceEnd]
+
+
+def test_an_answer_that_is_wanted_whole_wakes_its_reader_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first output of each choice and at the end; what is read is the same."""
+    items: list[Output | Closed | float] = []
+    for token in range(65, 90):
+        items += [Output("r", 0, (token,)), Output("r", 1, (token, token + 1)), 0.0]
+    items += [Output("r", 1, (65,), end=Finish.LENGTH), closed(1), 0.0, closed(0, Finish.ABORT)]
+    waits = 0
+
+    async def counted_wait(self: Wakeup, seconds: float | None = None) -> bool:
+        nonlocal waits
+        waits += 1
+        return await Wakeup_wait(self, seconds)
+
+    Wakeup_wait = Wakeup.wait
+    monkeypatch.setattr(Wakeup, "wait", counted_wait)
+
+    async def read(whole: bool, **more: Any) -> dict[int, str]:
+        request = Admitted("r", (1, 2, 3), 50, 0, 2, **more)
+        generation = Generation(Engine(*items), ByteTokenizer(), [request], SamplingParams(max_tokens=50))  # type: ignore[arg-type]
+        texts = {0: "", 1: ""}
+        async for part in generation.parts(whole=whole):
+            if isinstance(part, ChoiceDelta):
+                texts[part.index] += part.delta.text
+        return texts
+
+    as_they_come = asyncio.run(read(False))
+    one_by_one, waits = waits, 0
+    whole = asyncio.run(read(True))
+    assert whole == as_they_come and len(whole[0]) == 25 and len(whole[1]) == 51
+    assert waits == 3 and one_by_one == 27
+    waits = 0
+    assert asyncio.run(read(True, two_phase=True)) == whole and waits == 27, "who looks for stop strings reads all as it comes"
+
+
+def test_what_has_come_of_a_whole_answer_counts_though_nobody_waits_for_it() -> None:
+    async def run() -> int:
+        engine = Engine(*[Output("r", 0, (token,)) for token in range(65, 75)])
+        request = Admitted("r", (1, 2, 3), 50, 0)
+        generation = Generation(engine, ByteTokenizer(), [request], SamplingParams(max_tokens=50))  # type: ignore[arg-type]
+        reading = asyncio.create_task(collect(generation, 1))
+        await asyncio.gather(*engine.answering)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        return generation.usage.completion_tokens
+
+    assert asyncio.run(run()) == 10
 
 
 def test_idle_times_are_reported() -> None:

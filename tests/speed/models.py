@@ -1,7 +1,10 @@
-"""Two models in one server: what sharing costs them, and what unloads leave. `python tests/speed/models.py share|unload`, by hand, 2 min.
+"""Two models in one server: what sharing costs them, and what unloads leave. `python tests/speed/models.py share|unload`, by hand.
 
-share   tokens per second of both busy, over the mean of each busy alone: at rest 0.9 or more is asked
-unload  one model is unloaded and loaded again under load of both: failed requests (0), memory behind it over memory before (within 2 %)
+share   4 clients of each model. In turn: the first model alone, the second alone, both at once. What is divided: the tokens per second of
+        both together, by the mean of those of each alone. 1: two share the machine's time without loss; at rest 0.9 or more is asked.
+        Beside it the processor time of a token, of all processes, which other work on the machine disturbs less. 3 min
+unload  one model is unloaded and loaded again under load of both. What is compared, at rest, both loaded, both KV caches written whole:
+        anonymous memory of the front end, of the engines, of all, behind the loads over before; and failed requests (0). 10 min
 """
 
 import argparse
@@ -13,13 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 NAMES = ("first", "second")
 TOKENS = 128
+KV_BYTES = 48 << 20
+"""Of each model's KV cache: small, so that it is soon written whole."""
+PROMPT_TOKENS, TOKEN_BYTES = 1_900, 18 << 10
+"""Of a prompt that writes it, and of a token in it, at least as many as the demo's."""
+WARM_ROUNDS, SHORT = 3, 24
+"""Loads before memory is compared, and tokens of the answers meanwhile."""
 
 
 @contextmanager
@@ -48,12 +57,14 @@ def ask(url: str, path: str, body: dict[str, object], key: str | None = None) ->
         return int(json.load(answer).get("usage", {}).get("completion_tokens", 0))
 
 
-def load(url: str, names: tuple[str, ...], until: threading.Event, key: str | None = None) -> dict[str, list[int]]:
-    """Streams of four clients per model until the event: (tokens, failures) by model, filled as they come."""
+def load(
+    url: str, names: tuple[str, ...], until: threading.Event, key: str | None = None, clients: int = 4, length: int = TOKENS
+) -> dict[str, list[int]]:
+    """Answers of so many tokens to clients of each model until the event: (tokens, failures) by model, filled as they come."""
     found = {name: [0, 0] for name in names}
 
     def client(name: str) -> None:
-        body = {"model": name, "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
+        body = {"model": name, "prompt": "Once upon a time", "max_tokens": length, "ignore_eos": True}
         while not until.is_set():
             try:
                 tokens = ask(url, "/v1/completions", body, key)
@@ -63,26 +74,33 @@ def load(url: str, names: tuple[str, ...], until: threading.Event, key: str | No
                 found[name][1] += 1
 
     for name in names:
-        for _ in range(4):
+        for _ in range(clients):
             threading.Thread(target=client, args=(name,), daemon=True).start()
     return found
 
 
-def tokens_per_second(url: str, names: tuple[str, ...], seconds: float) -> dict[str, float]:
-    """Of each model, by its counter: from a second behind the begin of the load on."""
+def tokens_per_second(url: str, pid: int, names: tuple[str, ...], seconds: float) -> tuple[float, float]:
+    """(tokens per second of all these models, by their counters; milliseconds of processors for each), from a second behind the begin of
+    the load on."""
     until = threading.Event()
     load(url, names, until)
     time.sleep(1)
-    before, began = generated(url), time.monotonic()
+    before, used, began = sum(generated(url).values()), processor_seconds(pid), time.monotonic()
     time.sleep(seconds)
-    behind, passed = generated(url), time.monotonic() - began
+    behind, used_behind, passed = sum(generated(url).values()), processor_seconds(pid), time.monotonic() - began
     until.set()
     time.sleep(1)
     seen = behind
-    while (now := generated(url)) != seen:  # open answers end before the next load
+    while (now := sum(generated(url).values())) != seen:  # open answers end before the next load
         seen = now
         time.sleep(1)
-    return {name: (behind[name] - before[name]) / passed for name in names}
+    return (behind - before) / passed, 1e3 * (used_behind - used) / max(1.0, behind - before)
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and those below it."""
+    own = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(own[11]) + int(own[12])) / os.sysconf("SC_CLK_TCK") + sum(map(processor_seconds, children(pid)))
 
 
 def generated(url: str) -> dict[str, float]:
@@ -94,49 +112,87 @@ def generated(url: str) -> dict[str, float]:
 
 def share(model: str, rounds: int, seconds: float) -> None:
     """Alone, both, alone, both …"""
-    ratios = []
-    with serving(model) as (url, _):
+    ratios, costs = list[float](), list[float]()
+    with serving(model) as (url, pid):
         for _ in range(rounds):
-            alone = [tokens_per_second(url, (name,), seconds)[name] for name in NAMES]
-            both = tokens_per_second(url, NAMES, seconds)
-            ratios.append(sum(both.values()) / (sum(alone) / len(alone)))
-            print(f"alone {alone[0]:.1f} and {alone[1]:.1f}, both {both} tokens/s: {ratios[-1]:.3f}", flush=True)
-    print(f"median {sorted(ratios)[len(ratios) // 2]:.3f}")
+            alone = [tokens_per_second(url, pid, (name,), seconds) for name in NAMES]
+            both, cost = tokens_per_second(url, pid, NAMES, seconds)
+            speed, alone_cost = (sum(each) / len(NAMES) for each in zip(*alone, strict=True))
+            ratios.append(both / speed)
+            costs.append(cost / alone_cost)
+            print(
+                f"alone {alone[0][0]:.1f} and {alone[1][0]:.1f} tokens/s, {alone_cost:.1f} ms of processors a token; "
+                f"both together {both:.1f}, {cost:.1f} ms: {ratios[-1]:.3f}, processors {costs[-1]:.3f}", flush=True,
+            )  # fmt: skip
+    print(f"median: tokens/s {sorted(ratios)[len(ratios) // 2]:.3f} of one alone, processor time {sorted(costs)[len(costs) // 2]:.3f}")
 
 
-def memory(pid: int) -> int:
-    """Anonymous bytes of a process and its children."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    own = int(re.search(r"RssAnon:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(memory(int(child)) for child in children)
+def anonymous(pid: int) -> int:
+    """Anonymous bytes of a process."""
+    return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) * 1024  # type: ignore[index]
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Anonymous bytes of a server's front end, and of all processes below it."""
+    below, found = children(pid), 0
+    while below:
+        child = below.pop()
+        with suppress(OSError, TypeError):  # it has ended meanwhile
+            found += anonymous(child)
+            below += children(child)
+    return anonymous(pid), found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that run."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def touch(url: str, key: str) -> None:
+    """Writes every block of both models' KV caches, so that what they take later is no growth."""
+    for name in NAMES:
+        for number in range(2 * KV_BYTES // (PROMPT_TOKENS * TOKEN_BYTES)):
+            ask(url, "/v1/completions", {"model": name, "prompt": [300 + number] * PROMPT_TOKENS, "max_tokens": 1}, key)
+
+
+def settled(pid: int) -> tuple[int, int]:
+    """Memory at rest: the least of some seconds, in which what requests held is given back."""
+    time.sleep(3)
+    return min((memory(pid) for _ in range(5) if time.sleep(0.5) is None), key=sum)
 
 
 def unload(model: str, rounds: int) -> None:
-    """Unloads one of two models again and again under load, and compares memory at rest before and behind."""
+    """Unloads one of two models again and again under load. Memory is compared at rest, both loaded and both caches written whole."""
     key_file = Path("/tmp") / f"ridgeline-models-{os.getpid()}.keys"
     key_file.touch(0o600)
     key_file.write_text("boss secret-of-an-admin scope=admin\n")
     key = "secret-of-an-admin"
     try:
-        with serving(model, "--api-key-file", str(key_file)) as (url, pid):
-            until = threading.Event()
-            failed = 0
-            sizes: list[int] = []
-            for phase in range(2):
-                until = threading.Event()
-                found = load(url, NAMES, until, key)
-                time.sleep(3)
-                for _ in range(3 if phase == 0 else rounds):
+        with serving(model, "--api-key-file", str(key_file), "--kv-cache-memory-bytes", str(KV_BYTES)) as (url, pid):
+            sizes, failed = list[tuple[int, int]](), 0
+            for count in (WARM_ROUNDS, rounds):
+                until, fronts = threading.Event(), list[int]()
+                found = load(url, NAMES, until, key, 2, SHORT)
+                time.sleep(1)
+                for _ in range(count):
                     ask(url, "/models/unload", {"model": NAMES[1]}, key)
                     ask(url, "/models/load", {"model": NAMES[1]}, key)
+                    fronts.append(memory(pid)[0])
+                    print(f"{len(fronts):3} front end {fronts[-1] / 1e6:.1f} MB", flush=True)
                 until.set()
                 time.sleep(5)
+                touch(url, key)
                 failed += sum(failures for _, failures in found.values())
-                answered = sum(tokens for tokens, _ in found.values()) // TOKENS
-                sizes.append(memory(pid))
-                print(f"{answered} answers, {failed} failed; {sizes[-1] / 1e6:.1f} MB", flush=True)
-            print(f"{rounds} unloads: {failed} failed, memory {sizes[1] / sizes[0]:.4f} of before")
+                answered = sum(tokens for tokens, _ in found.values()) // SHORT
+                sizes.append(settled(pid))
+                front, below = (size / 1e6 for size in sizes[-1])
+                print(f"{count} loads, {answered} answers, {failed} failed; front end {front:.1f} MB, engines {below:.1f} MB", flush=True)
+            (front, below), (front_behind, below_behind) = sizes
+            print(
+                f"{rounds} unloads: {failed} failed; front end {front_behind / front:.4f} of before, "
+                f"{(front_behind - front) / rounds / 1e6:+.3f} MB a load; engines {below_behind / below:.4f}; "
+                f"all {sum(sizes[1]) / sum(sizes[0]):.4f}"
+            )
     finally:
         key_file.unlink()
 

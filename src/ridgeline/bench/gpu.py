@@ -27,15 +27,15 @@ DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
 DTYPE_FREE: Final = ("ceilings", "kernels")
 """Parts that cover both types in one run."""
 
-FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "host", "soak")
+FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "adapters", "host", "soak")
 """Parts that run for the first type alone."""
 
 REFERENCE_DTYPE: Final = "bf16"
 """Type that transformers computes with, and of the Ridgeline runs it is compared with."""
 
-ON_REQUEST: Final = ("host", "soak")
-"""Parts that run only where --only names them: `decode` and `serving` report the host's time beside a device, and a soak takes longer than
-all others together."""
+ON_REQUEST: Final = ("adapters", "host", "soak")
+"""Parts that run only where --only names them: ten minutes have no room for adapters, `decode` and `serving` report the host's time beside
+a device, and a soak takes longer than all others together."""
 
 BOUNDED: Final = ("decode", "prefill", "serving", "ttft")
 """Parts whose targets are shares of what the ceilings allow, which are measured before them."""
@@ -58,6 +58,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ttft": {"budget_seconds": 35.0, "prompt_tokens": 2048, "repeats": 12},
     "transformers": {"budget_seconds": 85.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
     "invariant": {"budget_seconds": 30.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
+    "adapters": {"budget_seconds": 30.0, "batches": [1, 32], "context": CONTEXT, "steps": 48, "adapters": 8, "rank": 16},
     "kernels": {
         "budget_seconds": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
         "prompts": [2048, 8192],

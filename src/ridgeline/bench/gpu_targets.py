@@ -84,6 +84,9 @@ PROMPT: Final = 2048
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
 """Of a step, by its rows."""
 IDLE_SECONDS: Final = 50e-6
+ADAPTER_COUNT: Final = 8
+ADAPTERS: Final[Mapping[int, float]] = {1: 0.85, 32: 0.85}
+"""Share of the speed without adapters, by batch size."""
 GREEDY: Final[dict[str, object]] = {"graphs": True, "top_p": None}
 """Of the rows of `decode` that have targets: those with top-p are beside them, to show what sampling costs."""
 
@@ -108,6 +111,9 @@ def _make_targets() -> Iterator[Target]:
         yield from _host_targets(dtype)
     for batch, ratio in ((1, 1.5), (32, 4.0)):
         yield Target(f"against transformers, batch {batch}, times as fast", "transformers", "bf16", {"batch": batch}, "ratio", ratio)
+    for batch, ratio in ADAPTERS.items():
+        name = f"decode bf16, batch {batch}, {ADAPTER_COUNT} adapters of rank 16, against none"
+        yield Target(name, "adapters", "bf16", {"batch": batch, "adapters": ADAPTER_COUNT}, "ratio", ratio)
     yield Target("soak, requests", "soak", "bf16", {}, "requests", 2_000)
     yield Target("soak, growth of device memory", "soak", "bf16", {}, "grown_bytes", 0)
 

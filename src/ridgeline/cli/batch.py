@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PER_ROW: Final = 2
 """Requests under way for each row of the engine, so that none waits for the front end."""
+STEP_MS: Final = 60_000
+"""Nobody waits for a token of a file: prompts fill steps however long that makes them, unless --step-ms says otherwise."""
 
 
 @with_engine_flags()
@@ -69,8 +71,9 @@ async def _run(settings: "Settings", name: str | None, source: Path, lines: "lis
 
     config = replace(settings.server, response_store="none", served_model_name=name, host="127.0.0.1", api_key=None, api_key_file=None)
     failed = 0
+    engine = settings.engine if "step_ms" in settings.origins else replace(settings.engine, step_ms=STEP_MS)
     with LoadingProgress() as loading:
-        service = Service(settings.engine, config, loading.show)
+        service = Service(engine, config, loading.show)
         try:
             app = build_app(service)
             loaded = await service.start()

@@ -104,15 +104,19 @@ def _check_local_engine(given: Given, **decided: Any) -> None:
 def _check_serve(given: Given) -> None:
     from ridgeline.cli.serve import named_models
     from ridgeline.cli.setting_flags import located, read_flags
+    from ridgeline.config.per_model import own_settings
     from ridgeline.server.auth import check_exposure
 
     settings = read_flags(given, given["model"])
     with located(settings):
         check_exposure(settings.server)
         _check_port(settings.server.host, settings.server.port)
-        _check_file("--chat-template", settings.server.chat_template)
-        for model in named_models(settings, given["others"] or ()).values():
-            _check_engine(replace(settings.engine, model=model))
+        models = named_models(settings, given["others"] or ())
+        for name, model in models.items():
+            several = len(models) > 1
+            engine, server = own_settings(name, models, settings.engine, settings.server) if several else (settings.engine, settings.server)
+            _check_file("--chat-template", server.chat_template)
+            _check_engine(replace(engine, model=model))
 
 
 def _check_top(given: Given) -> None:

@@ -15,6 +15,7 @@ from ridgeline import __version__
 from ridgeline.cli.output import LoadingProgress, print_status
 from ridgeline.cli.setting_flags import located, read_flags, with_setting_flags
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
+from ridgeline.config.per_model import own_settings
 from ridgeline.config.sources import Settings
 from ridgeline.config.values import flag_of
 from ridgeline.errors import ConfigError, RidgelineError
@@ -92,18 +93,13 @@ MODEL_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:-]{0,127})=(.+)", re.
 
 def named_models(settings: Settings, others: Sequence[str]) -> "dict[str, str]":
     """Name for clients → model, of the first one, which the settings have, and of the others. Raises ConfigError for a name that two have,
-    and for settings that are one model's."""
+    and for settings of models that none of them is."""
     from ridgeline.server.loading import served_name
 
     engine, server = settings.engine, settings.server
-    if others:
-        given = {
-            "--expect-sha256": engine.expect_sha256, "--lora": engine.lora, "--chat-template": server.chat_template,
-            "--served-model-name": server.served_model_name,
-        }  # fmt: skip
-        for flag, value in given.items():
-            if value:
-                raise ConfigError(f"{flag} is of one model, and there are {1 + len(others)}; leave it out", fix={flag: None})
+    if others and server.served_model_name is not None:
+        flag = "--served-model-name"
+        raise ConfigError(f"{flag} is of one model, and there are {1 + len(others)}; name each as NAME=MODEL", fix={flag: None})
     found: dict[str, str] = {}
     for model in (engine.model, *others):
         named = None if os.path.exists(model) else MODEL_NAME.fullmatch(model)
@@ -113,6 +109,8 @@ def named_models(settings: Settings, others: Sequence[str]) -> "dict[str, str]":
         found[name] = model
     if len(found) > MAX_MODELS:
         raise ConfigError(f"{len(found)} models are given; a server has {MAX_MODELS} at most")
+    if others:
+        own_settings(next(iter(found)), found, engine, server)
     return found
 
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
+from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.rope import select_rope
@@ -75,6 +76,15 @@ class ModelSource:
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
         return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
+
+    def adapter_store(self, slots: AdapterSlots | None) -> AdapterStore | None:
+        """Host memory of the adapters that a runner's slots are filled with; None where it has none."""
+        if slots is None:
+            return None
+        config = self.config
+        most_bytes = adapter_bytes(config, self.memory_bytes) // 2  # the other half is for slots, which keep what is forgotten here
+        bounds = {"most": config.max_cpu_loras, "most_bytes": most_bytes, "max_rank": config.max_lora_rank}
+        return AdapterStore(self.facts, **bounds, slots=slots)
 
 
 @dataclass(frozen=True, slots=True)

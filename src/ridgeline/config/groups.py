@@ -145,7 +145,8 @@ class EngineConfig:
         "rows without an adapter cost nothing more", "400 for requests that name an adapter: off",
     )  # fmt: skip
     lora: tuple[str, ...] = _set(
-        (), "An adapter as NAME=PATH, a folder of PEFT's or a GGUF file; may be repeated.", "it turns on --enable-lora",
+        (), "An adapter as NAME=PATH, a folder of PEFT's or a GGUF file; may be repeated. Of several models MODEL:NAME=PATH.",
+        "it turns on --enable-lora",
         "404 model_not_found for an adapter of yours: not listed",
     )  # fmt: skip
     max_loras: int = _set(
@@ -169,7 +170,7 @@ class EngineConfig:
         "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
     expect_sha256: str | None = _set(
-        None, "SHA-256 that the weights must have, or a file as sha256sum writes it.",
+        None, "SHA-256 that the weights must have, or a file as sha256sum writes it. Of several models NAME=SHA256,…",
         "weights that are damaged or replaced end the start; reading them takes about a second per GB",
         "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
     )  # fmt: skip
@@ -268,7 +269,8 @@ class ServerConfig:
         bounds=(0, 1 << 20), name="max_num_queued_reqs",
     )  # fmt: skip
     chat_template: str | None = _set(
-        None, "File with a chat template that replaces the model's.", "a model that was trained to chat has its own",
+        None, "File with a chat template that replaces the model's. Of several models NAME=FILE,NAME=FILE.",
+        "a model that was trained to chat has its own",
         "answers that do not end, or end at once: another", unit="FILE",
     )  # fmt: skip
     generation_config: str = _set(

@@ -60,7 +60,10 @@ def resolve(
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_settings(config)
-    memory_bytes -= adapter_bytes(config, memory_bytes)
+    if host_bytes is None:
+        memory_bytes -= adapter_bytes(config, memory_bytes)
+    else:  # a device's slots are in its memory already
+        host_bytes -= adapter_bytes(config, host_bytes)
     length = _max_model_len(config, context)
     asked = int(length.value)
     cache = _cache_bytes(config, asked, memory_bytes, costs, share)

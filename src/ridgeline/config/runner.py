@@ -41,8 +41,6 @@ def resolve_runner(
     if config.trace is not None and runner != "native":
         fix = {"--runner": "native"} if no_extension is None else {"--trace": None}
         raise ConfigError(f"--trace shows the threads of the native runner; the {runner} runner writes none", fix=fix)
-    if runner == "cuda" and config.adapter_slots:
-        raise ConfigError("LoRA adapters are not computed on a GPU yet; the native runner has them", fix={"--runner": "native"})
     decisions += _gpu_settings(config, runner)
     dtype = next((str(each.value) for each in decisions if each.name == "dtype"), "")
     decisions += [_kv_dtype(config, runner, dtype), _threads(config, cpu_cores)]

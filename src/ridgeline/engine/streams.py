@@ -79,13 +79,14 @@ class OpenChoice:
     has_ended   its last output has arrived; in the two-phase close its `Close` follows
     is_left     it had ended, and its engine has too: no engine knows it
     close       the `Close` that was sent and is not confirmed
+    kept        of `ids` the last so many, which are kept from a reader who wants the answer whole
     """
 
-    __slots__ = ("cached_tokens", "close", "has_ended", "ids", "is_left", "is_settled", "scored")
+    __slots__ = ("cached_tokens", "close", "has_ended", "ids", "is_left", "is_settled", "kept", "scored")
 
     def __init__(self) -> None:
         self.ids = array("i")
-        self.scored = 0
+        self.scored = self.kept = 0
         self.cached_tokens: int | None = None
         self.is_settled = self.has_ended = self.is_left = False
         self.close: Close | None = None
@@ -127,7 +128,7 @@ class RequestStream:
         self.request = request
         self.choices = {number: OpenChoice() for number in range(request.choices)}
         self._all = tuple(self.choices.values())
-        self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
+        self.has_engine = self.is_heard = self.is_started = self.is_aborted = self._is_whole = False
         self.goes_on = True
         self.blame = 0
         self.engines = 0
@@ -157,6 +158,11 @@ class RequestStream:
             self._all[number].cached_tokens = tokens
         self.engines = 1
         self.engine_lost()
+
+    def read_whole(self) -> None:
+        """The reader wants the answer whole: from a choice's second output on he is woken at its end alone, and then has its ids in one
+        output. Not where he looks for stop strings, which end a choice before the engine does."""
+        self._is_whole = not self.request.two_phase
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -192,20 +198,29 @@ class RequestStream:
         return len(self._items) > MAX_UNREAD_OUTPUTS
 
     def put(self, output: Output) -> None:
-        """Appends an output and wakes the reader."""
+        """Appends an output and wakes the reader, unless it is to be read with a later one."""
         choice = self.choices[output.choice]
         choice.ids.extend(output.ids)
+        self.blame = 0
+        if self._is_whole and len(choice.ids) > len(output.ids) and _is_plain(output):
+            choice.kept += len(output.ids)
+            return
+        if choice.kept:
+            output = output._replace(ids=tuple(choice.ids[-choice.kept - len(output.ids) :]))
+            choice.kept = 0
         if output.prompt_logprobs is not None:
             choice.scored += len(output.prompt_logprobs)
         if output.end is not None:
             choice.has_ended = True
-        self.blame = 0
         self._items.append(output)
         self._wakeup.set()
 
     def close(self, closed: Closed) -> None:
         """Ends a choice and wakes the reader."""
-        del self.choices[closed.choice]
+        choice = self.choices.pop(closed.choice)
+        if choice.kept:
+            self._items.append(Output(self.request.request_id, closed.choice, tuple(choice.ids[-choice.kept :])))
+            choice.kept = 0
         self._items.append(closed)
         self._wakeup.set()
 
@@ -239,3 +254,8 @@ class RequestStream:
         choice = self.choices[number]
         usage = Usage(len(self.request.prompt), min(keep, len(choice.ids)), choice.cached_tokens or 0)
         return Closed(self.request.request_id, number, reason, usage, now)
+
+
+def _is_plain(output: Output) -> bool:
+    """True if it has ids and nothing else."""
+    return bool(output.ids) and output.end is None and output.logprobs is None and output.prompt_logprobs is None

@@ -38,6 +38,7 @@ from ridgeline.server.knobs import Value, knob_values, set_knob
 from ridgeline.server.profile import Profiler
 from ridgeline.server.routes import Row
 from ridgeline.server.service import Service
+from ridgeline.server.several.listing import renew
 from ridgeline.server.several.resident import Resident
 from ridgeline.server.several.roster import Roster
 from ridgeline.server.swap import CheckFit, Swapper
@@ -78,10 +79,11 @@ class Admin:
         roster = None if isinstance(served, Service) else served
         services = [served] if isinstance(served, Service) else [each.service for each in served.residents.values()]
         self._watches = [Watches(each) for each in services]
-        apps = {
-            service.name: build_admin(service, drain, watches, Chaos(service, clients), Swapper(service, check_fit), roster)
-            for service, watches in zip(services, self._watches, strict=True)
-        }
+        apps = dict[str, ASGIApp]()
+        for service, watches in zip(services, self._watches, strict=True):
+            on_swapped = None if roster is None else partial(renew, roster.residents[service.name])
+            swapper = Swapper(service, check_fit, on_swapped)
+            apps[service.name] = build_admin(service, drain, watches, Chaos(service, clients), swapper, roster)
         self._listener = AdminListener(listening, next(iter(apps.values())) if len(apps) == 1 else _ByModel(apps))
         self._looking: list[asyncio.Task[None]] = []
 

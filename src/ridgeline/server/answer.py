@@ -79,6 +79,10 @@ class UsageCounter:
         elif self.first_token_at is None:
             self.first_token_at = time.monotonic()
 
+    def arrived(self, index: int, tokens: int) -> None:
+        """Counts ids of a choice that will not be answered."""
+        self._completion[index] = self._completion.get(index, 0) + tokens
+
     def finish(self, reason: Finish) -> None:
         """Notes why a choice that has no parts has ended."""
         self._finish_reasons[reason.value] = None
@@ -109,7 +113,7 @@ class AnswerSource(Protocol):
     usage: UsageCounter
     relay: Relay | None
 
-    def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]: ...
+    def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]: ...
 
     def abort(self) -> None: ...
 
@@ -118,7 +122,7 @@ async def collect(source: AnswerSource, n: int, vote: Vote | None = None) -> lis
     """All choices, in order; where more were computed than the `n` to be answered per prompt, the likeliest, likeliest first, or the
     one that a vote elects."""
     found: dict[int, CollectedChoice] = {}
-    async with aclosing(source.parts()) as parts:
+    async with aclosing(source.parts(whole=True)) as parts:
         async for part in parts:
             if not isinstance(part, Idle):
                 found.setdefault(part.index, CollectedChoice()).add(part)

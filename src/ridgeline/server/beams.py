@@ -46,7 +46,7 @@ class BeamGeneration:
         for step in self._steps:
             step.abort()
 
-    async def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]:
+    async def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]:
         """Parts of the best beams of each prompt, best first, when all its beams have ended. Raises as `Generation.parts`."""
         slots = asyncio.Semaphore(MAX_CONCURRENT_SEARCHES)
         searches = [asyncio.create_task(self._search(request, slots)) for request in self._requests]

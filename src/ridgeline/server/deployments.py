@@ -5,6 +5,7 @@ of one model mean nothing to another.
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,12 +27,13 @@ Progress = Callable[[str, float], None]
 
 
 class _Pin:
-    """The deployment of one HTTP request; None before it has met one."""
+    """The deployment of one HTTP request; None before it has met one. It does not keep it: timers and tasks that a request leaves behind
+    have its context, and with it the pin, for as long as they live."""
 
     __slots__ = ("adapter", "deployment")
 
     def __init__(self) -> None:
-        self.deployment: Deployment | None = None
+        self.deployment: weakref.ref[Deployment] | None = None
         self.adapter: Adapter | None = None
 
 
@@ -70,9 +72,9 @@ class Deployments:
         if pin is None:
             return self.current
         if pin.deployment is None:
-            pin.deployment = self.current
-            pin.deployment.users += 1
-        return pin.deployment
+            pin.deployment = weakref.ref(self.current)
+            self.current.users += 1
+        return pin.deployment() or self.current
 
     def check_name(self, name: str | None, *, takes_adapters: bool = False) -> None:
         """Raises RequestError unless `name` is the model's, or an alias of it. None means the only model there is.
@@ -114,8 +116,8 @@ class Deployments:
             yield
         finally:
             _PIN.reset(token)
-            if pin.deployment is not None:
-                pin.deployment.users -= 1
+            if pin.deployment is not None and (met := pin.deployment()) is not None:
+                met.users -= 1
 
     def switch(self, new: Deployment) -> Deployment:
         """New requests go to `new`, one of the others, which has started. Returns the one before, which keeps those that it has."""

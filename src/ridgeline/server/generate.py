@@ -221,14 +221,18 @@ class Generation:
             return ApiError("grammar_failed", message)
         return ApiError("engine_failed", message or "the engine ended this request with an error")
 
-    async def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]:
+    async def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
         idle_seconds  after that long without a part comes an `Idle` one; None: never
+        whole         parts are wanted at the end alone: but for the first they come together there, with one wake of this task
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error, or when its deadline has passed.
         """
         remaining = sum(request.choices for request in self._requests)
         timer = None if self._until is None else self._until.call(self._wakeup.set)
+        if whole and self.relay is None:
+            for _, stream in self._prompts:
+                stream.read_whole()
         try:
             for part in self._replayed():
                 remaining -= isinstance(part, ChoiceEnd)
@@ -261,5 +265,8 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.usage.continued = max(stream.continued for _, stream in self._prompts)
+            for number, (_, stream) in enumerate(self._prompts):  # of an answer that nobody waits for any more
+                for choice, open_choice in stream.choices.items():
+                    self.usage.arrived(number * stream.request.choices + choice, open_choice.kept)
             if self._quota is not None:
                 self._quota.settle(self.usage.completion_tokens, time.monotonic())

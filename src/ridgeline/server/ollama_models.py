@@ -71,12 +71,13 @@ def routes(service: Service) -> list[BaseRoute]:
         Route("/api/tags", tags, methods=["GET"]),
         Route("/api/ps", running, methods=["GET"]),
         Route("/api/show", show, methods=["POST"]),
+        pull_route(),
         *_admin_routes(service),
     ]
 
 
-def _admin_routes(service: Service) -> list[BaseRoute]:
-    """The routes of keys with scope=admin, as the table says."""
+def pull_route() -> Route:
+    """`/api/pull`, for keys with scope=admin. One model is pulled at a time, of all that a server has."""
     pulling = asyncio.Lock()
 
     async def pull(request: Request) -> Response:
@@ -89,6 +90,12 @@ def _admin_routes(service: Service) -> list[BaseRoute]:
             return EventStream(lines, lambda: None, OLLAMA_LINES)
         await unless_disconnected(request.receive, _read_all(lines))
         return json_response(Progress("success"))
+
+    return Route("/api/pull", pull, methods=["POST"])
+
+
+def _admin_routes(service: Service) -> list[BaseRoute]:
+    """The other routes of keys with scope=admin, as the table says."""
 
     async def delete(request: Request) -> Response:
         payload, _ = fields.OLLAMA_MODEL.read(await read_body(request))
@@ -106,7 +113,6 @@ def _admin_routes(service: Service) -> list[BaseRoute]:
         return PlainTextResponse()
 
     return [
-        Route("/api/pull", pull, methods=["POST"]),
         Route("/api/delete", delete, methods=["DELETE"]),
         Route("/api/copy", copy, methods=["POST"]),
     ]

@@ -50,6 +50,11 @@ class Quota:
         """The quota of a key's limits; None where it has none."""
         return Quota([Bucket(name, limit) for name, limit in rates]) if rates else None
 
+    def check_request(self, now: float) -> None:
+        """Raises what `take_request` would, and charges nothing."""
+        self._check("tokens", 1, now)
+        self._check("requests", 1, now)
+
     def take_request(self, now: float) -> None:
         """Charges a request. Raises ApiError, and charges nothing, where a bucket lacks it or owes tokens."""
         self._check("tokens", 1, now)

@@ -7,7 +7,7 @@ been asked.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -18,15 +18,18 @@ from ridgeline.server.deployment import Deployment
 from ridgeline.server.service import Service
 
 CheckFit = Callable[[EngineConfig], None]
+OnSwapped = Callable[[], Awaitable[None]]
 POLL_SECONDS: Final = 0.05
 
 
 class Swapper:
-    """One swap at a time. `check_fit` raises ConfigError where an engine has no room beside the one that runs."""
+    """One swap at a time. `check_fit` raises ConfigError where an engine has no room beside the one that runs; `on_swapped` is called when
+    the old one has ended."""
 
-    def __init__(self, service: Service, check_fit: CheckFit) -> None:
+    def __init__(self, service: Service, check_fit: CheckFit, on_swapped: OnSwapped | None = None) -> None:
         self._service = service
         self._check_fit = check_fit
+        self._on_swapped = on_swapped
         self._is_busy = False
         self._count = 0
 
@@ -56,7 +59,7 @@ class Swapper:
             if wrong is not None:
                 raise ConfigError(f"the new model was not taken: {wrong}")
             if service.deployment is not old or old.is_draining:
-                raise ConfigError("the server is shutting down")
+                raise ConfigError("the model was unloaded meanwhile, or the server is shutting down")
         except BaseException:
             service.deployments.others.remove(new)
             await new.stop()
@@ -68,6 +71,8 @@ class Swapper:
         aborted = old.open_requests
         await old.stop()
         service.deployments.others.remove(old)
+        if self._on_swapped is not None:
+            await self._on_swapped()
         return SwapReport(
             old.engine_config.model, model, round(load_seconds, 3), open_requests, aborted, round(time.monotonic() - began, 3)
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """One op of a sample, bound as a runner binds it: tensors where values, weights, cache and step inputs lie, results poisoned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,16 @@ from paged import stored
 from quantised_weights import dense
 from tensors import DEVICE, numbers, on_device, poisoned, within
 
+from ridgeline.compute.cuda.adapters import AdapterColumns, DeviceAdapterSlots, is_change, put_in_order
 from ridgeline.compute.cuda.buckets import Bucket
-from ridgeline.compute.cuda.device import DTYPES
+from ridgeline.compute.cuda.device import DTYPES, interpreted, open_device
 from ridgeline.compute.cuda.plan import MERGED
 from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.weights import merged, place
 from ridgeline.compute.graph import Op, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.fp8 import from_e4m3
+from ridgeline.compute.ops.lora import Pair
 from ridgeline.compute.quant.weight import DenseWeight
 
 FULL = {"turn"}
@@ -47,11 +50,14 @@ class Binding:
             name: place(DenseWeight(given[name]), dtype, DEVICE, fp8="fp8" in definition.name) for name in _of(definition, "linear")
         }
         self.tables = {name: on_device(given[name], dtype) for name in _of(definition, "embed")}
-        vectors = [name for name in definition.weights if name not in (*self.matrices, *self.tables) and given[name] is not None]
+        pairs = [name for name in definition.weights if definition.name.startswith("lora")]
+        vectors = [name for name in definition.weights if name not in (*self.matrices, *self.tables, *pairs) and given[name] is not None]
         self.vectors = {name: on_device(given[name]) for name in vectors}
         self.cache = stored(given["keys"], given["values"], given.get("block_tokens", CACHE_BLOCK), kv) if "keys" in given else None
         self.inputs = _Inputs(given)
         self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, tokens=64, rows=8, device=SimpleNamespace(torch=DEVICE))
+        if pairs:
+            self.plan.adapters = filled_slots(definition, {name: given[name] for name in pairs}, given, dtype)
         exact = {name: numbers(value) for name, value in (self.values_ | self.tables | self.vectors).items()}
         exact |= {name: dense(matrix).astype(np.float32) for name, matrix in self.matrices.items()}
         self.theirs = {**given, **{name: array.reshape(given[name].shape) for name, array in exact.items()}}
@@ -65,7 +71,11 @@ class Binding:
 
     def results(self, definition: Definition, references: list[np.ndarray], dtype: torch.dtype) -> None:
         """Room for results like these, poisoned; those of a merged product beside each other."""
-        if definition.name in MERGED:
+        if is_change(Op(definition.name, (), ())):  # it changes products where they lie
+            products = [self.values_[name] for name in definition.inputs[1:-1]]
+            self.whole = within(torch.cat(products, dim=1))
+            parts = self.whole.split([each.shape[1] for each in products], dim=1)
+        elif definition.name in MERGED:
             self.whole = within(poisoned(len(references[0]), sum(each.shape[1] for each in references), dtype=dtype))
             parts = self.whole.split([each.shape[1] for each in references], dim=1)
         else:
@@ -116,9 +126,47 @@ class _Inputs:
             counts = np.diff(given["cu_q"])
             self.columns["row_of_token"] = on_device(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
             self.bucket = Bucket(int(counts.sum()), len(counts), given["tables"].shape[1], int(counts.max()))
+        if ("slots" in given and "y" in given) or "y0" in given:
+            self.columns |= tiles_of(given["slots"].reshape(-1), SLOTS)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.columns[name]
+
+
+SLOTS = 4
+"""Of adapters."""
+
+
+def tiles_of(adapter: np.ndarray, slots: int, *, invariant: bool = False) -> dict[str, torch.Tensor]:
+    """A step's columns of tokens in the order of their adapters, on the device."""
+    tokens = np.full(AdapterColumns(slots, invariant).shape(len(adapter)), 0x7F, np.int32)
+    numbers = np.full(len(tokens), 0x7F, np.int32)
+    put_in_order(adapter, tokens, numbers)
+    return {"adapter_tokens": on_device(tokens), "adapter_slots": on_device(numbers)}
+
+
+def changed_shapes(definition: Definition, given: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Shapes [N, K] of the matrices that a change's weights are for; none of another op."""
+    if not is_change(Op(definition.name, (), ())):
+        return {}
+    products = (given[name] for name in definition.inputs[1:-1])
+    return {name: (y.shape[1], given["x"].shape[1]) for name, y in zip(definition.weights, products, strict=True)}
+
+
+def filled_slots(
+    definition: Definition, pairs: dict[str, list[Pair | None]], given: Mapping[str, Any], dtype: torch.dtype
+) -> DeviceAdapterSlots:
+    """Slots with the pairs of a sample, by the names of its weights; memory that they leave is poisoned."""
+    weights = tuple(Weight(name, shape) for name, shape in changed_shapes(definition, given).items())
+    change = SimpleNamespace(ops=[Op(definition.name, definition.inputs, (), weights=weights)])
+    ranks = [len(pair.a) for own in pairs.values() for pair in own if pair is not None]
+    device = open_device() if DEVICE.type == "cuda" else interpreted(1 << 30)
+    slots = DeviceAdapterSlots(change, SLOTS, max(ranks), dtype, device)  # type: ignore[arg-type]
+    slots.slots.memory.fill_(0xFF)
+    for slot in range(SLOTS):
+        own = {name: each[slot] for name, each in pairs.items() if slot < len(each)}
+        slots.fill(slot, slots.pack({name: pair for name, pair in own.items() if pair is not None}))
+    return slots
 
 
 def run(definition: Definition, sample: Sample, kind: str) -> Result:
@@ -130,7 +178,9 @@ def run(definition: Definition, sample: Sample, kind: str) -> Result:
     references = [] if made is None else list(made) if isinstance(made, tuple) else [made]
     outputs = tuple(f"out.{number}" for number in range(len(references)))
     binding.results(definition, references, dtype)
-    weights = tuple(Weight(name, np.shape(sample.arguments[name])) for name in definition.weights if sample.arguments[name] is not None)
+    there = [name for name in definition.weights if sample.arguments[name] is not None]
+    shapes = changed_shapes(definition, sample.arguments) or {name: np.shape(sample.arguments[name]) for name in there}
+    weights = tuple(Weight(name, shapes[name]) for name in there)
     attributes = {name: sample.arguments[name] for name in definition.attributes}
     PROVIDERS[definition.name](binding, Op(definition.name, definition.inputs, outputs, attributes, weights))()  # type: ignore[arg-type]
     ours = [numbers(each) for each in binding.values(outputs)]

@@ -7,6 +7,7 @@ from typing import Any
 from tensors import DEVICE
 from tiny import Driver, Tiny, open_tiny
 
+from ridgeline.compute.cuda.adapters import DeviceAdapterSlots
 from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, interpreted, open_device
 from ridgeline.compute.cuda.load import place_weights
@@ -33,9 +34,12 @@ def small(folder: Path, architecture: str) -> tuple[ModelFacts, dict[str, Weight
 
 
 class DeviceDriver(Driver):
-    """Steps a runner of a device by hand, beside the numpy runner of `Driver`."""
+    """Steps a runner of a device by hand, beside the numpy runner of `Driver`. slots: for adapters of rank 16 at most."""
 
-    def __init__(self, facts: ModelFacts, weights: dict[str, Weight], *, kv: str = "f32", dtype: str = "f32", **options: Any) -> None:
+    def __init__(
+        self, facts: ModelFacts, weights: dict[str, Weight], *, kv: str = "f32", dtype: str = "f32", slots: int = 0, **options: Any
+    ) -> None:
+        self.slots = slots
         self.options = {"tokens": 8, "rows": 3, "positions": 64, "vocab": facts.tokens, "kv_heads": facts.kv_heads, **options}
         self.kv_type, self.dtype = kv, dtype
         super().__init__(facts, weights, block_tokens=4, pages=60)
@@ -45,8 +49,10 @@ class DeviceDriver(Driver):
         super().open()
         self.device = device()
         torch_dtype = DTYPES["bf16" if self.dtype == "fp8" else self.dtype]
-        oplist, placed = place_weights(self.weights, record(self.facts)["step"], self.device, torch_dtype, fp8=self.dtype == "fp8")
-        self.cuda = CudaRunner(oplist, placed, self.shape, self.device, torch_dtype, **self.options)
+        step = record(self.facts)["step"]
+        oplist, placed = place_weights(self.weights, step, self.device, torch_dtype, fp8=self.dtype == "fp8", adapters=self.slots > 0)
+        adapters = DeviceAdapterSlots(oplist, self.slots, 16, torch_dtype, self.device) if self.slots else None
+        self.cuda = CudaRunner(oplist, placed, self.shape, self.device, torch_dtype, adapters=adapters, **self.options)
         self.cuda.plan._memory.fill_(0xFF)
         self.cuda.plan.scratch.fill_(0xFF)
         self.cache = self.new_cache()

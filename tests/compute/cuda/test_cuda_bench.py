@@ -55,6 +55,12 @@ def test_decode(common: dict[str, Any]) -> None:
     assert 0 < row["host_seconds"] <= row["host_p99_seconds"] and row["idle_seconds"] <= row["idle_p99_seconds"]
 
 
+def test_adapters(common: dict[str, Any]) -> None:
+    *_, plain, changed = rows_of(common, "adapters", batches=[2], context=4, steps=2, adapters=2, rank=4)
+    assert plain["adapters"] == 0 and changed["adapters"] == 2
+    assert changed["ratio"] == changed["tokens_per_second"] / plain["tokens_per_second"]
+
+
 def test_prefill(common: dict[str, Any]) -> None:
     *_, row = rows_of(common, "prefill", prompts=[4, 4096], repeats=1)  # longer than the context: left out
     assert row["tokens"] == 4 and 0 < row["best_seconds"] <= row["seconds"]

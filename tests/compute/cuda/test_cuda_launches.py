@@ -17,6 +17,9 @@ from ridgeline.models.table import MEASURED
 MOST = {"bf16": 8, "fp8": 10}
 """Launches of a layer, of kernels and of torch together; fp8 quantises what attention gives, and multiplies by the library."""
 
+MOST_CHANGED = 17
+"""The same in bf16 with adapters: two launches for each of four products, and one for the gated unit."""
+
 SECONDS = {32: 0.3e-3, 256: 1.5e-3}
 """Of the host for a step, by rows."""
 
@@ -36,7 +39,9 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(folder: Path, layers: int, dtype: str, batch: int, context: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launches(
+    folder: Path, layers: int, dtype: str, batch: int, context: int, monkeypatch: pytest.MonkeyPatch, adapters: int = 0
+) -> list[str]:
     """Names of what a decode step launches, of a model with the heads and types of the measured one, and narrow."""
     from triton.runtime.interpreter import GridExecutor
 
@@ -44,7 +49,8 @@ def launches(folder: Path, layers: int, dtype: str, batch: int, context: int, mo
     narrow = {"hidden_size": 512, "head_dim": 16, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": layers}
     config = folder / "narrow.json"
     config.write_text(json.dumps(given | narrow))
-    model = RandomModel(read_config_facts(config), Types(dtype, dtype), device(), tokens=batch, rows=batch, positions=context + 1)
+    sizes = {"tokens": batch, "rows": batch, "positions": context + 1, "adapters": adapters}
+    model = RandomModel(read_config_facts(config), Types(dtype, dtype), device(), **sizes)
     counted = Launches()
     monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: counted.names.append(self.fn.__name__))
     inputs, sampling = model._inputs([1] * batch, [context] * batch)
@@ -60,6 +66,11 @@ def launches(folder: Path, layers: int, dtype: str, batch: int, context: int, mo
 def test_launches_of_a_layer(dtype: str, batch: int, context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, three = (launches(tmp_path, layers, dtype, batch, context, monkeypatch) for layers in (1, 3))
     assert (len(three) - len(one)) / 2 <= MOST[dtype], three
+
+
+def test_launches_of_a_layer_with_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, three = (launches(tmp_path, layers, "bf16", 32, 64, monkeypatch, adapters=4) for layers in (1, 3))
+    assert (len(three) - len(one)) / 2 <= MOST_CHANGED, three
 
 
 @pytest.mark.alone

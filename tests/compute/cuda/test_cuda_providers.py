@@ -23,7 +23,7 @@ ELSEWHERE = {
     "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
     **dict.fromkeys(("route", "linear_experts", "combine"), "models with experts are refused on a GPU"),
     **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
-    **dict.fromkeys(("adapters", "lora"), "adapters are refused on a GPU"),
+    "adapters": "on a GPU the host puts a step's tokens in the order of their adapters",
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
 }
 """Ops that no list for a GPU has."""

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepRows, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, slot_bytes
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
 from ridgeline.compute.cuda.graphs import Graphs
@@ -31,10 +33,11 @@ from ridgeline.compute.decoding.sampler import Sampled, sample_rows, score
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import OpList
 from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
 from ridgeline.compute.opening import ModelSource, OpenedModel, Progress
 from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
-from ridgeline.core.plan import LAST, KVShape, TokenLogprobs
+from ridgeline.core.plan import LAST, KVShape, Plan, TokenLogprobs
 from ridgeline.errors import ConfigError
 from ridgeline.planning.memory import kv_groups
 
@@ -72,7 +75,10 @@ class _InFlight:
 class CudaBackend:
     """Implements `compute.backend.Backend` over the runner of a GPU, which has its cache and is warm."""
 
-    def __init__(self, runner: CudaRunner, cache: DeviceKVCache, *, rows: int, tier: HostTier | None = None) -> None:
+    def __init__(
+        self, runner: CudaRunner, cache: DeviceKVCache, *, rows: int, tier: HostTier | None = None, adapters: AdapterStore | None = None
+    ) -> None:
+        self._adapters = adapters
         self.runner: CudaRunner | None = runner
         self._cache: DeviceKVCache | None = cache
         self._tier = tier
@@ -101,6 +107,8 @@ class CudaBackend:
         if plan.copies:
             assert self._tier is not None, "a plan copies blocks only where there is a host tier"
             self._tier.copy(plan.copies)
+        if plan.fills:
+            self._fill_slots(plan)
         if not split.all_sample:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
         launched = self.runner.launch(inputs, split.sampling)
@@ -109,6 +117,12 @@ class CudaBackend:
             self._end_trace()
         self._moves += 1
         return _InFlight(work, launched, split)
+
+    def _fill_slots(self, plan: Plan) -> None:
+        """Starts the copies of adapters from host memory, behind the steps that may read what lies in their slots."""
+        assert self.runner is not None and self.runner.adapters is not None and self._adapters is not None, "there are no slots"
+        for fill in plan.fills:
+            self.runner.adapters.fill(fill.slot, self._adapters.get(fill.digest))
 
     def _split_sampling(self, rows: StepRows) -> _SamplingSplit:
         """Splits the rows of a step into those that the device samples and those that the host samples."""
@@ -231,15 +245,19 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
-    positions = planned_positions(source, device, weights_bytes(source.facts, DTYPES[dtype], fp8=fp8))
+    kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
+    positions = planned_positions(source, device, kept)
     source = source.with_rope(positions)
     facts = source.facts
-    oplist, weights = load(facts, record(facts)["step"], device, DTYPES[dtype], fp8=fp8, progress=progress)
+    loading = {"fp8": fp8, "adapters": config.adapter_slots > 0, "progress": progress}
+    oplist, weights = load(facts, record(facts)["step"], device, DTYPES[dtype], **loading)
+    slots, rank = config.adapter_slots, config.max_lora_rank
+    adapters = DeviceAdapterSlots(oplist, slots, rank, DTYPES[dtype], device) if slots else None
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES[dtype],
         tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=config.depth,
-        invariant=config.batch_invariant, graphs=graphs,
+        invariant=config.batch_invariant, graphs=graphs, adapters=adapters,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
@@ -250,8 +268,18 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
     if tier is not None:
         tier.compile_kernels()
-    backend = CudaBackend(runner, cache, rows=config.rows, tier=tier)
-    return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions)
+    store = source.adapter_store(adapters)
+    backend = CudaBackend(runner, cache, rows=config.rows, tier=tier, adapters=store)
+    return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions, store)
+
+
+def _adapters_bytes(source: ModelSource, dtype: str) -> int:
+    """Bytes of all slots for adapters on the device."""
+    config = source.config
+    if not config.adapter_slots:
+        return 0
+    matrices = changed_matrices(add_adapters(record(source.facts)["step"]))
+    return config.adapter_slots * slot_bytes(matrices, config.max_lora_rank, DTYPES[dtype])
 
 
 def _free_for_cache(runner: CudaRunner, device: Device, progress: Progress) -> int:
@@ -268,12 +296,18 @@ def _capture(runner: CudaRunner, device: Device, progress: Progress) -> tuple[De
     before = device.memory()["used"]
     runner.warm_up(progress)
     taken = (device.memory()["used"] - before) >> 20
-    step = Decision("step_bytes", runner.nbytes, "machine", "memory of the largest step on the device, without weights and KV cache")
+    sizes: tuple[Decision, ...] = (
+        Decision("step_bytes", runner.nbytes, "machine", "memory of the largest step on the device, without weights and KV cache"),
+    )
+    if runner.adapters is not None:
+        slots = runner.adapters
+        reason = f"--max-loras {slots.count} slots on the device, each for an adapter of rank --max-lora-rank {slots.slots.most_rank}"
+        sizes += (Decision("adapter_bytes", slots.nbytes, "flag", reason),)
     if not runner.graphs:
-        return (step,)
+        return sizes
     progress(f"captured {runner.graphs} graphs, {taken} MiB", 1.0)
     reason = f"CUDA graphs of steps, or of parts of them; they took {taken} MiB of the device"
-    return step, Decision("graphs", runner.graphs, "machine", reason)
+    return *sizes, Decision("graphs", runner.graphs, "machine", reason)
 
 
 def planned_positions(source: ModelSource, device: Device, weights: int) -> int:

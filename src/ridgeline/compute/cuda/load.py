@@ -13,6 +13,7 @@ from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
+from ridgeline.compute.lowering.adapters import add_adapters
 from ridgeline.compute.lowering.lower import lower
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts
@@ -22,12 +23,13 @@ Progress = Callable[[str, float], None]
 
 
 def load_weights(
-    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None
-) -> tuple[OpList, DeviceWeights]:
+    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, adapters: bool = False,
+    progress: Progress = lambda *_: None,
+) -> tuple[OpList, DeviceWeights]:  # fmt: skip
     """The model's op list, lowered, and its weights. `fp8`: matrices of floats become e4m3, the head too, and embedding tables
-    stay as they are."""
+    stay as they are. `adapters`: rows may have some."""
     mapped = map_weights(facts)
-    return place_weights(mapped, oplist, device, dtype, fp8=fp8, progress=progress)
+    return place_weights(mapped, oplist, device, dtype, fp8=fp8, adapters=adapters, progress=progress)
 
 
 def place_weights(
@@ -37,6 +39,7 @@ def place_weights(
     dtype: torch.dtype,
     *,
     fp8: bool = False,
+    adapters: bool = False,
     progress: Progress = lambda *_: None,
 ) -> tuple[OpList, DeviceWeights]:
     """As `load_weights`, from weights that are mapped already."""
@@ -57,7 +60,7 @@ def place_weights(
             tables[name] = _table(weight, matrices.get(name), dtype, device)
         done += weight.nbytes
         progress("placing weights", done / total)
-    return merge(oplist, device, matrices, tables, vectors)
+    return merge(add_adapters(oplist) if adapters else oplist, device, matrices, tables, vectors)
 
 
 def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, device: Device) -> torch.Tensor:
@@ -97,8 +100,8 @@ def merge(
 
 
 def random_weights(
-    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None,
-    seed: int = 0,
+    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, adapters: bool = False,
+    progress: Progress = lambda *_: None, seed: int = 0,
 ) -> tuple[OpList, DeviceWeights]:  # fmt: skip
     """Random weights of a model's shape, made on the device: for benchmarks, whose speed does not depend on their values.
 
@@ -127,4 +130,4 @@ def random_weights(
             matrices[weight.name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
         else:
             matrices[weight.name] = FloatMatrix(values)
-    return merge(oplist, device, matrices, tables, vectors)
+    return merge(add_adapters(oplist) if adapters else oplist, device, matrices, tables, vectors)

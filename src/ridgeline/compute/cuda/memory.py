@@ -9,9 +9,10 @@ from typing import Final
 import torch
 
 from ridgeline.compute.cuda import linear
+from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, is_change
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.triton import attention, sampling
+from ridgeline.compute.cuda.triton import attention, lora, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
 from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, placed_bytes
 from ridgeline.compute.graph import OpList
@@ -33,6 +34,7 @@ def scratch_bytes(
     dtype: torch.dtype,
     device: Device,
     invariant: bool,
+    adapters: DeviceAdapterSlots | None = None,
 ) -> int:
     """Scratch bytes that the largest product, attention or sampling of any step needs: they run one after the other, so one buffer serves
     all."""
@@ -43,8 +45,14 @@ def scratch_bytes(
         for op in oplist.ops
         if op.name == "linear_glu" and isinstance(found := weights.matrices[op.outputs[0]], FloatMatrix)
     )
+    changes = (
+        lora.scratch_bytes(rows, len(op.weights), adapters.slots.most_rank, op.weights[0].shape[1], invariant=invariant)
+        for op in oplist.ops
+        if adapters is not None and is_change(op)
+    )
     return max(
         sampling.scratch_bytes(buckets.largest.rows),
+        *changes,
         *products,
         *gated,
         _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),

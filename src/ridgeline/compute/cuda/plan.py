@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, is_change
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache
 from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.step import DeviceInputs
@@ -46,11 +47,16 @@ class Place(NamedTuple):
 
 def place_values(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse: bool = True) -> tuple[dict[str, Place], int]:
     """Place of every value by name, at the largest sizes, and the bytes of all. Results and taps keep their places to the end; with `reuse`
-    off every value does."""
+    off every value does. Changed products lie where the products did, which nothing else reads."""
     last = last_stages(oplist, [[op] for op in oplist.ops])
+    changed = {made: product for op in oplist.ops if is_change(op) for product, made in zip(op.inputs[1:-1], op.outputs, strict=True)}
+    for made, product in changed.items():
+        last[product] = max(last[product], last[made])
     grouped: list[tuple[tuple[str, ...], torch.dtype, int]] = []  # names of a buffer, its type, its width
     buffers: list[Buffer] = []
     for number, op in enumerate(oplist.ops):
+        if is_change(op):
+            continue
         for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
             kind = dtype_of(oplist, op, names[0], dtype)
             width = sum(oplist.values[name].width for name in names)
@@ -65,7 +71,7 @@ def place_values(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, 
             handle = oplist.values[name]
             found[name] = Place(start, stride, first, handle.width, kind, handle.axis)
             first += handle.width
-    return found, size
+    return found | {made: found[product] for made, product in changed.items()}, size
 
 
 def dtype_of(oplist: OpList, op: Op, name: str, dtype: torch.dtype) -> torch.dtype:
@@ -82,6 +88,7 @@ class DevicePlan:
     dtype      of activations: fp32, bf16 or fp16
     scratch    uint8, shared by products, attention and sampling
     invariant  a token's bits do not depend on what else is in its step
+    adapters   slots of those that tokens may have
     reuse      False where all values are read afterwards
     """
 
@@ -97,10 +104,11 @@ class DevicePlan:
         rows: int,
         scratch: torch.Tensor,
         invariant: bool = False,
+        adapters: DeviceAdapterSlots | None = None,
         reuse: bool = True,
     ) -> None:
         self.oplist, self.weights, self.device, self.dtype = oplist, weights, device, dtype
-        self.scratch, self.invariant = scratch, invariant
+        self.scratch, self.invariant, self.adapters = scratch, invariant, adapters
         self.tokens, self.rows = tokens, rows
         self._places, size = place_values(oplist, dtype, tokens, rows, reuse=reuse)
         self._memory = device.empty(size, dtype=torch.uint8)

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from ridgeline.compute.cuda.adapters import change_widths
 from ridgeline.compute.cuda.linear import gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
 from ridgeline.compute.cuda.triton.attention import attention, counters_of
 from ridgeline.compute.cuda.triton.launch import one_by_one
+from ridgeline.compute.cuda.triton.lora import Tiles, add_changes
 from ridgeline.compute.cuda.weights import FloatMatrix
 from ridgeline.compute.graph import Op
+from ridgeline.compute.lowering.adapters import CHANGES
 from ridgeline.facts.model import Rope
 
 Provider = Callable[[Binding, Op], Run]
@@ -45,6 +48,15 @@ def _linear_glu(b: Binding, op: Op) -> Run:
     assert isinstance(weight, FloatMatrix), "lowering unites matrices of floats alone"
     (x,), (out,) = b.values(op.inputs), b.values(op.outputs)
     return partial(gated_unit, x, weight, op.attributes["activation"], out, b.plan.scratch, invariant=b.plan.invariant)
+
+
+def _lora(b: Binding, op: Op) -> Run:
+    """Changes of one product or several merged ones, where these lie."""
+    adapters, inputs = b.plan.adapters, b.inputs
+    assert adapters is not None, "the plan has no slots for adapters"
+    y = b.merged(op.outputs) if len(op.outputs) > 1 else b.value(op.outputs[0])
+    tiles = Tiles(inputs["adapter_tokens"], inputs["adapter_slots"])
+    return add_changes(b.value(op.inputs[0]), y, change_widths(op), adapters.slots, adapters.entry(op), tiles, b.plan.scratch)
 
 
 def _rms_norm(b: Binding, op: Op) -> Run:
@@ -141,6 +153,7 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "select": _select,
     **dict.fromkeys(("linear", "linear_fp8", *sorted(MERGED)), _product),
     "linear_glu": _linear_glu,
+    **dict.fromkeys(CHANGES.values(), _lora),
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "add_rms_norm": _add_rms_norm,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.compute.cuda.adapters import AdapterColumns, DeviceAdapterSlots
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
@@ -64,6 +65,7 @@ class CudaRunner:
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
     graphs                   starts steps; None: the device's own graphs, if it has any
+    adapters                 slots of those that rows may have; None: the list changes nothing
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class CudaRunner:
         depth: int = 2,
         invariant: bool = False,
         graphs: Graphs | None = None,
+        adapters: DeviceAdapterSlots | None = None,
     ) -> None:
         check(oplist)
+        self.adapters = adapters
         self.oplist, self.device, self.vocab = oplist, device, vocab
         self.shape, self._head = shape, head_of(oplist)
         self.buckets = Buckets(tokens, rows, positions, shape.block_tokens)
@@ -91,12 +95,15 @@ class CudaRunner:
         needed = scratch_bytes(
             oplist, weights, self.buckets,
             kv_heads=kv_heads, block_tokens=shape.block_tokens, dtype=dtype, device=device, invariant=invariant,
+            adapters=adapters,
         )  # fmt: skip
         scratch = device.empty(needed, dtype=torch.uint8)
         self.plan = DevicePlan(
-            oplist, weights, shape, device, dtype, tokens=largest.tokens, rows=largest.rows, scratch=scratch, invariant=invariant
-        )
-        self.buffers = StepBuffers(device, len(shape.groups), largest, depth, dummy_row=rows)
+            oplist, weights, shape, device, dtype, tokens=largest.tokens, rows=largest.rows, scratch=scratch, invariant=invariant,
+            adapters=adapters,
+        )  # fmt: skip
+        columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
+        self.buffers = StepBuffers(device, len(shape.groups), largest, depth, dummy_row=rows, adapters=columns)
         self.ids = SampledIds(device, rows, largest, vocab)
         self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
         self._next = 0
@@ -109,7 +116,7 @@ class CudaRunner:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device without weights, cache and graphs."""
+        """Bytes on the device without weights, adapters, cache and graphs."""
         return self.plan.nbytes + self.buffers.nbytes + self.ids.nbytes
 
     @property
@@ -248,7 +255,7 @@ class CudaRunner:
         plan = DevicePlan(
             self.oplist, self.plan.weights, self.shape, self.device, self.plan.dtype,
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
-            reuse=False,
+            adapters=self.adapters, reuse=False,
         )  # fmt: skip
         self._send(most, inputs, NO_SAMPLING)
         binding = self._launches.binding(most, plan)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.compute.cuda.adapters import AdapterColumns, put_in_order
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.graph import StepInputs
@@ -53,15 +54,18 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
 
-def step_columns(bucket: Bucket, groups: int) -> tuple[Column, ...]:
-    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or the dummy row."""
+def step_columns(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
+    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or the dummy row. adapters:
+    how tokens are put in order by adapter; None: they have none."""
     tokens, rows = bucket.tokens, bucket.rows
+    tiles = () if adapters is None else adapters.shape(tokens)
     return (
         Column("slots", "i64", (groups, tokens)),
         Column("ids", "i32", (tokens,)),
         Column("positions", "i32", (tokens,)),
         Column("row_of_token", "i32", (tokens,)),
         Column("source", "i32", (tokens,)),
+        *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("target", "i64", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
         Column("kv_len", "i32", (rows,)),
@@ -71,11 +75,11 @@ def step_columns(bucket: Bucket, groups: int) -> tuple[Column, ...]:
     )
 
 
-def layout(bucket: Bucket, groups: int) -> tuple[dict[str, tuple[int, Column]], int]:
+def layout(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) -> tuple[dict[str, tuple[int, Column]], int]:
     """Offset in bytes of each column by its name, and bytes of all."""
     offsets: dict[str, tuple[int, Column]] = {}
     size = 0
-    for column in step_columns(bucket, groups):
+    for column in step_columns(bucket, groups, adapters):
         offsets[column.name] = (size, column)
         count = int(np.prod(column.shape)) * np.dtype(COLUMN_DTYPES[column.kind][0]).itemsize
         size += -(-count // ALIGNMENT) * ALIGNMENT
@@ -120,6 +124,7 @@ class StepBuffers:
 
     groups     KV groups
     dummy_row  the entry of `SampledIds` behind all permanent rows, for padding
+    adapters   order of tokens by adapter; None: they have none
     """
 
     device: Device
@@ -127,6 +132,7 @@ class StepBuffers:
     largest: Bucket
     depth: int
     dummy_row: int
+    adapters: AdapterColumns | None = None
     _packed: torch.Tensor = field(init=False)
     _ring: list[torch.Tensor] = field(init=False)
     _copied: list[Event] = field(init=False)
@@ -136,7 +142,7 @@ class StepBuffers:
     """Bucket and sampling whose row columns each buffer of the ring holds already."""
 
     def __post_init__(self) -> None:
-        _, size = layout(self.largest, self.groups)
+        _, size = layout(self.largest, self.groups, self.adapters)
         self._packed = self.device.empty(size, dtype=torch.uint8)
         self._ring = [self.device.host(size, dtype=torch.uint8) for _ in range(self.depth + 1)]
         self._copied = [self.device.event() for _ in self._ring]
@@ -149,7 +155,7 @@ class StepBuffers:
 
     def device_views(self, bucket: Bucket) -> DeviceInputs:
         """The columns of a bucket on the device."""
-        offsets, _ = layout(bucket, self.groups)
+        offsets, _ = layout(bucket, self.groups, self.adapters)
         found: dict[str, torch.Tensor] = {}
         for name, (start, column) in offsets.items():
             dtype = COLUMN_DTYPES[column.kind][1]
@@ -177,7 +183,7 @@ class StepBuffers:
         if found is None:
             if len(self._staging_views) >= MAX_LAYOUTS:
                 del self._staging_views[next(iter(self._staging_views))]
-            offsets, size = layout(bucket, self.groups)
+            offsets, size = layout(bucket, self.groups, self.adapters)
             found = self._staging_views[key] = []
             for host in self._ring:
                 memory = host.numpy()
@@ -230,5 +236,7 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
         np.where(sampling.on_device, sampling.rows, dummy_row) if samples else dummy_row,
         dummy_row,
     )
+    if "adapter_slots" in into:
+        put_in_order(inputs.adapter, into["adapter_tokens"], into["adapter_slots"])
     for name in SAMPLING_COLUMNS:
         into[name][:rows], into[name][rows:] = sampling.columns[name] if samples else 0, 0

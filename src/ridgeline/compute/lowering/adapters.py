@@ -6,10 +6,13 @@ Who has no adapter in any row of a step runs the list without them, whose bits a
 from dataclasses import replace
 from typing import Final
 
-from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, Weight
+from ridgeline.compute.graph import TOKENS, Formats, Handle, Op, OpList, Weight
 
 SLOTS: Final = "adapters"
 """The value that holds the slot of each token."""
+
+CHANGES: Final = {1: "lora", 2: "lora_pair", 3: "lora_triple"}
+"""Changes of so many products of one value."""
 
 
 def add_adapters(oplist: OpList) -> OpList:
@@ -35,4 +38,23 @@ def pairs_of(matrix: str) -> str:
 
 def changed_matrices(oplist: OpList) -> dict[str, tuple[int, int]]:
     """Matrices [N, K] that adapters may change in a list that `add_adapters` has made, by the names of their pairs."""
-    return {op.weights[0].name: (op.weights[0].shape[0], op.weights[0].shape[1]) for op in oplist.ops if op.name == "lora"}
+    changes = [op for op in oplist.ops if op.name in CHANGES.values()]
+    return {weight.name: (weight.shape[0], weight.shape[1]) for op in changes for weight in op.weights}
+
+
+def merge_changes(oplist: OpList, formats: Formats) -> OpList:
+    """Changes of the products that one op makes become one op behind it. They read the step's own slots, from which a GPU's runner makes
+    its order of tokens."""
+    changes = {op.inputs[1]: op for op in oplist.ops if op.name == "lora"}
+    merged: set[int] = set()
+    ops: list[Op] = []
+    for op in oplist.ops:
+        if op.name != "adapters" and id(op) not in merged:
+            ops.append(op)
+        found = [changes[name] for name in op.outputs if name in changes]
+        if found:
+            merged |= {id(each) for each in found}
+            inputs = (found[0].inputs[0], *(each.inputs[1] for each in found), "adapter")
+            outputs, weights = tuple(each.outputs[0] for each in found), tuple(each.weights[0] for each in found)
+            ops.append(Op(CHANGES[len(found)], inputs, outputs, weights=weights))
+    return oplist.with_ops(tuple(ops))

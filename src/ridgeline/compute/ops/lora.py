@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.graph import Handle
-from ridgeline.compute.ops.definition import Floats, Ints, Sample, fits, floats, op
+from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, fits, floats, op
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,66 @@ def _lora_rule(x: Handle, y: Handle, slots: Handle) -> tuple[Handle, ...]:
 
 
 @op(samples=_lora_samples, weights=("pairs",), matrices=("pairs",), per_token=True, semantic=False, rule=_lora_rule,
-    tolerance={"native": 2e-6})  # fmt: skip
+    tolerance={"native": 2e-6, **SUMMED})  # fmt: skip
 def lora(x: Floats, y: Floats, slots: Ints, pairs: Sequence[Pair | None]) -> Floats:
-    """x [T, K], y [T, N], slots [T, 1] → y + scale · b · (a · x) with the pair of the token's slot; y where the slot is −1 or empty.
+    """x [T, K], y [T, N], slots [T, 1] or [T] → y + scale · b · (a · x) with the pair of the token's slot; y where that is −1 or empty.
 
     A token by itself, in double precision: its bits do not depend on its neighbours.
     """
     out = y.copy()
-    for row in np.flatnonzero(slots[:, 0] >= 0):
-        pair = pairs[slots[row, 0]]
+    of_row = slots.reshape(-1)
+    for row in np.flatnonzero(of_row >= 0):
+        pair = pairs[of_row[row]]
         if pair is not None:
             a, b = widened(pair.kind, pair.a).astype(np.float64), widened(pair.kind, pair.b).astype(np.float64)
             change = ((a @ x[row]).astype(np.float32).astype(np.float64) @ b) * pair.scale
             out[row] = y[row] + change.astype(np.float32)
     return out
+
+
+def _several_samples(*outputs: int) -> list[Sample]:
+    """Slots of whole adapters, of none, and of ones that change some of the matrices."""
+
+    def pair(seed: int, rank: int, width: int, inputs: int) -> Pair:
+        return Pair("F32", floats(seed, rank, inputs, size=0.3), floats(seed + 1, rank, width, size=0.3), 0.5 + rank)
+
+    def case(name: str, rows: list[int], inputs: int, ranks: list[tuple[int, ...]]) -> Sample:
+        names = ("first", "second", "third")[: len(outputs)]
+        own: dict[str, Any] = {"x": floats(1, len(rows), inputs)}
+        own |= {f"y{number}": floats(2 + number, len(rows), width) for number, width in enumerate(outputs)}
+        own["slots"] = np.array(rows, np.int32)
+        for number, (place, width) in enumerate(zip(names, outputs, strict=True)):
+            seeds = (10 * slot + 100 * number for slot in range(len(ranks)))
+            own[place] = [pair(seed, of[number], width, inputs) if of[number] else None for seed, of in zip(seeds, ranks, strict=True)]
+        return Sample(name, own)
+
+    return [
+        case("ragged", [1, -1, 0, 2, 1, 1], 50, [(4, 0, 9)[: len(outputs)], (17, 3, 1)[: len(outputs)], (0, 0, 0)[: len(outputs)]]),
+        case("one row", [0], 64, [(16, 16, 16)[: len(outputs)]]),
+        case("no row", [], 32, [(8, 8, 8)[: len(outputs)]]),
+    ]
+
+
+def _lora_pair_samples() -> list[Sample]:
+    return _several_samples(33, 40)
+
+
+@op(samples=_lora_pair_samples, weights=("first", "second"), matrices=("first", "second"), per_token=True, semantic=False,
+    tolerance=SUMMED)  # fmt: skip
+def lora_pair(x: Floats, y0: Floats, y1: Floats, slots: Ints, first: Sequence[Pair | None], second: Sequence[Pair | None]) -> Any:
+    """`lora` of two products of one value."""
+    return lora(x, y0, slots, first), lora(x, y1, slots, second)
+
+
+def _lora_triple_samples() -> list[Sample]:
+    return _several_samples(64, 16, 20)
+
+
+@op(samples=_lora_triple_samples, weights=("first", "second", "third"), matrices=("first", "second", "third"), per_token=True,
+    semantic=False, tolerance=SUMMED)  # fmt: skip
+def lora_triple(
+    x: Floats, y0: Floats, y1: Floats, y2: Floats, slots: Ints, first: Sequence[Pair | None], second: Sequence[Pair | None],
+    third: Sequence[Pair | None],
+) -> Any:  # fmt: skip
+    """`lora` of three products of one value."""
+    return lora(x, y0, slots, first), lora(x, y1, slots, second), lora(x, y2, slots, third)

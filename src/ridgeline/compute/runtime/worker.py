@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ridgeline.compute.adapters.slots import AdapterSlots
-from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -31,7 +29,7 @@ from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.compute.trace import StepTrace
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import Decision, adapter_bytes
+from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Pooling
 from ridgeline.engine.executor import ExecutorInfo
@@ -150,7 +148,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         trace=trace,
         slots=config.adapter_slots,
     )
-    adapters = _adapter_store(source, runner.adapters)
+    adapters = source.adapter_store(runner.adapters)
     sampler = Sampler(facts.tokens, runner.team)
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     wide = widened(facts, weights)
@@ -182,7 +180,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     weights = load_weights(facts, source.memory_bytes, threads, progress)
     runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads, slots=config.adapter_slots)
-    adapters = _adapter_store(source, runner.adapters)
+    adapters = source.adapter_store(runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
@@ -200,16 +198,6 @@ def _with_drafts(opened: OpenedModel, drafts: OpenedDrafts | None) -> OpenedMode
         return opened
     stored, decisions = opened.weights_bytes + drafts.nbytes, (*opened.decisions, drafts.decision)
     return replace(opened, weights_bytes=stored, decisions=decisions, drafts=drafts.cache)
-
-
-def _adapter_store(source: ModelSource, slots: AdapterSlots | None) -> AdapterStore | None:
-    """Host memory of the adapters that slots are filled with; None without --enable-lora."""
-    if slots is None:
-        return None
-    config = source.config
-    most_bytes = adapter_bytes(config, source.memory_bytes) // 2  # the other half is for slots, which keep what is forgotten here
-    bounds = {"most": config.max_cpu_loras, "most_bytes": most_bytes, "max_rank": config.max_lora_rank}
-    return AdapterStore(source.facts, **bounds, slots=slots)
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:

@@ -160,6 +160,7 @@ def _ollama(roster: Roster) -> list[BaseRoute]:
         Route("/api/tags", tags, methods=["GET"]),
         Route("/api/ps", running, methods=["GET"]),
         Route("/api/show", show, methods=["POST"]),
+        ollama_models.pull_route(),
         Route("/api/copy", copy, methods=["POST"]),
         Route("/api/delete", delete, methods=["DELETE"]),
     ]

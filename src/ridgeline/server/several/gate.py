@@ -5,6 +5,7 @@ comments that clients skip. Behind it everything is of one model, as in a server
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -18,6 +19,7 @@ from ridgeline.errors import EngineDeadError
 from ridgeline.server import routes
 from ridgeline.server.access import note_model
 from ridgeline.server.body import decode
+from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
 from ridgeline.server.ollama import UNLOADS_KEY
 from ridgeline.server.ollama_chat import LATEST, keep_alive_seconds
@@ -98,8 +100,11 @@ class ModelGate:
         body = await read_body(Request(scope, receive))
         asked = decode(_Asked, body)  # what is no request loads no model
         resident = self._of(asked.model, row.dialect)
-        keep_alive = keep_alive_seconds(asked.keep_alive) if row.dialect == "ollama" else None
+        keep_alive = self._bounded(keep_alive_seconds(asked.keep_alive)) if row.dialect == "ollama" else None
         note_model(scope, resident.name)
+        quota = current_caller().quota
+        if quota is not None and row.is_queued and resident.phase is not Phase.LOADED:
+            quota.check_request(time.monotonic())  # one that would be refused loads no model
         wait = _Wait(receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
         if keep_alive == 0 and not resident.is_idle:
             keep_alive = self._roster.config.min_residence  # it is others' too
@@ -114,6 +119,14 @@ class ModelGate:
             raise
         finally:
             wait.end()
+
+    def _bounded(self, keep_alive: float | None) -> float | None:
+        """The wish of a request. Where keys are needed, a client's keeps a model no longer than the server would: its memory is that of
+        all. A shorter one counts, as does an admin's."""
+        longest, has_keys = self._roster.config.keep_alive, self._roster.first.service.keys.needed
+        if keep_alive is None or longest is None or not has_keys or current_caller().is_admin:
+            return keep_alive
+        return min(keep_alive, longest) if keep_alive >= 0 else longest
 
     def _of(self, name: str | None, dialect: Dialect) -> Resident:
         if not name:

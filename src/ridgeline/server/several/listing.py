@@ -1,10 +1,12 @@
 """What lists say of each of several models, loaded or not, in every dialect."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 from msgspec import structs
 
+from ridgeline.facts.hardware.machine import anonymous_bytes
 from ridgeline.server import anthropic, models, ollama_models, ollama_shapes, replies
 from ridgeline.server.ollama_chat import tagged
 from ridgeline.server.service import Service
@@ -20,6 +22,12 @@ async def make_listing(service: Service) -> Listing:
     return Listing(
         model.limits.kv, models.card(model), models.info(model), await ollama_models.listed(model), await ollama_models.shown(model)
     )
+
+
+async def renew(resident: Resident) -> None:
+    """Takes down what the model is, and takes, that another has been swapped for."""
+    resident.measure(anonymous_bytes(os.getpid()) or 0)
+    resident.listing = await make_listing(resident.service)
 
 
 def cards(resident: Resident) -> list[replies.ModelCard]:

@@ -6,8 +6,6 @@ used that has been there for `min_residence`: its requests end first, new ones w
 """
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import time
@@ -17,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.config.per_model import own_settings
 from ridgeline.engine.seats import Seats
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RidgelineError
 from ridgeline.facts.hardware.machine import anonymous_bytes, machine_facts
@@ -27,6 +26,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.loading import Model
 from ridgeline.server.service import Service
 from ridgeline.server.several.listing import make_listing
+from ridgeline.server.several.memory import give_back, use_one_heap
 from ridgeline.server.several.resident import Phase, Resident
 
 log: Final = logging.getLogger("ridgeline.models")
@@ -205,11 +205,16 @@ class Roster:
         began = time.monotonic()
         while resident.users or resident.service.deployments.open_requests:
             await asyncio.sleep(POLL_SECONDS)
-        await resident.service.switch(None).stop()
-        resident.phase = Phase.UNLOADED
-        resident.totals.is_loaded, resident.totals.unloads = False, resident.totals.unloads + 1
+        old = resident.service.switch(None)
+        try:
+            await old.stop()
+        finally:  # however it ended: nobody is sent there any more
+            resident.phase = Phase.UNLOADED
+            resident.totals.is_loaded, resident.totals.unloads = False, resident.totals.unloads + 1
+            del old
+        await asyncio.sleep(POLL_SECONDS)  # whoever watched the engine hears of its end, and lets go of the model
         seconds = time.monotonic() - began
-        pause = _collect()
+        pause = give_back()
         log.info("unloaded", extra=with_fields(model=resident.name, seconds=seconds, collection_seconds=pause))
 
     async def _watch(self, resident: Resident) -> None:
@@ -260,7 +265,10 @@ class Roster:
             for resident in self.loaded:
                 at = resident.unloads_at(self.config.min_residence)
                 if at is not None and time.monotonic() >= at and resident.is_idle:
-                    await self.unload(resident)
+                    try:
+                        await self.unload(resident)
+                    except Exception:  # of this model alone: others are unloaded, and this one loaded again
+                        log.exception("unload failed", extra=with_fields(model=resident.name))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -271,26 +279,15 @@ class Roster:
 def make_roster(
     models: Mapping[str, str], engine: EngineConfig, config: ServerConfig, plan_bytes: PlanBytes, on_progress: Progress
 ) -> Roster:  # fmt: skip
-    """A roster of models by their names, with the same settings each. The price of the machine is divided among them, as its idle time is
-    nobody's in particular."""
+    """A roster of models by their names, with the same settings each, but for those that are written for one. The price of the machine is
+    divided among them, as its idle time is nobody's in particular. Raises ConfigError."""
+    use_one_heap()
     seats, services = Seats(), list[Service]()
     price = None if config.price_per_hour is None else config.price_per_hour / len(models)
     for name, model in models.items():
         record, trace = (file and f"{file}.{name.replace('/', '_')}" for file in (engine.record, engine.trace))
-        own = replace(config, served_model_name=name, price_per_hour=price)
-        settings = replace(engine, model=model, record=record, trace=trace)
+        settings, own = own_settings(name, models, engine, config) if len(models) > 1 else (engine, config)
+        own = replace(own, served_model_name=name, price_per_hour=price)
+        settings = replace(settings, model=model, record=record, trace=trace)
         services.append(Service(settings, own, on_progress, beside=services[0] if services else None, seats=seats))
     return Roster(services, seats, plan_bytes)
-
-
-def _collect() -> float:
-    """Frees what a model leaves in this process, a vocabulary in cycles among it, which is frozen where it was loaded at the start, and
-    gives the memory back. Returns the seconds for which nothing else ran."""
-    began = time.monotonic()
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's
-        trim(0)
-    return time.monotonic() - began

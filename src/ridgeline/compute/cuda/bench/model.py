@@ -4,7 +4,7 @@ Owns the model, its cache and the steps. The cache holds random numbers: zeros w
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from ridgeline.compute.cuda.adapters import DeviceAdapterSlots
 from ridgeline.compute.cuda.bench.timing import TimedGraphs, percentile, replayed
 from ridgeline.compute.cuda.cache import DTYPES as CACHE_DTYPES
 from ridgeline.compute.cuda.cache import allocate_device_kv
@@ -23,6 +24,8 @@ from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS, DeviceS
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.adapters import changed_matrices
+from ridgeline.compute.ops.lora import Pair
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups
@@ -42,25 +45,35 @@ class Types:
 
 
 class RandomModel:
-    """A model whose cache has room for `rows` sequences of `positions` each; a step has at most `tokens` tokens."""
+    """A model whose cache has room for `rows` sequences of `positions` each; a step has at most `tokens` tokens.
 
-    def __init__(self, facts: ModelFacts, types: Types, device: Device, *, tokens: int, rows: int, positions: int) -> None:
+    adapters  that its rows take turns at, 0: none; rank: of each, on all matrices of layers
+    """
+
+    def __init__(
+        self, facts: ModelFacts, types: Types, device: Device, *, tokens: int, rows: int, positions: int, adapters: int = 0, rank: int = 16
+    ) -> None:
         self.facts, self.device = facts, device
         dtype = DTYPES["bf16" if types.dtype == "fp8" else types.dtype]
-        oplist, weights = random_weights(facts, record(facts)["step"], device, dtype, fp8=types.dtype == "fp8")
+        oplist, weights = random_weights(facts, record(facts)["step"], device, dtype, fp8=types.dtype == "fp8", adapters=adapters > 0)
         self.weights_bytes = weights.nbytes
         groups = kv_groups(facts)
         self._groups, self._rows, self._blocks = len(groups), rows, -(-positions // BLOCK_TOKENS)
         shape = KVShape(groups, BLOCK_TOKENS, rows * self._blocks * self._groups, b"")
         self._timed = TimedGraphs(device)
+        slots = DeviceAdapterSlots(oplist, adapters, rank, dtype, device) if adapters else None
         self.runner = CudaRunner(
             oplist, weights, shape, device, dtype,
             tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, invariant=types.invariant,
-            graphs=self._timed,
+            graphs=self._timed, adapters=slots,
         )  # fmt: skip
         cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)
         self.runner.attach(cache)
+        if slots is not None:
+            one = slots.pack(_random_pairs(changed_matrices(oplist), rank))
+            for slot in range(adapters):
+                slots.fill(slot, one)
 
     def decode(self, batch: int, context: int, steps: int, *, top_p: float | None = None) -> dict[str, float]:
         """`steps` steps of one token a row, two in flight, whose rows have about `context` positions. top_p: at temperature 1, or greedy.
@@ -114,11 +127,20 @@ class RandomModel:
         inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
         single = len(inputs.ids) == rows
         ids = np.full(rows, -1) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(inputs.ids))
-        inputs = replace(inputs, ids=ids.astype(np.int32))
+        adapters = self.runner.adapters
+        slots = None if adapters is None else inputs.row_of_token % np.int32(adapters.count)
+        inputs = replace(inputs, ids=ids.astype(np.int32), adapter=slots)
         columns: dict[str, Any] = {name: np.zeros(rows, COLUMN_DTYPES[kind][0]) for name, kind in SAMPLING_COLUMNS.items()}
         columns["top_p"] += 1 if top_p is None else top_p
         columns["temperature"] += 0 if top_p is None else 1
         return inputs, DeviceSampling(np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), columns)
+
+
+def _random_pairs(matrices: Mapping[str, tuple[int, int]], rank: int) -> dict[str, Pair]:
+    """An adapter that changes every matrix [N, K] a little."""
+    made = np.random.default_rng(0)
+    drawn = {name: [made.standard_normal((rank, size), np.float32) for size in shape] for name, shape in matrices.items()}
+    return {name: Pair("F32", a, b, 0.01) for name, (b, a) in drawn.items()}
 
 
 def _fill(pool: torch.Tensor, kind: str) -> None:

@@ -20,7 +20,7 @@ from ridgeline.facts.model import ModelFacts
 
 Row = dict[str, Any]
 Settings = Mapping[str, Any]
-"""dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats; of kernels: tokens, contexts, prompts."""
+"""dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats, adapters, rank; of kernels: tokens, contexts, prompts."""
 
 PEER: Final = "ridgeline.compute.cuda.bench.peer"
 INTERPRETED_BYTES: Final = 256 << 20
@@ -99,6 +99,24 @@ def _captured(model: RandomModel, rows: Collection[int], tokens: Collection[int]
     return {"captured": model.runner.graphs, "seconds": seconds, "graph_bytes": free - model.device.free_bytes()}
 
 
+def adapters(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """Decode batches without adapters, and with rows that take turns at some: their speed as a share of that without."""
+    batches, context, steps = settings["batches"], settings["context"], settings["steps"]
+    types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
+    alone: dict[int, float] = {}
+    for count in (0, settings["adapters"]):
+        own = {"adapters": count, "rank": settings["rank"]}
+        model = RandomModel(facts, types, device, tokens=max(batches), rows=max(batches), positions=context + steps, **own)
+        if device.real:
+            yield _row(own, partial(_captured, model, batches, ()))
+        for batch in batches:
+            row = _row({"batch": batch, **own}, partial(model.decode, batch, context, steps))
+            speed = row.get("tokens_per_second", 0.0)
+            yield row | ({"ratio": speed / alone[batch]} if count and alone.get(batch) else {})
+            alone[batch] = speed
+        del model
+
+
 def prefill(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
     """Prompts, each in one step."""
     prompts = [tokens for tokens in settings["prompts"] if tokens <= facts.context]
@@ -127,6 +145,6 @@ def _row(names: Row, measure: Callable[[], Row]) -> Row:
 
 
 PARTS: Final[Mapping[str, Callable[[ModelFacts, Device, Settings], Iterator[Row]]]] = {
-    "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "prefill": prefill,
+    "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "adapters": adapters, "prefill": prefill,
     "transformers": transformers,
 }  # fmt: skip
