@@ -49,7 +49,6 @@ ALLOWED = {
     "compute/decoding/llguidance.py:step_lexer_fuel": "read by llguidance",
     "compute/decoding/llguidance.py:_MallocInfo (never made)": "the C library returns it",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
-    "compute/ops/definition.py:Definition.writes": "the tests of runners read it: what is compared beside results",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/cpu/sampling.py:Prepared.arrays": "keeps alive what native code has the addresses of",
     "core/params.py:StructuredOutputs.*": "read by name, as kinds of grammars",

@@ -180,5 +180,5 @@ def renumbered(event: Event) -> Event | None:
         case Started():
             return replace(event, sequence=-1 - event.sequence)
         case Computed():
-            return replace(event, sequences=tuple(-1 - sequence for sequence in event.sequences))
+            return event._replace(sequences=tuple(-1 - sequence for sequence in event.sequences))
     return event
