@@ -55,8 +55,8 @@ class Column(NamedTuple):
 
 
 def step_columns(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
-    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or the dummy row. adapters:
-    how tokens are put in order by adapter; None: they have none."""
+    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or the dummy row; `count`:
+    tokens that are no padding, the first ones. adapters: how tokens are put in order by adapter; None: they have none."""
     tokens, rows = bucket.tokens, bucket.rows
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
@@ -65,6 +65,7 @@ def step_columns(bucket: Bucket, groups: int, adapters: AdapterColumns | None = 
         Column("positions", "i32", (tokens,)),
         Column("row_of_token", "i32", (tokens,)),
         Column("source", "i32", (tokens,)),
+        Column("count", "i32", (1,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("target", "i64", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
@@ -203,6 +204,7 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
     into["ids"][:tokens] = inputs.ids
     into["positions"][:tokens] = inputs.positions[0]
     into["kv_len"][:rows] = inputs.kv_len
+    into["count"][0] = tokens
     all_slots, tables = into["slots"], into["tables"]
     for number, (slots, table) in enumerate(zip(inputs.slots, inputs.tables, strict=True)):
         all_slots[number, :tokens] = slots

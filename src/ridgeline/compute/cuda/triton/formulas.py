@@ -95,6 +95,13 @@ def field_of(run, FIELD: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
+def from_e2m1(codes):
+    """Codes of e2m1 → twice their values, plus 12: integers 0 … 24. Magnitudes stand in the nibbles of a constant."""
+    size = (0xC8643210 >> ((codes & 7).to(tl.uint32) * 4)) & 15
+    return tl.where((codes & 8) != 0, 12 - size, 12 + size).to(tl.uint8)
+
+
+@triton.jit
 def _half(word, BYTE: tl.constexpr):
     """The fp16 number in bytes BYTE and BYTE + 1 of a word."""
     return (word >> (8 * BYTE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -107,6 +114,10 @@ def scale_of(word, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr):
         scale = _half(super_scale, 0) * ((word << (24 - 8 * BYTE)) >> 24).to(tl.float32)
     elif SCALE_TYPE == "u8 + min":
         scale = _half(super_scale, 0) * ((word >> (8 * BYTE)) & 0xFF).to(tl.float32)
+    elif SCALE_TYPE == "e8m0":
+        exponent = (word >> (8 * BYTE)) & 0xFF
+        bits = tl.where(exponent > 1, (exponent - 1) << 23, 0x200000 << exponent)
+        scale = bits.to(tl.float32, bitcast=True)
     elif SCALE_TYPE == "fp32" or SCALE_TYPE == "fp32 + zero":
         scale = word.to(tl.float32, bitcast=True)
     else:
@@ -128,3 +139,15 @@ def zero_of(word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constex
     else:
         zero = word.to(tl.float32) * 0.0 + CENTRE
     return zero
+
+
+@triton.jit
+def choices_of(order, tiles, number, HEIGHT: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(expert, or -1; BLOCK_M choices int64; which of them are there) of block `number` of the tiles of `ops/sorted_experts.py`, each of
+    which has HEIGHT // BLOCK_M blocks."""
+    place = tiles + number // (HEIGHT // BLOCK_M) * 3
+    first = number % (HEIGHT // BLOCK_M) * BLOCK_M
+    row, count = first + tl.arange(0, BLOCK_M), tl.load(place + 2)
+    expert = tl.where(first < count, tl.load(place), -1)
+    choice = tl.load(order + tl.load(place + 1) + row, mask=row < count, other=0)
+    return expert, choice.to(tl.int64), row < count
