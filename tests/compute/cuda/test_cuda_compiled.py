@@ -13,8 +13,8 @@ from compile_only import SHARED, Compiled
 REDUCING = {"rotation_kernel"}
 """Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
 
-SPILLS = {80: 8, 100: 40, 120: 24}
-"""Bytes that a thread may spill: on a Blackwell, whose tiles are those of others, and on an A100, two words of a gated unit of Q4_K."""
+SPILLS = {100: 40, 120: 24}
+"""Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
 
 LEAST_REGISTERS = 10
 """Of a kernel that does anything. The compiler makes a trap of one that needs more tensor memory than there is, and reports nothing."""

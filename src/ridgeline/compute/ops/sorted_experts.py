@@ -9,7 +9,8 @@ import numpy as np
 
 from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, floats, op
 from ridgeline.compute.ops.elementwise import glu
-from ridgeline.compute.ops.experts import by_expert, chosen_experts, linear_experts
+from ridgeline.compute.ops.experts import by_expert, chosen_experts, rows_of
+from ridgeline.compute.ops.linear import linear
 
 FEW, MANY = 16, 64
 """Choices of a tile: where an expert has few on average, a step reads more than it computes."""
@@ -72,8 +73,14 @@ def _sorted_samples(names: tuple[str, ...], *, activation: str = "") -> list[Sam
 @op(samples=lambda: _sorted_samples(("weight",)), weights=("weight", "weight_bias"), matrices=("weight",), per_token=False, semantic=False,
     tolerance=SUMMED)  # fmt: skip
 def linear_experts_sorted(x: Floats, experts: Ints, order: Ints, tiles: Ints, weight: Floats, weight_bias: Floats | None = None) -> Any:
-    """`linear_experts`, given what `sort_experts` makes of the same choices."""
-    return linear_experts(x, experts, weight, weight_bias)
+    """`linear_experts` tile by tile of what `sort_experts` makes of the same choices."""
+    out = np.empty((experts.size, weight.shape[1]), np.float32)
+    for expert, first, count in tiles:
+        places = order[first : first + count, 0]
+        out[places] = linear(x[rows_of(x, experts, places)], weight[expert])  # of no expert there are no places
+        if weight_bias is not None:
+            out[places] += weight_bias[expert]
+    return out
 
 
 @op(samples=lambda: _sorted_samples(("gate", "up"), activation="silu"), weights=("gate", "up", "gate_bias", "up_bias"),
@@ -82,5 +89,6 @@ def linear_experts_glu(
     x: Floats, experts: Ints, order: Ints, tiles: Ints, gate: Floats, up: Floats, gate_bias: Floats | None = None,
     up_bias: Floats | None = None, *, activation: str,
 ) -> Any:  # fmt: skip
-    """`glu` of two `linear_experts`, [T · k, F]."""
-    return glu(linear_experts(x, experts, gate, gate_bias), linear_experts(x, experts, up, up_bias), activation=activation)
+    """`glu` of two `linear_experts_sorted`, [T · k, F]."""
+    both = (linear_experts_sorted.reference(x, experts, order, tiles, *each) for each in ((gate, gate_bias), (up, up_bias)))
+    return glu(*both, activation=activation)

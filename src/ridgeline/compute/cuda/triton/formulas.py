@@ -142,12 +142,23 @@ def zero_of(word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constex
 
 
 @triton.jit
-def choices_of(order, tiles, number, HEIGHT: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(expert, or -1; BLOCK_M choices int64; which of them are there) of block `number` of the tiles of `ops/sorted_experts.py`, each of
-    which has HEIGHT // BLOCK_M blocks."""
-    place = tiles + number // (HEIGHT // BLOCK_M) * 3
-    first = number % (HEIGHT // BLOCK_M) * BLOCK_M
-    row, count = first + tl.arange(0, BLOCK_M), tl.load(place + 2)
-    expert = tl.where(first < count, tl.load(place), -1)
-    choice = tl.load(order + tl.load(place + 1) + row, mask=row < count, other=0)
-    return expert, choice.to(tl.int64), row < count
+def program_rows(order, tiles, number, rows, columns, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(rows of the output int64 [BLOCK_M], which of them are there, their rows of x, first row of the matrix, or -1: nothing is to be done)
+    of block `number` of a product.
+
+    SHARED 0: consecutive rows. Else rows are choices, of a tile of `ops/sorted_experts.py` with TILE // BLOCK_M blocks; so many choices read
+    one row of x, and every expert has `columns` rows of the matrix.
+    """
+    if SHARED > 0:
+        place = tiles + number // (TILE // BLOCK_M) * 3
+        row, count = number % (TILE // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M), tl.load(place + 2)
+        there = row < count
+        m = tl.load(order + tl.load(place + 1) + row, mask=there, other=0).to(tl.int64)
+        x_row = m // SHARED
+        base = tl.where(tl.max(there.to(tl.int32), axis=0) > 0, tl.load(place) * tl.cast(columns, tl.int64), -1)
+    else:
+        m = (number * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        there = m < rows
+        x_row = m
+        base = tl.zeros((), tl.int64)
+    return m, there, x_row, base

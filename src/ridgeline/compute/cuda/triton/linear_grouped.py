@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
-from ridgeline.compute.cuda.triton.formulas import choices_of, field_of, from_e2m1, gated, scale_of, zero_of
+from ridgeline.compute.cuda.triton.formulas import field_of, from_e2m1, gated, program_rows, scale_of, zero_of
 from ridgeline.compute.cuda.triton.launch import BoundLaunch, capability, ceil_div, multiprocessors, rows_of
 from ridgeline.compute.cuda.triton.matmul import Choices
 
@@ -62,37 +62,21 @@ def _operand(codes, SUBTRACT: tl.constexpr, OFFSET: tl.constexpr, kind: tl.const
 def grouped_kernel(
     x, low, high, scale_words, super_scales, bias, up_bias, order, choices, out,
     rows, columns, inputs, all_rows, up_rows, x_stride, out_stride, out_split, tiles, tiles_per_split, words, superblocks,
-    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
-    SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr, CENTRE: tl.constexpr,
-    VALUES: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    SHARED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
+    SUPERBLOCK: tl.constexpr, SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr,
+    SUBTRACT: tl.constexpr, ADDED: tl.constexpr, VALUES: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+    GATE: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row.
-
-    all_rows  of the matrix: `columns` of them, or twice as many, for each expert
-    GATE      an activation: of BLOCK_N rows half are of gate, and half, `up_rows` further on, of up
-    SHARED, TILE_ROWS, BIAS  as SHARED, TILE and BIAS of `matmul_kernel`
-    """
-    half = tl.arange(0, BLOCK_N) // (BLOCK_N // 2)
-    if GATE != "":
-        output = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N) % (BLOCK_N // 2)
-    else:
-        output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if SHARED > 0:
-        expert, m, present = choices_of(order, choices, tl.program_id(2), TILE_ROWS, BLOCK_M)
-        if expert < 0:
+    """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row; SPAN: inputs of one in a tile.
+    `all_rows`: of the matrix. GATE: an activation; of BLOCK_N rows half are of gate, and half, `up_rows` further on, of up. SHARED,
+    TILE_ROWS and BIAS are SHARED, TILE and BIAS of `matmul_kernel`."""
+    m, present, x_row, base = program_rows(order, choices, tl.program_id(2), rows, columns, SHARED, TILE_ROWS, BLOCK_M)
+    if SHARED > 0:  # noqa: SIM102: known to the compiler, so that other products have no such branch
+        if base < 0:
             return
-        x_row, base = m // SHARED, expert * columns
-    else:
-        m = (tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-        present = m < rows
-        x_row, base = m, 0
-    n = base + output + half * up_rows if GATE != "" else base + output
-    split, w, there = tl.program_id(1), tl.arange(0, WIDTH), output < columns
+    output, half = _outputs(GATE, BLOCK_N)
+    n, there, split = base + output + half * up_rows, output < columns, tl.program_id(1)
     TILE: tl.constexpr = FIELDS * WIDTH
-    SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
-    SUBTRACT: tl.constexpr = 0 if OFFSET != 0 or MINS or ZEROS else CENTRE
-    ADDED: tl.constexpr = OFFSET if MINS else OFFSET + CENTRE - SUBTRACT
     SUMS: tl.constexpr = ADDED != 0 or MINS or ZEROS
     kind: tl.constexpr = x.dtype.element_ty
     ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(kind)
@@ -103,61 +87,101 @@ def grouped_kernel(
     for tile in tl.range(split * tiles_per_split, tl.minimum((split + 1) * tiles_per_split, tiles), num_stages=STAGES):
         row = tile * tl.cast(all_rows, tl.int64) + n
         if SUPERBLOCK > 0:
-            super_scale = tl.load(
-                super_scales + tl.minimum(tile * TILE // SUPERBLOCK, superblocks - 1) * tl.cast(all_rows, tl.int64) + n, mask=there, other=0
-            )
+            super_scale = _word(super_scales, tile * TILE // SUPERBLOCK, superblocks, all_rows, n, there)
         for field in tl.static_range(FIELDS):
             if field % (8 // LOW) == 0:
-                low_at = low + row[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
-                low_run = tl.load(low_at + w[None, :], mask=there[:, None], other=0)
+                low_run = _run(low, row, there, field, LOW, TILE, WIDTH)
             codes = field_of(low_run, field, LOW)
             if HIGH > 0:
                 if field % (8 // HIGH) == 0:
-                    high_at = high + row[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
-                    high_run = tl.load(high_at + w[None, :], mask=there[:, None], other=0)
+                    high_run = _run(high, row, there, field, HIGH, TILE, WIDTH)
                 codes = codes | (field_of(high_run, field, HIGH) << LOW)
             if VALUES == "e2m1":
                 codes = from_e2m1(codes)
-            k = tile * TILE + field * WIDTH + w
-            mask = present[None, :] if EVEN else present[None, :] & (k < inputs)[:, None]
-            part = tl.load(x + x_row[None, :] * x_stride + k[:, None], mask=mask, other=0.0)
+            part = _inputs(x, x_row, present, x_stride, tile * TILE + field * WIDTH, inputs, EVEN, WIDTH)
             dots = tl.dot(_operand(codes, SUBTRACT, OFFSET, kind), part, dots, input_precision="ieee")
             if SUMS:
                 sums = tl.dot(ones, part, sums, input_precision="ieee")
             if SIZE > 0 and (field + 1) * WIDTH % SPAN == 0:
                 if ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4 == 0:
                     number = (tile * TILE + (field + 1) * WIDTH - SPAN) // SIZE * GROUP_BYTES // 4
-                    word = tl.load(scale_words + tl.minimum(number, words - 1) * tl.cast(all_rows, tl.int64) + n, mask=there, other=0)
+                    word = _word(scale_words, number, words, all_rows, n, there)
                     if GROUP_BYTES == 8:
-                        after = tl.load(
-                            scale_words + tl.minimum(number + 1, words - 1) * tl.cast(all_rows, tl.int64) + n, mask=there, other=0
-                        )
-                scale = scale_of(word, super_scale, SCALE_TYPE, ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4)
-                zero = zero_of(word, after, super_scale, SCALE_TYPE, ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4, 0)
-                total += _scaled(dots, sums, scale, zero, MINS, ZEROS, ADDED)
+                        after = _word(scale_words, number + 1, words, all_rows, n, there)
+                total += _share(
+                    dots,
+                    sums,
+                    word,
+                    after,
+                    super_scale,
+                    SCALE_TYPE,
+                    ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4,
+                    MINS,
+                    ZEROS,
+                    ADDED,
+                )
                 dots, sums = zeros, zeros
     if SIZE == 0:
-        word = tl.load(scale_words + n, mask=there, other=0)
+        word = _word(scale_words, 0, words, all_rows, n, there)
         if GROUP_BYTES == 8:
-            after = tl.load(scale_words + all_rows + n, mask=there, other=0)
-        scale, zero = scale_of(word, super_scale, SCALE_TYPE, 0), zero_of(word, after, super_scale, SCALE_TYPE, 0, 0)
-        total = _scaled(dots, sums, scale, zero, MINS, ZEROS, ADDED)
-    if BIAS:
-        added = tl.load(bias + base + output, mask=there, other=0.0)
-        if GATE != "":
-            added = tl.where(half == 0, added, tl.load(up_bias + base + output, mask=there, other=0.0))
-        total += added[:, None]
-    if GATE != "":
-        gate, up = tl.split(tl.permute(tl.reshape(total, (2, BLOCK_N // 2, BLOCK_M)), (1, 2, 0)))
-        total = gated(gate, up, GATE)
-        output = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            after = _word(scale_words, 1, words, all_rows, n, there)
+        total = _share(dots, sums, word, after, super_scale, SCALE_TYPE, 0, MINS, ZEROS, ADDED)
+    total, output = _finished(total, bias, up_bias, base, output, half, there, GATE, BIAS, BLOCK_N, BLOCK_M)
     place = out + split.to(tl.int64) * out_split + m[None, :] * out_stride + output[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=(output < columns)[:, None] & present[None, :])
 
 
 @triton.jit
-def _scaled(dots, sums, scale, zero, MINS: tl.constexpr, ZEROS: tl.constexpr, ADDED: tl.constexpr):
-    """A group's share of the result [N, M]; ADDED is the number that was added to every code."""
+def _word(words, number, most, all_rows, n, there):
+    """Word `number` of the rows n, or the last one: int32 [N]."""
+    return tl.load(words + tl.minimum(number, most - 1) * tl.cast(all_rows, tl.int64) + n, mask=there, other=0)
+
+
+@triton.jit
+def _inputs(x, x_row, present, x_stride, first, inputs, EVEN: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH inputs of the rows of a program: [WIDTH, M]."""
+    k = first + tl.arange(0, WIDTH)
+    mask = present[None, :] if EVEN else present[None, :] & (k < inputs)[:, None]
+    return tl.load(x + x_row[None, :] * x_stride + k[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _finished(
+    total, bias, up_bias, base, output, half, there, GATE: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Sums with their biases, or the unit of gate and up with theirs, and the outputs that these are."""
+    if BIAS:
+        added = tl.load(bias + base + output, mask=there & (half == 0), other=0.0)
+        total += (added + tl.load(up_bias + base + output, mask=there & (half > 0), other=0.0))[:, None]
+    if GATE != "":
+        gate, up = tl.split(tl.permute(tl.reshape(total, (2, BLOCK_N // 2, BLOCK_M)), (1, 2, 0)))
+        total = gated(gate, up, GATE)
+        output = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    return total, output
+
+
+@triton.jit
+def _outputs(GATE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Outputs of a program, and the half of its rows in which each stands; of one half where there is no gate."""
+    at = tl.arange(0, BLOCK_N)
+    SPAN: tl.constexpr = BLOCK_N // 2 if GATE != "" else BLOCK_N
+    return tl.program_id(0) * SPAN + at % SPAN, at // SPAN
+
+
+@triton.jit
+def _run(plane, row, there, FIELD: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Bytes [N, WIDTH] of a plane in which a field's bits stand."""
+    at = plane + row[:, None] * (TILE * BITS // 8) + FIELD // (8 // BITS) * WIDTH
+    return tl.load(at + tl.arange(0, WIDTH)[None, :], mask=there[:, None], other=0)
+
+
+@triton.jit
+def _share(
+    dots, sums, word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr,
+    ADDED: tl.constexpr,
+):  # fmt: skip
+    """The share of the result [N, M] of a group whose scale begins in byte BYTE; ADDED is the number that was added to every code."""
+    scale, zero = scale_of(word, super_scale, SCALE_TYPE, BYTE), zero_of(word, after, super_scale, SCALE_TYPE, BYTE, 0)
     if MINS:
         share = scale[:, None] * (dots - ADDED * sums) - zero[:, None] * sums
     elif ZEROS:
@@ -238,6 +262,8 @@ def bound(
     biases = (*bias, *bias) if bias else (x, x)
     order, tiles = (x, x) if choices is None else (choices.order, choices.tiles)
     blocks = ceil_div(rows, block) if choices is None else choices.most * (choices.height // block)
+    offset = 0 if form.low + form.high == 8 else _EXPONENT_OFFSETS[x.dtype]
+    subtract = form.centre if offset == 0 and form.offset == "centre" else 0
     return BoundLaunch(
         grouped_kernel, (ceil_div(columns * (2 if gate else 1), BLOCK_N), splits, blocks),
         (
@@ -249,10 +275,10 @@ def bound(
         ),
         {
             "LOW": form.low, "HIGH": form.high, "FIELDS": weight.fields, "WIDTH": weight.width, "SIZE": form.size,
-            "SUPERBLOCK": form.superblock, "SCALE_TYPE": form.scale_type, "GROUP_BYTES": GROUP_BYTES[form.scale_type],
-            "MINS": form.offset == "mins", "ZEROS": form.offset == "zeros", "CENTRE": form.centre, "VALUES": form.values,
-            "OFFSET": 0 if form.low + form.high == 8 else _EXPONENT_OFFSETS[x.dtype],
-            "EVEN": weight.tiles * weight.tile == x.shape[1], "STAGES": STAGES, "GATE": gate, "BIAS": bool(bias),
+            "SPAN": min(form.size, weight.tile) or weight.tile, "SUPERBLOCK": form.superblock, "SCALE_TYPE": form.scale_type,
+            "GROUP_BYTES": GROUP_BYTES[form.scale_type], "MINS": form.offset == "mins", "ZEROS": form.offset == "zeros",
+            "SUBTRACT": subtract, "ADDED": offset if form.offset == "mins" else offset + form.centre - subtract, "VALUES": form.values,
+            "OFFSET": offset, "EVEN": weight.tiles * weight.tile == x.shape[1], "STAGES": STAGES, "GATE": gate, "BIAS": bool(bias),
             "SHARED": 0 if choices is None else choices.shared, "TILE_ROWS": block if choices is None else choices.height,
             "BLOCK_N": BLOCK_N, "BLOCK_M": block,
         },

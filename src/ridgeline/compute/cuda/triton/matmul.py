@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.formulas import choices_of, from_fp8, gated
+from ridgeline.compute.cuda.triton.formulas import from_fp8, gated, program_rows
 from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, native_fp8, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -59,15 +59,10 @@ def matmul_kernel(
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    if SHARED > 0:
-        expert, m, there = choices_of(order, tiles, tl.program_id(1), TILE, BLOCK_M)
-        if expert < 0:
+    m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
+    if SHARED > 0:  # noqa: SIM102: known to the compiler, so that other products have no such branch
+        if base < 0:
             return
-        x_row, base = m // SHARED, expert * tl.cast(columns, tl.int64)
-    else:
-        m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-        there = m < rows
-        x_row, base = m, tl.zeros((), tl.int64)
     x_at = x + x_row[:, None] * x_stride + k[None, :]
     weight_at = weight + (base + n)[None, :] * weight_stride + k[:, None]
     up_at = weight_at + up_rows * tl.cast(weight_stride, tl.int64)
