@@ -140,7 +140,7 @@ def place_experts(weight: Weight, dtype: torch.dtype, device: torch.device, *, f
     inputs stand in orders of their own among them, become floats."""
     if isinstance(weight, StackedWeight):
         own = [part for part in weight.parts if not isinstance(part, GroupedWeight) or part.order is None]
-        placed = [place(part, dtype, device, fp8=fp8) for part in own]
+        placed = [_scaled_by_row(place(part, dtype, device, fp8=fp8)) for part in own]
         whole = merged(placed) if len(own) == len(weight.parts) else None
         return whole or place(_rows_of(DenseWeight(weight.dense())), dtype, device, fp8=fp8)
     return place(_rows_of(weight), dtype, device, fp8=fp8)
@@ -183,17 +183,17 @@ def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: i
 
 
 def _merged_fp8(weights: Sequence[Fp8Matrix]) -> Fp8Matrix | None:
-    if len({weight.block for weight in weights}) > 1:
-        return None
-    if any(weight.shape[0] % weight.block[0] for weight in weights[:-1]):
-        weights = [_scaled_by_row(weight) for weight in weights]
     block = weights[0].block
+    if any(weight.block != block or weight.shape[0] % block[0] for weight in weights[:-1]) or weights[-1].block != block:
+        return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
     return Fp8Matrix(codes, torch.cat([weight.scales for weight in weights]), block)
 
 
-def _scaled_by_row(weight: Fp8Matrix) -> Fp8Matrix:
-    """The same matrix with blocks of one row."""
+def _scaled_by_row(weight: DeviceWeight) -> DeviceWeight:
+    """The same matrix with blocks of one row, where others would reach into the next expert."""
+    if not isinstance(weight, Fp8Matrix) or weight.shape[0] % weight.block[0] == 0:
+        return weight
     height, width = weight.block
     return Fp8Matrix(weight.codes, weight.scales.repeat_interleave(height, 0)[: weight.shape[0]].contiguous(), (1, width))
 

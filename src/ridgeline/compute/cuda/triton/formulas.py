@@ -146,8 +146,8 @@ def program_rows(order, tiles, number, rows, columns, SHARED: tl.constexpr, TILE
     """(rows of the output int64 [BLOCK_M], which of them are there, their rows of x, first row of the matrix, or -1: nothing is to be done)
     of block `number` of a product.
 
-    SHARED 0: consecutive rows. Else rows are choices, of a tile of `ops/sorted_experts.py` with TILE // BLOCK_M blocks; so many choices read
-    one row of x, and every expert has `columns` rows of the matrix.
+    SHARED 0: consecutive rows. Else rows are choices, of a tile of `ops/sorted_experts.py` with TILE // BLOCK_M blocks; SHARED of them
+    read one row of x, and every expert has `columns` rows of the matrix.
     """
     if SHARED > 0:
         place = tiles + number // (TILE // BLOCK_M) * 3

@@ -71,7 +71,7 @@ def grouped_kernel(
     `all_rows`: of the matrix. GATE: an activation; of BLOCK_N rows half are of gate, and half, `up_rows` further on, of up. SHARED,
     TILE_ROWS and BIAS are SHARED, TILE and BIAS of `matmul_kernel`."""
     m, present, x_row, base = program_rows(order, choices, tl.program_id(2), rows, columns, SHARED, TILE_ROWS, BLOCK_M)
-    if SHARED > 0:  # noqa: SIM102: known to the compiler, so that other products have no such branch
+    if SHARED > 0:  # noqa: SIM102
         if base < 0:
             return
     output, half = _outputs(GATE, BLOCK_N)

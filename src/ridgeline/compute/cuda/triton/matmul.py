@@ -60,7 +60,7 @@ def matmul_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
-    if SHARED > 0:  # noqa: SIM102: known to the compiler, so that other products have no such branch
+    if SHARED > 0:  # noqa: SIM102
         if base < 0:
             return
     x_at = x + x_row[:, None] * x_stride + k[None, :]
@@ -97,7 +97,7 @@ def matmul_kernel(
 @triton.jit
 def _step(total, part, at, mask, scale_at, inside, CODES: tl.constexpr, NATIVE: tl.constexpr, WIDTH: tl.constexpr):
     """total + part · the block of weights at `at`."""
-    numbers = tl.load(at, mask=mask, other=0)
+    numbers = tl.load(at, mask=mask, other=0.0)
     if CODES == "weight":
         numbers = from_fp8(numbers, NATIVE).to(part.dtype)
     if CODES == "" or (CODES == "weight" and WIDTH == 0):
