@@ -180,13 +180,18 @@ class Service:
     def _update_brown_out(self) -> None:
         """Called with what the engine tells of requests, and with every request, so that the level is that of now whenever it matters.
         An engine that has started again is told when its answers are checked: its own settings have been sent by then."""
-        current = self.deployments.current
-        client = current.client
-        if self.brown_out is not None and client is not None and current.is_checked:
-            now, rows = time.monotonic(), current.model.engine.info.rows
-            wait = self.waiting_room.wait_seconds(sum(client.open_choices.values()), rows, now)
-            self.brown_out.update(wait, now, client.starts)
+        client = self.deployments.current.client
+        if self.brown_out is not None and client is not None and self.deployments.current.is_checked:
+            now = time.monotonic()
+            self.brown_out.update(self._expected_wait(now), now, client.starts)
             self.metrics.brown_out = self.brown_out.level
+
+    def _expected_wait(self, now: float) -> float:
+        """Seconds for which a request that comes now should wait for a row."""
+        current = self.deployments.current
+        if current.client is None or not current.is_checked:
+            return 0.0
+        return self.waiting_room.wait_seconds(sum(current.client.open_choices.values()), current.model.engine.info.rows, now)
 
     def _detect_restart(self) -> None:
         """Tells the metrics of an engine that has ended."""
@@ -240,6 +245,7 @@ class Service:
         self._detect_restart()
         self._intake.catch_up()
         self._update_brown_out()
+        self.metrics.expected_wait = self._expected_wait(time.monotonic())
         self.live.spending.sample(time.monotonic())
         return self.metrics
 
