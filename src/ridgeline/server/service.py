@@ -183,15 +183,8 @@ class Service:
         client = self.deployments.current.client
         if self.brown_out is not None and client is not None and self.deployments.current.is_checked:
             now = time.monotonic()
-            self.brown_out.update(self._expected_wait(now), now, client.starts)
+            self.brown_out.update(_expected_wait(self.waiting_room, self.deployments.current, now), now, client.starts)
             self.metrics.brown_out = self.brown_out.level
-
-    def _expected_wait(self, now: float) -> float:
-        """Seconds for which a request that comes now should wait for a row."""
-        current = self.deployments.current
-        if current.client is None or not current.is_checked:
-            return 0.0
-        return self.waiting_room.wait_seconds(sum(current.client.open_choices.values()), current.model.engine.info.rows, now)
 
     def _detect_restart(self) -> None:
         """Tells the metrics of an engine that has ended."""
@@ -245,7 +238,7 @@ class Service:
         self._detect_restart()
         self._intake.catch_up()
         self._update_brown_out()
-        self.metrics.expected_wait = self._expected_wait(time.monotonic())
+        self.metrics.expected_wait = _expected_wait(self.waiting_room, self.deployments.current, time.monotonic())
         self.live.spending.sample(time.monotonic())
         return self.metrics
 
@@ -334,6 +327,13 @@ class Service:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _expected_wait(room: WaitingRoom, current: Deployment, now: float) -> float:
+    """Seconds for which a request that comes now should wait for a row."""
+    if current.client is None or not current.is_checked:
+        return 0.0
+    return room.wait_seconds(sum(current.client.open_choices.values()), current.model.engine.info.rows, now)
 
 
 def _meter(runner: str) -> EnergyMeter:
