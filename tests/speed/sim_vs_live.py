@@ -5,8 +5,8 @@
 A server runs in a process of its own, loaded by `bench serve`; it records itself. The recording's arrivals are simulated twice: with
 `sim --device this` and nothing set ("planned"), and with times fitted to the steps that the server took ("own steps"), which leaves out the
 error of the planner's prices: what remains is arrival, queue, scheduling and the front end, and holds beside other load too. The runs are
-held out: no step of them has been seen by a plan. `--verify` runs `plan --verify` first; without it the machine is not known at all.
-Both times corrections are kept in a folder of this run alone. Takes the sum of the rates' seconds, and 20 s for each.
+held out: no step of them has been seen by a plan. `--verify` runs `plan --verify` first; without it only what the server's own start has
+measured is known. Both times corrections are kept in a folder of this run alone. Takes the sum of the rates' seconds, and 20 s for each.
 
 Asked, at rest: TTFT p50 within 10 %, p95 within 15 %, output tokens per second within 5 %, with --verify; without it all within 25 %. It
 ends with status 1 where one is missed.
