@@ -102,9 +102,8 @@ def test_what_excludes_it_is_refused(llm: LLM) -> None:
 def test_forced_text_is_drafted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of an object are verified several ids at a time: the same ids in fewer steps than with drafts of repetition alone."""
     keys = ("first_name", "age_in_years", "is_customer_since")
-    asked = params(
-        StructuredOutputs(json=PERSON | {"properties": {key: {"type": "boolean"} for key in keys}, "required": [*keys]}), temperature
-    )
+    schema = PERSON | {"properties": {key: {"type": "boolean"} for key in keys}, "required": [*keys]}
+    asked = params(StructuredOutputs(json=schema))
     engine, found = llm._engine._engine, []
     llm.generate("Warm: ", asked)
     for tells in (True, False):
