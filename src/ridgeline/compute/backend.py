@@ -107,6 +107,7 @@ class StepOutput(NamedTuple):
     vectors: tuple[bytes, ...] = ()
     drafted: tuple[tuple[int, ...], ...] = ()
     draft_seconds: float = 0.0
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Backend(Protocol):
@@ -232,6 +233,14 @@ class RowState:
             for row, each in zip(rows.tolist(), ids, strict=True):
                 if each:
                     self.last[row] = each[-1]
+
+    def forced(self, work: Work) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """`Result.forced`, behind what the step has sampled."""
+        found = []
+        for index, row in zip(work.rows.sampling, work.rows.sampling_ids.tolist(), strict=True):
+            if (grammar := self.grammars[row]) is not None and (ids := grammar.forced()):
+                found.append((index, ids))
+        return tuple(found)
 
     def masks(self, work: Work) -> Masks:
         """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
