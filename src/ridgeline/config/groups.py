@@ -103,7 +103,7 @@ class EngineConfig:
         "time between steps longer than a step: too shallow", bounds=(1, 4),
     )  # fmt: skip
     speculative: str = _set(
-        "off", "Speculative decoding: ngram (what a sequence repeats), suffix (and recent answers), draft (--draft-model), auto, off.",
+        "off", "Speculative decoding: ngram (repetition, forced text), suffix (and recent answers), draft (--draft-model), auto, off.",
         "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
         "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
         choices=("off", "ngram", "suffix", "draft", "auto"),
