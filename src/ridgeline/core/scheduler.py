@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
+from typing import Final
 
 from ridgeline.core.commands import Abort, AdapterReady, Admit, BlocksFetched, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
-from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
+from ridgeline.core.events import Computed, Drafting, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.pace import Pace
@@ -26,6 +27,8 @@ from ridgeline.core.preemption import Preemptor
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.step_time import UNBOUNDED
 
+OUTLOOK_STEPS: Final = 64
+"""Steps between two words about speculation."""
 _LOOKED_AT = frozenset({Wait.PREFIX, Wait.SLOT})
 """Reasons to wait that nobody clears: a sequence is looked at again in every step."""
 
@@ -341,6 +344,13 @@ class Scheduler:
                 builder.add_drafts(index, end, ids[:count])
         builder.spans = drafter.spans([sequence for sequence, _ in rows], tokens - builder.drafted)
 
+    def _tell_outlook(self, drafter: Drafter, step: int, now: float) -> None:
+        """Emits what speculation would do with the rows that decode."""
+        decoding = [each for each in self.lifecycle.running if each.outputs]
+        outlook = drafter.outlook(decoding) if decoding else None
+        if outlook is not None:
+            self._emit(Drafting(step, now, *outlook))
+
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
         """Commits the oldest step in flight. Returns new ids, and the ends of sequences that they bring."""
         step = self.steps_in_flight[0]
@@ -352,6 +362,8 @@ class Scheduler:
         self._emit(_computed(step, lengths, now))
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
+            if not plan.step % OUTLOOK_STEPS and self.lifecycle.running:
+                self._tell_outlook(self.drafter, plan.step, now)
         self._emit(StepTimed(plan.step, result.timings))
         if self.pace is not None and result.timings.run > 0:
             self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)

@@ -15,6 +15,7 @@ from typing import Final
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
+from ridgeline.core.drafts.drafter import Outlook, outlook_of
 from ridgeline.core.events import Finish
 from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.pace import Pace
@@ -57,6 +58,11 @@ class AssumedDrafter:
 
     def _offers(self, limits: list[int]) -> list[Offer]:
         return [(self._acceptance, self._acceptance, max(0, min(self._max_drafts, limit))) for limit in limits]
+
+    def outlook(self, running: list[CoreSequence]) -> Outlook:
+        """What it would do with the rows that run."""
+        offers, rows = self._offers([each.limit - len(each.known) - 1 for each in running]), len(running)
+        return outlook_of(self._cost, rows, offers, choose_depths(self._cost, rows, offers, 0, rows * self._max_drafts, self._barrier))
 
     def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: drafts are assumed to cost nothing."""
