@@ -282,7 +282,7 @@ class RowState:
             return None
         if len(self._bits) < len(rows):
             self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
-        return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, are_whole=not work.keep.all())
+        return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, work.keep)
 
     def followed(self, work: Work, following: Following) -> dict[int, str]:
         """When a step has been sampled: the rows that cannot go on, as `Masks.failures`."""

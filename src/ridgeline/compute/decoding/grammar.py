@@ -35,8 +35,8 @@ MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 LOW_PRIORITY: Final = 19
 DEAR_SECONDS: Final = 0.0002
-"""CPU time of a row's last mask from which on a sampler asks the grammar first: a token that is drawn again costs about as much. Such masks
-are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
+"""CPU time of a row's last mask from which on it is better to ask the grammar about a token first: one that is drawn again costs about as
+much. Such masks are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
 SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 """CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
 
@@ -88,7 +88,7 @@ class RowGrammar:
         self._forced = forced
         self.is_optional = is_optional
         self._spare = SPARE_SECONDS
-        self._mask_seconds, self._left = 0.0, 0
+        self._mask_seconds, self._mask_ids, self._left = 0.0, 0, 0
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -113,8 +113,13 @@ class RowGrammar:
 
     @property
     def masks_are_dear(self) -> bool:
-        """True where it is better to draw a token before there is a mask."""
+        """True where the last mask took long."""
         return self._mask_seconds > DEAR_SECONDS
+
+    @property
+    def masks_leave_most(self) -> bool:
+        """True where the last mask left more than half of all ids, as inside a string: nearly all or nearly none are left."""
+        return self._mask_ids > 16 * len(self._ends)
 
     def leave(self) -> tuple[int, int]:
         """Address of the library's matcher, and the one id at most that it has yet to move by, -1: none. A step moves it; see `moved`."""
@@ -122,12 +127,12 @@ class RowGrammar:
         self._left = len(ids)
         return self._matcher.address, ids[0] if ids else -1
 
-    def moved(self, state: int, seconds: float) -> None:
-        """A step has moved it in so much CPU time. state: LOST, MASKED, or neither. Raises GrammarError."""
+    def moved(self, state: int, seconds: float, ids: int) -> None:
+        """A step has moved it in so much CPU time. state: LOST, MASKED, which left so many ids, or neither. Raises GrammarError."""
         if state == LOST:
             self._raise()
         if state == MASKED:
-            self._mask_seconds = seconds
+            self._mask_seconds, self._mask_ids = seconds, ids
         self._charge(self._left, seconds)
 
     def _charge(self, ids: int, seconds: float) -> None:
