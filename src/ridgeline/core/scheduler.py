@@ -6,7 +6,7 @@ Owns the steps in flight and the order of decisions. Deterministic: time is pass
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
@@ -344,13 +344,6 @@ class Scheduler:
                 builder.add_drafts(index, end, ids[:count])
         builder.spans = drafter.spans([sequence for sequence, _ in rows], tokens - builder.drafted)
 
-    def _tell_outlook(self, drafter: Drafter, step: int, now: float) -> None:
-        """Emits what speculation would do with the rows that decode."""
-        decoding = [each for each in self.lifecycle.running if each.outputs]
-        outlook = drafter.outlook(decoding) if decoding else None
-        if outlook is not None:
-            self._emit(Drafting(step, now, *outlook))
-
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
         """Commits the oldest step in flight. Returns new ids, and the ends of sequences that they bring."""
         step = self.steps_in_flight[0]
@@ -363,7 +356,7 @@ class Scheduler:
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
             if not plan.step % OUTLOOK_STEPS and self.lifecycle.running:
-                self._tell_outlook(self.drafter, plan.step, now)
+                _tell_outlook(self.drafter, self.lifecycle.running, plan.step, now, self._emit)
         self._emit(StepTimed(plan.step, result.timings))
         if self.pace is not None and result.timings.run > 0:
             self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)
@@ -374,3 +367,11 @@ def _computed(step: InFlightStep, lengths: bytearray, now: float) -> Computed:
     """Makes the event of a committed step whose rows sampled `lengths` ids each."""
     accepted = sum(lengths) - len(lengths) + lengths.count(0) if step.drafted else 0  # of a row's ids all but the last are drafts
     return Computed(step.plan.step, now, step.numbers, array("i", list(lengths)), step.drafted, accepted)
+
+
+def _tell_outlook(drafter: Drafter, running: list[Sequence], step: int, now: float, emit: Callable[[Event], None]) -> None:
+    """Emits what speculation would do with the rows that decode."""
+    decoding = [each for each in running if each.outputs]
+    outlook = drafter.outlook(decoding) if decoding else None
+    if outlook is not None:
+        emit(Drafting(step, now, *outlook))
