@@ -109,6 +109,7 @@ class Service:
         for name, value in deployment.knobs.items():  # of an engine that was put away
             deployment.set_knob(name, value)
         self.live.step_cost = model.engine.info.seconds
+        self.recorder.serves(model.engine.info, deployment.engine_config, deployment.knobs)
         if deployment.verifying is not None:  # a model of files
             keep_start(cache_directory(), model.name, __version__, deployment.startup.phases)
         for finding in model.findings:
@@ -138,6 +139,7 @@ class Service:
         self.live.engine_lost()
         if new is not None:
             self.live.step_cost = new.model.engine.info.seconds
+            self.recorder.serves(new.model.engine.info, new.engine_config, new.knobs)
             self.metrics.ends.chats = new.model.kind.kind == "instruct"
         if self.brown_out is not None:
             self.brown_out.forget()
