@@ -138,7 +138,8 @@ def start_executor(config: EngineConfig, progress: Progress, seat: Seat | None =
         worker.share_threads(seat.threads)
     if config.draft_model is not None and worker.info.drafts is not None:
         _map_tokens(worker, config)
-    worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))
+    drafts_forced = config.speculative in ("ngram", "suffix", "auto")
+    worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab), tells_forced=drafts_forced)
     return worker, worker.decisions
 
 

@@ -24,6 +24,8 @@ class Metrics(Histograms):
 
     brown_out = 0
     """Level of `server.brown_out`; 0: none."""
+    expected_wait = 0.0
+    """Seconds for which a new request should wait for a row."""
 
     def __init__(self, objective: Objective = NO_OBJECTIVE, on_choice: OnChoice | None = None) -> None:
         """`objective`: what a good request keeps; `on_choice` is called with the end of each choice."""

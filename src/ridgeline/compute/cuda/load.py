@@ -84,9 +84,12 @@ def merge(
     On a device that cannot multiply e4m3 activations stay as they are.
     """
     codes = native_fp8(device.torch)
-    formats = {
-        name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32") for name, weight in matrices.items()
-    }
+    formats = {}
+    for name, weight in matrices.items():
+        # A matrix that ends within a block is of a format of its own: no other's rows can follow.
+        ragged = isinstance(weight, Fp8Matrix) and weight.shape[0] % weight.block[0]
+        kind = f"{weight.kind}, {name}" if ragged else weight.kind
+        formats[name] = WeightFormat(kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32")
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
         if op.name in MERGED:

@@ -1,10 +1,10 @@
-"""Matrix products: of floats independent of the batch, of floats into a gated unit, and of e4m3 with e4m3. One kernel.
+"""Matrix products: of floats independent of the batch, of e4m3 with e4m3, of floats with e4m3, and gated units of both. One kernel.
 
 `matmul` has one tile shape at every number of rows, and sums inputs in one ascending loop: cuBLAS picks another kernel for another number
 of rows, and with it another order of sums. `linear_glu` makes gate and up in one program, which need not be stored between. `linear_fp8`
-has scales per row of activations, and per row or block of weights. Sums of `BLOCK_K` products become fp32 before they are added up: the
-tensor cores of a Hopper keep fewer bits inside a sum of fp8 products (DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there.
-It needs a device that computes with fp8 by itself.
+has scales per row of activations, and per row or block of weights; it gives floats codes itself, `BLOCK_K` neighbours of a row a scale.
+Sums of `BLOCK_K` products become fp32 before they are added up: the tensor cores of a Hopper keep fewer bits inside a sum of fp8 products
+(DeepSeek-AI 2024, section 3.3.2), and such scales belong there. It needs a device that computes with fp8 by itself.
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.formulas import gated
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, gated, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -41,18 +41,42 @@ FP8_LARGEST: Final = Tile(128, 128, 128, 8, 3)
 FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
 """The tile for every number of rows in the batch-invariant mode."""
 
+FP8_GLU_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)), (64, Tile(64, 32, 128, 4, 4)))
+FP8_GLU_LARGEST: Final = Tile(128, 64, 128, 8, 2)
+FLOATS_FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)))
+FLOATS_FP8_LARGEST: Final = Tile(64, 64, 128, 4, 3)
+"""Of floats with e4m3: to make codes takes longer than larger tiles gain."""
+
+
+@triton.jit
+def codes_of_tile(numbers):
+    """Numbers [M, K] as e4m3, and the scale of each row."""
+    wide = numbers.to(tl.float32)
+    factor, inverse = fp8_scale(tl.max(tl.abs(wide), axis=1))
+    return to_fp8(wide * inverse[:, None], True).to(tl.float8e4nv, bitcast=True), factor
+
+
+@triton.jit
+def product_of_codes(x, weight, scale_at, start, mask, WIDTH: tl.constexpr):
+    """Products of inputs from `start` on, times the scales of the blocks of weights that they lie in, where there are some."""
+    made = tl.dot(x, weight)
+    if WIDTH > 0:
+        made *= tl.load(scale_at + start // WIDTH, mask=mask, other=0.0)[None, :]
+    return made
+
 
 @triton.jit
 def matmul_kernel(
     x, x_scales, weight, scales, out,
     rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
-    CODES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
+    CODES: tl.constexpr, QUANTISE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
 
-    CODES  x and weight are e4m3; WIDTH 0: a scale per row of weights
-    GATE   an activation: rows n and columns + n of weight are gate and up of output n
+    CODES     weight is e4m3, and x; WIDTH 0: a scale per row of weights
+    QUANTISE  x is floats, whose codes are made here, each BLOCK_K of a row by their largest
+    GATE      an activation: rows n and columns + n of weight are gate and up of output n
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -61,6 +85,7 @@ def matmul_kernel(
     weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
     up_at = weight_at + columns * tl.cast(weight_stride, tl.int64)
     scale_at = scales + (n // HEIGHT) * scales_stride
+    up_scale_at = scales + ((columns + n) // HEIGHT) * scales_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = total
     for start in range(0, inputs, BLOCK_K):
@@ -68,18 +93,27 @@ def matmul_kernel(
         left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
         right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
         part, codes = tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0)
-        if not CODES:
-            total = tl.dot(part, codes, total, input_precision="ieee")
-        elif WIDTH == 0:
-            total += tl.dot(part, codes)
+        if QUANTISE:
+            part, factor = codes_of_tile(part)
+            total += product_of_codes(part, codes, scale_at, start, n < columns, WIDTH) * factor[:, None]
+        elif CODES:
+            total += product_of_codes(part, codes, scale_at, start, n < columns, WIDTH)
         else:
-            total += tl.dot(part, codes) * tl.load(scale_at + start // WIDTH, mask=n < columns, other=0.0)[None, :]
+            total = tl.dot(part, codes, total, input_precision="ieee")
         if GATE != "":
-            up = tl.dot(part, tl.load(up_at + start, mask=right, other=0.0), up, input_precision="ieee")
-    if CODES:
-        if WIDTH == 0:
-            total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
-        total *= tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+            codes = tl.load(up_at + start, mask=right, other=0.0)
+            if CODES:
+                up += product_of_codes(part, codes, up_scale_at, start, n < columns, WIDTH)
+            else:
+                up = tl.dot(part, codes, up, input_precision="ieee")
+    if CODES and WIDTH == 0:
+        total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
+        if GATE != "":
+            up *= tl.load(up_scale_at, mask=n < columns, other=0.0)[None, :]
+    if CODES and not QUANTISE:
+        of_row = tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+        total *= of_row
+        up *= of_row
     if GATE != "":
         total = gated(total, up, GATE)
     place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
@@ -90,13 +124,14 @@ def _launch(
     x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, scales: tuple[Tensor, Tensor] | None = None, block: tuple[int, int] = (1, 0),
     gate: str = "",
 ) -> None:  # fmt: skip
-    """x [M, K], weight [N or 2 N, K] → out [M, N]. scales: of x [M] and of the weights' blocks, [1, K] as (1, 0)."""
+    """x [M, K], weight [N or 2 N, K] → out [M, N]. scales: of x [M], anything where x is floats, and of the weights' blocks, [1, K] as
+    (1, 0)."""
     (rows, columns), inputs = out.shape, x.shape[1]
     of_x, of_weight = (x, weight) if scales is None else scales
     matmul_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
         x, of_x, weight, of_weight, out,
         rows, columns, inputs, x.stride(0), of_x.stride(0), weight.stride(0), of_weight.stride(0), out.stride(0),
-        CODES=scales is not None, HEIGHT=block[0], WIDTH=block[1], GATE=gate, EVEN=inputs % tile.k == 0,
+        CODES=scales is not None, QUANTISE=x.dtype != weight.dtype, HEIGHT=block[0], WIDTH=block[1], GATE=gate, EVEN=inputs % tile.k == 0,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -124,14 +159,23 @@ def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invar
     _launch(x, weight, out, tile, gate=activation)
 
 
-def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False) -> None:
-    """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M. ValueError where
-    shapes do not fit."""
-    rows, _, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
-    if out.shape[1] != columns or len(scales) != rows or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
-        raise ValueError(f"out {tuple(out.shape)}, {len(scales)} scales and weights {weight.shape} of blocks {weight.block} do not fit")
+def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False, activation: str = "") -> None:
+    """x [M, K], as codes e4m3 with scales fp32 [M] or as floats with None, · weightᵀ → out [M, N]. ValueError where shapes do not fit.
+
+    activation  `weight` has the rows of gate and then of up, and out is their unit
+    invariant   results do not depend on M
+    """
+    rows, _, columns = rows_of(x, out), same_width(x, weight.codes), weight.shape[0] // (2 if activation else 1)
+    fits = scales is None or len(scales) == rows
+    if out.shape[1] != columns or not fits or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
+        raise ValueError(f"x {tuple(x.shape)}, out {tuple(out.shape)} and weights {weight.shape} of blocks {weight.block} do not fit")
     if not rows:
         return
-    tile = FP8_INVARIANT if invariant else next((tile for most, tile in FP8_TILES if rows <= most), FP8_LARGEST)
+    few, largest = (
+        (FLOATS_FP8_TILES, FLOATS_FP8_LARGEST) if scales is None else (FP8_GLU_TILES, FP8_GLU_LARGEST) if activation
+        else (FP8_TILES, FP8_LARGEST)
+    )  # fmt: skip
+    tile = FP8_INVARIANT if invariant else next((tile for most, tile in few if rows <= most), largest)
     height, width = weight.block
-    _launch(codes, weight.codes, out, tile, scales=(scales, weight.scales), block=(height, 0 if weight.per_channel else width))
+    both = (weight.scales if scales is None else scales), weight.scales
+    _launch(x, weight.codes, out, tile, scales=both, block=(height, 0 if weight.per_channel else width), gate=activation)
