@@ -16,6 +16,7 @@ from ridgeline.observe.charges import slowest_choice, wall
 from ridgeline.observe.live import Second
 from ridgeline.observe.requests import OTHER_TENANTS
 from ridgeline.observe.shares import slowest
+from ridgeline.observe.speculation import explain_drafts
 from ridgeline.observe.verdict import WINDOW_SECONDS, Served, Verdict, judge
 from ridgeline.server.callers import current_caller
 from ridgeline.server.live_shapes import KV, History, Latency, Lever, Live, LiveTenant, LiveVerdict, Rates, SlowRequest
@@ -68,6 +69,7 @@ def describe_live(service: Service, verdict: Verdict) -> Live:
             (window.tokens - window.decode) / window.at, window.sampled / window.at, window.steps / window.at,
         ),
         ttft=latencies["ttft"] or None, itl=latencies["itl"] or None,
+        speculation=explain_drafts(metrics.drafting),
         verdict=LiveVerdict(**{**asdict(verdict), "levers": [Lever(**asdict(each)) for each in verdict.levers]}),
         tenants=_tenants(service),
         slowest=_slowest(service, now),

@@ -100,6 +100,8 @@ class Live(Struct, frozen=True):
     rates: Rates
     ttft: Latency | None
     itl: Latency | None
+    speculation: str
+    """What it does and why; empty where nothing drafts."""
     verdict: LiveVerdict
     tenants: list[LiveTenant]
     slowest: list[SlowRequest]
