@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", type=Path, help="append a line that says what ran, and how each long test ended")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`, which is the default."""
     files = [name.partition("::")[0].endswith(".py") for name in config.args]

@@ -78,8 +78,6 @@ CASES = [
     Case("norms of wide rows", partial(every_norm, 16384)),
     Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))),
     Case("elements", partial(every_element, 4096)),
-    Case("glu into fp8", lambda: elements.glu_fp8(rows(14336), rows(14336), "silu", rows(14336, FP8), vector(16))),
-    Case("wide glu into fp8", lambda: elements.glu_fp8(rows(28672), rows(28672), "gelu_tanh", rows(28672, FP8), vector(16))),
     Case("rotation", rotation),
     Case("rotate", lambda: rope.rotate(rows(4096), rows(128, F32), 128, rows(4096))),
     Case("write bf16, norms of heads", partial(write, "bf16", 128, norms=True)),

@@ -34,12 +34,12 @@ def integers(weight: IntegerMatrix, rows: int, dtype: torch.dtype) -> None:
     dequantise(weight, 0, torch.empty(HIDDEN, HIDDEN, dtype=dtype))
 
 
-def fp8(rows: int, block: tuple[int, int], *, invariant: bool) -> None:
-    """Products of codes."""
-    scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-    weight = Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block)
-    out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16)
-    linear_fp8(torch.empty(rows, HIDDEN, dtype=FP8), torch.empty(rows), weight, out, invariant=invariant)
+def fp8(rows: int, block: tuple[int, int], *, invariant: bool = False, floats: bool = False, activation: str = "") -> None:
+    """Products of codes or floats, and gated units."""
+    outputs = 2 * HIDDEN if activation else HIDDEN
+    weight = Fp8Matrix(torch.empty(outputs, HIDDEN, dtype=FP8), torch.empty(outputs // block[0], HIDDEN // block[1]), block)
+    x, out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16 if floats else FP8), torch.empty(rows, HIDDEN, dtype=torch.bfloat16)
+    linear_fp8(x, None if floats else torch.empty(rows), weight, out, invariant=invariant, activation=activation)
 
 
 def numbers() -> None:
@@ -97,9 +97,16 @@ CASES = [
     ),
     Case("Q5_K, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 256, torch.float32), capabilities=(80, 86)),
     Case("int8, 16 rows", lambda: integers(matrix(IntegerFormat(8, 0, 0, "fp32", 128), 64), 16, BF16), TENSOR_CORES),
-    Case("fp8, 1 row", lambda: fp8(1, (1, HIDDEN), invariant=False), capabilities=FP8_UNITS),
-    Case("fp8 block, 128 rows", lambda: fp8(128, (128, 128), invariant=False), WGMMA, capabilities=FP8_UNITS),
-    Case("fp8, invariant", lambda: fp8(16, (1, HIDDEN), invariant=True), WGMMA, capabilities=FP8_UNITS),
+    Case("fp8, 1 row", partial(fp8, 1, (1, HIDDEN)), capabilities=FP8_UNITS),
+    Case("fp8 block, 128 rows", partial(fp8, 128, (128, 128)), WGMMA, capabilities=FP8_UNITS),
+    Case("fp8, invariant", partial(fp8, 16, (1, HIDDEN), invariant=True), WGMMA, capabilities=FP8_UNITS),
+    *(Case(f"fp8 of floats, {rows} rows", partial(fp8, rows, (1, HIDDEN), floats=True), capabilities=FP8_UNITS) for rows in (1, 32)),
+    Case("fp8 of floats, block, 256 rows", partial(fp8, 256, (128, 128), floats=True), WGMMA, capabilities=FP8_UNITS),
+    *(
+        Case(f"gated unit, fp8, {rows} rows", partial(fp8, rows, (1, HIDDEN), activation="silu"), capabilities=FP8_UNITS)
+        for rows in (1, 32, 64)
+    ),
+    Case("gated unit, fp8 block, 256 rows", partial(fp8, 256, (128, 128), activation="silu"), WGMMA, capabilities=FP8_UNITS),
     Case("quantise", numbers),
     *(Case(f"gated unit, {rows} rows", partial(gate, rows)) for rows in (1, 32, 64, 256)),
     Case("matmul, bf16", lambda: floats(BF16), MATMUL),

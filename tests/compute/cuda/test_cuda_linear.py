@@ -10,11 +10,21 @@ from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.integers import INTEGER_FORMATS
-from ridgeline.compute.cuda.linear import PACKED_ROWS, _is_for_library, linear, scratch_bytes
+from ridgeline.compute.cuda.linear import (
+    GATED_ROWS,
+    PACKED_ROWS,
+    QUANTISED_ROWS,
+    _is_for_library,
+    gated_bytes,
+    gated_unit,
+    linear,
+    scratch_bytes,
+)
 from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.ops.fp8 import from_e4m3
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 
@@ -130,10 +140,43 @@ def test_fp8_product_of_the_library(rows: int) -> None:
     assert (found - exact).abs().max() <= 0.01 * exact.abs().max()
 
 
-def test_fp8_weights_take_floats_too() -> None:
+@pytest.mark.parametrize("block", [(1, 320), (128, 128)])
+@pytest.mark.parametrize("rows", [1, 17, 40])
+def test_fp8_of_floats(block: tuple[int, int], rows: int) -> None:
+    """Every tile; codes by the largest of 128 neighbours, in any mode."""
+    weight = place(scaled(70, 320, block), torch.float32, DEVICE)
+    x = floats(3, rows, 320, size=5)
+    x[0, 128:256] = 0
+    parts = [OPS["quantise_fp8"].reference(part) for part in np.split(x, [128, 256], axis=1)]
+    coded = np.concatenate([from_e4m3(codes) * scales for codes, scales in parts], axis=1)
+    for invariant in (False, True):
+        found = run(on_device(x), weight, torch.float32, invariant=invariant)
+        assert error(found, coded.astype(np.float64) @ dense(weight).T) < 1e-3  # a tie on its other side
+    x[0, 7] = np.nan
+    assert run(on_device(x), weight, torch.float32).isfinite().all(1).tolist() == [False, *[True] * (rows - 1)]
+
+
+@pytest.mark.parametrize("rows", [5, QUANTISED_ROWS + 1])
+def test_fp8_weights_take_floats_too(rows: int) -> None:
     weight = place(scaled(24, 256, (128, 128)), torch.bfloat16, DEVICE)
-    x = on_device(floats(4, 5, 256), torch.bfloat16)
+    x = on_device(floats(4, rows, 256), torch.bfloat16)
     assert error(run(x, weight, torch.bfloat16), x.double().cpu().numpy() @ dense(weight).T) < 0.06
+
+
+@pytest.mark.parametrize("block", [(1, 160), (128, 128)])
+@pytest.mark.parametrize("rows", [1, 30, 40, 70, GATED_ROWS + 1])
+def test_gated_unit_in_fp8(block: tuple[int, int], rows: int) -> None:
+    """Every tile, and above them two launches."""
+    weight = place(scaled(256, 160, block), torch.float32, DEVICE)
+    assert isinstance(weight, Fp8Matrix)
+    codes, scales = poisoned(rows, 160, dtype=torch.float8_e4m3fn), poisoned(rows)
+    quantise_fp8(on_device(floats(3, rows, 160)), codes, scales)
+    gate, up = np.split((codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T, 2, axis=1)
+    expected = OPS["glu"].reference(gate, up, activation="silu")
+    for invariant in (False, True) if rows < 70 else (False,):
+        out, room = within(poisoned(rows, 128)), gated_bytes(weight, rows, torch.float32, invariant=invariant)
+        gated_unit((codes, scales), weight, "silu", out, poisoned(max(1, room), dtype=torch.uint8), invariant=invariant)
+        assert error(out, expected) < SUMS
 
 
 def test_fp8_on_load() -> None:

@@ -9,6 +9,7 @@ from fp8_kernels import from_fp8_kernel, to_fp8_kernel
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.triton import elements, norm, rope
+from ridgeline.compute.cuda.triton.quantise import quantise_fp8
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 from ridgeline.facts.model import Rope
@@ -44,23 +45,13 @@ def check_fp8(codes: torch.Tensor, scales: torch.Tensor, expected: np.ndarray) -
     assert (near <= FP8_TOLERANCE * np.abs(expected) + 2.0**-10 * numbers(scales)[:, None] * 1.001).all()
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_glu_fp8(activation: str) -> None:
-    gate, up = floats(1, 5, 300, size=3), floats(2, 5, 300)
-    gate[3] = 0
-    codes, scales = poisoned(5, 300, dtype=torch.float8_e4m3fn), poisoned(5)
-    elements.glu_fp8(within(on_device(gate)), within(on_device(up)), activation, codes, scales)
-    check_fp8(codes, scales, OPS["glu"].reference(gate, up, activation=activation))
-    elements.glu_fp8(on_device(gate[:0]), on_device(up[:0]), activation, codes[:0], scales[:0])
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_stays_so(bad: float) -> None:
     x = floats(1, 3, 64)
     x[1, 5] = bad
     codes, scales, out = poisoned(3, 64, dtype=torch.float8_e4m3fn), poisoned(3), poisoned(3, 64)
     norm.rms_norm(on_device(x), on_device(floats(2, 64)), 1e-6, out)
-    elements.glu_fp8(on_device(x), on_device(floats(3, 3, 64)), "silu", codes, scales)
+    quantise_fp8(on_device(x), codes, scales)
     for made in (out, codes.float() * scales[:, None]):
         assert torch.equal(torch.isfinite(made).all(dim=1), torch.tensor([True, False, True], device=DEVICE))
 

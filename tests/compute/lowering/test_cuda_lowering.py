@@ -78,10 +78,10 @@ def test_products_of_fp8_weights_take_codes(driver: Driver) -> None:
     lowered = lower(semantic, "cuda", kinds)
     check(lowered)
     found, layers = counts(lowered), driver.facts.layers
-    assert found["linear_fp8_triple"] == found["linear_fp8_pair"] == found["glu_fp8"] == layers
-    assert found["linear_fp8"] == 2 * layers and found["linear"] == 1
-    # What attention gives is coded by itself; the last norm feeds the head, which is not fp8.
-    assert found["quantise_fp8"] == layers
+    assert found["linear_fp8_triple"] == found["linear_fp8_glu"] == layers
+    # What attention and the gated unit give is coded by the product; the last norm feeds the head, which is not fp8.
+    assert found["linear_quantise_fp8"] == 2 * layers and found["linear"] == 1
+    assert not found.keys() & {"quantise_fp8", "linear_fp8"}
     assert found["add_rms_norm_fp8"] == 2 * layers - 1 and found["rms_norm_fp8"] == found["add_rms_norm"] == 1
     packed = counts(lower(semantic, "cuda", dict.fromkeys(kinds, FORMATS["grouped"])))
     assert packed["linear_pair"] == packed["glu"] == layers, "gate and up are one launch with their unit where they are floats"

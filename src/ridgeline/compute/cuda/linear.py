@@ -26,6 +26,9 @@ dequantise it once for cuBLAS takes less."""
 GATED_ROWS: Final = 256
 """Rows up to which gate, up and their unit are one launch; from there cuBLAS gains more than a launch takes."""
 
+QUANTISED_ROWS: Final = 256
+"""Rows up to which a product with fp8 gives floats their codes itself."""
+
 _ALIGNMENT: Final = 256
 _LIBRARY_UNIT: Final = 16
 """`_scaled_mm` takes inputs and outputs in multiples of this."""
@@ -51,29 +54,39 @@ def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratc
         matmul(x, weight.values, out) if invariant else torch.mm(x, weight.values.t(), out=out)
     elif isinstance(weight, IntegerMatrix):
         _integers(x, weight, out, scratch, invariant)
+    elif native_fp8(x.device) and (invariant or len(x) <= QUANTISED_ROWS):
+        linear_fp8(x, None, weight, out, invariant=invariant)
     elif native_fp8(x.device):
         codes, rest = _split_scratch(scratch, x.shape, torch.float8_e4m3fn)
         scales, _ = _split_scratch(rest, (len(x),), torch.float32)
         quantise_fp8(x, codes, scales)
-        _fp8(codes, scales, weight, out, invariant)
+        _fp8(codes, scales, weight, out, False)
     else:
         _dense(x, weight, out, scratch, invariant)
 
 
-def gated_unit(x: Tensor, weight: FloatMatrix, activation: str, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
-    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]; `weight` [2 F, K] has the rows of gate, then of up. scratch: `gated_bytes`."""
+def gated_unit(
+    x: Tensor | Fp8Activations, weight: FloatMatrix | Fp8Matrix, activation: str, out: Tensor, scratch: Tensor, *, invariant: bool = False
+) -> None:
+    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]; `weight` [2 F, K] has the rows of gate, then of up; x is codes where it is fp8.
+    scratch: `gated_bytes`."""
     if invariant or len(out) <= GATED_ROWS:
-        linear_glu(x, weight.values, activation, out, invariant=invariant)
+        if isinstance(x, tuple):
+            assert isinstance(weight, Fp8Matrix), "codes are for weights in fp8"
+            linear_fp8(*x, weight, out, invariant=invariant, activation=activation)
+        else:
+            assert isinstance(weight, FloatMatrix), "floats are for weights of floats"
+            linear_glu(x, weight.values, activation, out, invariant=invariant)
         return
-    both, _ = _split_scratch(scratch, (len(x), weight.shape[0]), out.dtype)
-    torch.mm(x, weight.values.t(), out=both)
+    both, rest = _split_scratch(scratch, (len(out), weight.shape[0]), out.dtype)
+    linear(x, weight, both, rest)
     gate, up = both.chunk(2, dim=1)
     elements.glu(gate, up, activation, out)
 
 
-def gated_bytes(weight: FloatMatrix, rows: int, *, invariant: bool = False) -> int:
-    """Scratch bytes of `gated_unit` for up to `rows` rows."""
-    return 0 if invariant or rows <= GATED_ROWS else rows * weight.shape[0] * weight.values.dtype.itemsize
+def gated_bytes(weight: FloatMatrix | Fp8Matrix, rows: int, dtype: torch.dtype, *, invariant: bool = False) -> int:
+    """Scratch bytes of `gated_unit` for up to `rows` rows of results in `dtype`."""
+    return 0 if invariant or rows <= GATED_ROWS else rows * weight.shape[0] * dtype.itemsize
 
 
 def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -> int:

@@ -102,11 +102,12 @@ def merge(oplist: OpList, device: Device, placed: _Placed) -> tuple[OpList, Devi
     On a device that cannot multiply e4m3 activations stay as they are; those of experts do everywhere.
     """
     codes = native_fp8(device.torch)
-    formats = {
-        name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32")
-        for name, weight in placed.matrices.items()
-    }
-    formats |= {name: WeightFormat(_form(weight)) for name, weight in placed.experts.items()}
+    formats = {name: WeightFormat(_form(weight)) for name, weight in placed.experts.items()}
+    for name, weight in placed.matrices.items():
+        # A matrix that ends within a block is of a format of its own: no other's rows can follow.
+        ragged = isinstance(weight, Fp8Matrix) and weight.shape[0] % weight.block[0]
+        kind = f"{weight.kind}, {name}" if ragged else weight.kind
+        formats[name] = WeightFormat(kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32")
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
         of, count = (placed.experts, EXPERTS[op.name]) if op.name in EXPERTS else (placed.matrices, len(op.weights))

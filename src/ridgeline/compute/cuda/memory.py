@@ -14,11 +14,13 @@ from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton import attention, experts, lora, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
-from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, placed_bytes
+from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, Fp8Matrix, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import available_kv_bytes
+
+GATED: Final = ("linear_glu", "linear_fp8_glu")
 
 SPLIT_QUERIES: Final = (2, 4, 8, 16, 32, 64)
 """Queries per row for which attention may compute splits in programs of their own."""
@@ -41,9 +43,9 @@ def scratch_bytes(
     rows = buckets.largest.tokens
     products = (linear.scratch_bytes(weight, rows, invariant=invariant) for weight in weights.matrices.values())
     gated = (
-        linear.gated_bytes(found, rows, invariant=invariant)
+        linear.gated_bytes(found, rows, dtype, invariant=invariant)
         for op in oplist.ops
-        if op.name == "linear_glu" and isinstance(found := weights.matrices[op.outputs[0]], FloatMatrix)
+        if op.name in GATED and isinstance(found := weights.matrices[op.outputs[0]], FloatMatrix | Fp8Matrix)
     )
     changes = (
         lora.scratch_bytes(rows, len(op.weights), adapters.slots.most_rank, op.weights[0].shape[1], invariant=invariant)

@@ -23,7 +23,7 @@ ALIGNMENT: Final = 256
 FP32_OPS: Final = frozenset({"rotation", "route"})
 """Ops whose outputs are fp32 whatever the activations are."""
 
-MERGED: Final = frozenset({"linear_pair", "linear_triple", "linear_fp8_pair", "linear_fp8_triple", "linear_glu"})
+MERGED: Final = frozenset({"linear_pair", "linear_triple", "linear_fp8_pair", "linear_fp8_triple", "linear_glu", "linear_fp8_glu"})
 """Products with several matrices, whose outputs, if there are several, lie next to each other in one buffer."""
 
 Run = Callable[[], None]

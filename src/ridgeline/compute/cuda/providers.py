@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from torch import Tensor
+
 from ridgeline.compute.cuda.adapters import change_widths
 from ridgeline.compute.cuda.experts import experts_product
-from ridgeline.compute.cuda.linear import gated_unit, linear
+from ridgeline.compute.cuda.linear import Fp8Activations, gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
 from ridgeline.compute.cuda.triton import elements, experts, norm, quantise, rope
 from ridgeline.compute.cuda.triton.attention import attention, counters_of
 from ridgeline.compute.cuda.triton.launch import one_by_one
 from ridgeline.compute.cuda.triton.lora import Tiles, add_changes
-from ridgeline.compute.cuda.weights import FloatMatrix
+from ridgeline.compute.cuda.weights import FloatMatrix, Fp8Matrix
 from ridgeline.compute.graph import Op
 from ridgeline.compute.lowering.adapters import CHANGES
 from ridgeline.compute.lowering.experts import EXPERTS
@@ -36,8 +38,7 @@ def _select(b: Binding, op: Op) -> Run:
 
 def _product(b: Binding, op: Op) -> Run:
     """A product with one matrix or several merged ones, else several products one after the other."""
-    product = partial(linear, invariant=b.plan.invariant)
-    x = b.value(op.inputs[0]) if len(op.inputs) == 1 else (b.value(op.inputs[0]), b.value(op.inputs[1])[:, 0])
+    product, x = partial(linear, invariant=b.plan.invariant), _multiplied(b, op)
     matrix = b.matrix(op.outputs[0] if op.name in MERGED else op.weights[0].name)
     if matrix is not None:
         return partial(product, x, matrix, b.merged(op.outputs), b.plan.scratch)
@@ -45,11 +46,16 @@ def _product(b: Binding, op: Op) -> Run:
     return one_by_one([partial(product, x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
 
 
+def _multiplied(b: Binding, op: Op) -> Tensor | Fp8Activations:
+    """What a product multiplies: floats, or codes and their scales."""
+    return b.value(op.inputs[0]) if len(op.inputs) == 1 else (b.value(op.inputs[0]), b.value(op.inputs[1])[:, 0])
+
+
 def _linear_glu(b: Binding, op: Op) -> Run:
-    weight = b.matrix(op.outputs[0])
-    assert isinstance(weight, FloatMatrix), "lowering unites matrices of floats alone"
-    (x,), (out,) = b.values(op.inputs), b.values(op.outputs)
-    return partial(gated_unit, x, weight, op.attributes["activation"], out, b.plan.scratch, invariant=b.plan.invariant)
+    weight, out = b.matrix(op.outputs[0]), b.value(op.outputs[0])
+    assert isinstance(weight, FloatMatrix | Fp8Matrix), "lowering unites matrices of floats, or of fp8, that can be merged"
+    unit = partial(gated_unit, _multiplied(b, op), weight, op.attributes["activation"], out, b.plan.scratch)
+    return partial(unit, invariant=b.plan.invariant)
 
 
 def _lora(b: Binding, op: Op) -> Run:
@@ -90,11 +96,6 @@ def _quantise_fp8(b: Binding, op: Op) -> Run:
 
 def _glu(b: Binding, op: Op) -> Run:
     return partial(elements.glu, *b.values(op.inputs), op.attributes["activation"], b.value(op.outputs[0]))
-
-
-def _glu_fp8(b: Binding, op: Op) -> Run:
-    codes, scales = b.values(op.outputs)
-    return partial(elements.glu_fp8, *b.values(op.inputs), op.attributes["activation"], codes, scales[:, 0])
 
 
 def _add(b: Binding, op: Op) -> Run:
@@ -181,8 +182,8 @@ def _combine(b: Binding, op: Op) -> Run:
 PROVIDERS: Final[Mapping[str, Provider]] = {
     "embed": _embed,
     "select": _select,
-    **dict.fromkeys(("linear", "linear_fp8", *sorted(MERGED)), _product),
-    "linear_glu": _linear_glu,
+    **dict.fromkeys(("linear", "linear_fp8", "linear_quantise_fp8", *sorted(MERGED)), _product),
+    **dict.fromkeys(("linear_glu", "linear_fp8_glu"), _linear_glu),
     **dict.fromkeys(CHANGES.values(), _lora),
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
@@ -191,7 +192,6 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "add_rms_norm_fp8": _add_rms_norm_fp8,
     "quantise_fp8": _quantise_fp8,
     "glu": _glu,
-    "glu_fp8": _glu_fp8,
     "add": _add,
     "add_bias": _add_bias,
     "scale": _by_attribute(elements.scale, "factor"),

@@ -67,7 +67,7 @@ class Fp8Matrix:
     @property
     def kind(self) -> str:
         """Name of the format, for merging and lowering."""
-        return "fp8" if self.per_channel else "fp8 block"
+        return "fp8" if self.per_channel else f"fp8 {self.block[0]}x{self.block[1]}"
 
     @property
     def per_channel(self) -> bool:

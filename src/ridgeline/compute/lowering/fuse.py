@@ -4,6 +4,7 @@ Every value that survives a pass keeps its name. A value that disappears had one
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from ridgeline.compute.graph import Formats, Handle, Op, OpList, WeightFormat
@@ -15,8 +16,10 @@ RESIDUAL: Final = {"linear": "linear_add", "linear_codes": "linear_codes_add"}
 """Products to which a residual may be added where they are written."""
 
 _FLOATS: Final = {"f32", "bf16", "fp16"}
-_TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8", "glu": "glu_fp8"}
-_PRODUCTS: Final = {"linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple"}
+_TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8"}
+_PRODUCTS: Final = {
+    "linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple", "linear_glu": "linear_fp8_glu"
+}  # fmt: skip
 
 
 def merge_products(oplist: OpList, formats: Formats) -> OpList:
@@ -38,7 +41,7 @@ def merge_products(oplist: OpList, formats: Formats) -> OpList:
 
 
 def fuse_gates(oplist: OpList, formats: Formats) -> OpList:
-    """Products of one value with the gate and the up matrix, both of floats, and their gated unit become `linear_glu`."""
+    """Products of one value with the gate and the up matrix, both of floats or of fp8, and their gated unit become `linear_glu`."""
     uses = _uses(oplist)
     units = {frozenset(op.inputs): op for op in oplist.ops if op.name == "glu"}
     ops: list[Op] = []
@@ -46,7 +49,8 @@ def fuse_gates(oplist: OpList, formats: Formats) -> OpList:
     for op in oplist.ops:
         unit = units.get(frozenset(op.outputs)) if op.name == "linear_pair" else None
         found = formats.get(op.weights[0].name) if unit is not None else None
-        if unit is not None and found is not None and found.kind in _FLOATS and all(uses[name] == 1 for name in op.outputs):
+        united = found is not None and (found.kind in _FLOATS or found.takes == "f8")
+        if unit is not None and united and all(uses[name] == 1 for name in op.outputs):
             matrices = dict(zip(op.outputs, op.weights, strict=True))
             weights = tuple(matrices[name] for name in unit.inputs)
             ops.append(Op("linear_glu", op.inputs, unit.outputs, unit.attributes, weights))
@@ -118,8 +122,8 @@ def fuse_residuals(oplist: OpList, formats: Formats) -> OpList:
 
 
 def quantise_fp8(oplist: OpList, formats: Formats) -> OpList:
-    """Products whose weights ask for it take e4m3 codes: from a twin of the op that makes their input where nothing else reads it, else
-    from `quantise_fp8`."""
+    """Products whose weights ask for it take e4m3 codes: from a twin of the op that makes their input where nothing else reads it; a single
+    product makes them of its input by itself, several have them of `quantise_fp8`."""
 
     def takes_codes(op: Op) -> bool:
         found = formats.get(op.weights[0].name) if op.name in _PRODUCTS else None
@@ -138,6 +142,9 @@ def quantise_fp8(oplist: OpList, formats: Formats) -> OpList:
             ready.add(last)
         elif takes_codes(op):
             (source,) = op.inputs
+            if source not in ready and op.name == "linear" and readers[source] == 1:
+                ops.append(replace(op, name="linear_quantise_fp8"))
+                continue
             if source not in ready:
                 values |= _codes(values[source])
                 ops.append(Op("quantise_fp8", op.inputs, _names(source)))

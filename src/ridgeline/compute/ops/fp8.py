@@ -83,19 +83,6 @@ def add_rms_norm_fp8(x: Floats, y: Floats, weight: Floats, *, eps: float) -> Any
     return (total, *quantise_fp8(normed))
 
 
-def _glu_samples() -> list[Sample]:
-    return [
-        Sample("ragged", {"gate": floats(1, 7, 33, size=3.0), "up": floats(2, 7, 33), "activation": "silu"}),
-        Sample("one row", {"gate": floats(3, 1, 64), "up": floats(4, 1, 64), "activation": "gelu_tanh"}),
-    ]
-
-
-@op(samples=_glu_samples, per_token=True, semantic=False, tolerance=_TOLERANCE)
-def glu_fp8(gate: Floats, up: Floats, *, activation: str) -> Any:
-    """`quantise_fp8` of `glu`."""
-    return quantise_fp8(glu(gate, up, activation=activation))
-
-
 def _linear_sample(name: str, rows: int, columns: int, **outputs: int) -> Sample:
     codes, scales = quantise_fp8(floats(1, rows, columns))
     weights = {weight: floats(2 + number, count, columns) for number, (weight, count) in enumerate(outputs.items())}
@@ -113,6 +100,19 @@ def linear_fp8(codes: Codes, scales: Floats, weight: Floats) -> Floats:
     return made
 
 
+def _floats_samples() -> list[Sample]:
+    def case(name: str, rows: int, columns: int, outputs: int, size: float = 1.0) -> Sample:
+        return Sample(name, {"x": floats(1, rows, columns, size=size), "weight": floats(2, outputs, columns)})
+
+    return [case("ragged", 7, 48, 32), case("one row", 1, 160, 64, 1e3)]
+
+
+@op(samples=_floats_samples, weights=("weight",), matrices=("weight",), per_token=True, semantic=False, tolerance=_TOLERANCE)
+def linear_quantise_fp8(x: Floats, weight: Floats) -> Any:
+    """`linear_fp8` of x [T, K], whose codes nothing else reads. A kernel may give neighbours of a token a scale of their own."""
+    return linear_fp8(*quantise_fp8(x), weight)
+
+
 def _pair_samples() -> list[Sample]:
     return [_linear_sample("ragged", 7, 48, first=32, second=16), _linear_sample("one row", 1, 96, first=64, second=64)]
 
@@ -121,6 +121,18 @@ def _pair_samples() -> list[Sample]:
 def linear_fp8_pair(codes: Codes, scales: Floats, first: Floats, second: Floats) -> Any:
     """`linear_fp8` with two matrices of one format."""
     return linear_fp8(codes, scales, first), linear_fp8(codes, scales, second)
+
+
+def _glu_samples() -> list[Sample]:
+    found = [_linear_sample("ragged", 7, 48, gate=33, up=33), _linear_sample("one row", 1, 96, gate=64, up=64)]
+    return [Sample(each.name, {**each.arguments, "activation": kind}) for each, kind in zip(found, ("silu", "gelu_tanh"), strict=True)]
+
+
+@op(samples=_glu_samples, weights=("gate", "up"), matrices=("gate", "up"), per_token=True, semantic=False, tolerance=SUMMED)
+def linear_fp8_glu(codes: Codes, scales: Floats, gate: Floats, up: Floats, *, activation: str) -> Floats:
+    """`glu` of `linear_fp8_pair`."""
+    made: Any = glu(*linear_fp8_pair(codes, scales, gate, up), activation=activation)
+    return made
 
 
 def _triple_samples() -> list[Sample]:

@@ -148,10 +148,16 @@ def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]
             total = size * (outputs * inputs + m * inputs) + 2 * m * outputs
             make = partial(product, kind, m, outputs, inputs, device, invariant=True)
             yield Case(f"linear {kind} invariant", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs, kind)
+    for kind, size in (("bf16", 2), ("fp8", 1)):
+        for m in sizes.tokens:
+            total = size * (outputs * inputs + m * inputs) + m * outputs
+            make = partial(_gated, kind, m, outputs, inputs, device)
+            yield Case(f"linear_glu {kind}", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs, kind)
     for m in sizes.tokens:
-        total = 2 * (outputs * inputs + m * inputs + m * outputs // 2)
-        make = partial(_gated, m, outputs, inputs, device)
-        yield Case("linear_glu bf16", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs)
+        total = facts.hidden * facts.ffn + 2 * m * (facts.ffn + facts.hidden)
+        make = partial(_quantising, m, facts.hidden, facts.ffn, device)
+        shape = f"{m} x {facts.hidden} x {facts.ffn}"
+        yield Case("linear_quantise_fp8", shape, make, total, 2 * m * facts.hidden * facts.ffn, "fp8")
     for kind in PACKED:
         if inputs % FORMATS[kind].block_elements:
             continue
@@ -162,11 +168,20 @@ def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]
             yield Case(f"linear {kind}", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs)
 
 
-def _gated(rows: int, outputs: int, inputs: int, device: Device) -> Run:
-    weight = FloatMatrix(_random(device, outputs, inputs))
+def _gated(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> Run:
+    weight = matrix(kind, outputs, inputs, device)
+    assert isinstance(weight, FloatMatrix | Fp8Matrix)
     out = device.empty(rows, outputs // 2, dtype=BF16)
-    scratch = device.empty(gated_bytes(weight, rows), dtype=torch.uint8)
-    return partial(gated_unit, _random(device, rows, inputs), weight, "silu", out, scratch)
+    scratch = device.empty(gated_bytes(weight, rows, BF16), dtype=torch.uint8)
+    x = _random(device, rows, inputs)
+    given = x if kind != "fp8" else (x.to(DTYPES["f8"]), torch.ones(rows, dtype=torch.float32, device=device.torch))
+    return partial(gated_unit, given, weight, "silu", out, scratch)
+
+
+def _quantising(rows: int, outputs: int, inputs: int, device: Device) -> Run:
+    weight = matrix("fp8", outputs, inputs, device)
+    x, out = _random(device, rows, inputs), device.empty(rows, outputs, dtype=BF16)
+    return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
 
 
 def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> Run:
@@ -237,8 +252,7 @@ def _rows(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
         yield Case("rms_norm", both, partial(_norm, device, m, hidden, 0), 4 * m * hidden)
         yield Case("add_rms_norm", both, partial(_norm, device, m, hidden, 1), 8 * m * hidden)
         yield Case("add_rms_norm_fp8", both, partial(_norm, device, m, hidden, 2), 7 * m * hidden)
-        yield Case("glu", wide, partial(_glu, device, m, ffn, False), 6 * m * ffn)
-        yield Case("glu_fp8", wide, partial(_glu, device, m, ffn, True), 5 * m * ffn)
+        yield Case("glu", wide, partial(_glu, device, m, ffn), 6 * m * ffn)
         yield Case("quantise_fp8", wide, partial(_quantise, device, m, ffn), 3 * m * ffn)
         for kind, size in (("bf16", 2), ("fp8", 1)):
             total = m * facts.head_dim * (4 * facts.heads + (4 + 2 * size) * facts.kv_heads)
@@ -257,10 +271,8 @@ def _norm(device: Device, m: int, width: int, kind: int) -> Run:
     return partial(norm.add_rms_norm_fp8, x, y, weight, 1e-6, torch.empty_like(x), codes, scales)
 
 
-def _glu(device: Device, m: int, width: int, fp8: bool) -> Run:
+def _glu(device: Device, m: int, width: int) -> Run:
     gate, up = _random(device, m, 2 * width).split(width, dim=1)
-    if fp8:
-        return partial(elements.glu_fp8, gate, up, "silu", *_codes(device, m, width))
     return partial(elements.glu, gate, up, "silu", device.empty(m, width, dtype=BF16))
 
 

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from ridgeline.compute.cuda.triton.formulas import activation as activated
-from ridgeline.compute.cuda.triton.formulas import fp8_scale, gated, tanh, to_fp8
-from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+from ridgeline.compute.cuda.triton.formulas import gated, tanh
+from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
 
 BLOCK = 1024
 """Numbers of a row per program."""
@@ -98,30 +98,3 @@ def select(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
     """Rows `index` [S] of x [T, D], into `out` [S, D]."""
     rows_of(index, out)
     _launch("gather", x, out, y=index)
-
-
-@triton.jit
-def glu_fp8_kernel(
-    gate, up, codes, scales, gate_stride, up_stride, codes_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
-    NATIVE: tl.constexpr,
-):  # fmt: skip
-    """Each program: one row, whole in registers."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    mask = at < WIDTH
-    made = activated(tl.load(gate + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32), KIND)
-    made *= tl.load(up + row * up_stride + at, mask=mask, other=0.0).to(tl.float32)
-    factor, inverse = fp8_scale(tl.max(tl.abs(made), axis=0))
-    tl.store(codes + row * codes_stride + at, to_fp8(made * inverse, NATIVE), mask=mask)
-    tl.store(scales + row, factor)
-
-
-def glu_fp8(gate: torch.Tensor, up: torch.Tensor, activation: str, codes: torch.Tensor, scales: torch.Tensor) -> None:
-    """glu(gate, up) as e4m3 `codes` [T, F] and fp32 `scales` [T] = the row's largest size / 448."""
-    rows, width = rows_of(gate, up, codes, scales[:, None]), same_width(gate, up, codes)
-    if rows:
-        block = power_of_2(width)
-        glu_fp8_kernel[(rows,)](
-            gate, up, codes_of(codes), scales, gate.stride(0), up.stride(0), codes.stride(0), WIDTH=width, BLOCK=block, KIND=activation,
-            NATIVE=native_fp8(gate.device), num_warps=warps(block),
-        )  # fmt: skip

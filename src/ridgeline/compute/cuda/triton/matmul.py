@@ -1,10 +1,10 @@
-"""Matrix products: of floats independent of the batch, of floats into a gated unit, of e4m3 with e4m3, and with experts. One kernel.
+"""Matrix products: of floats independent of the batch, of e4m3 with e4m3, of floats with e4m3, of all with experts, and gated units.
 
 `matmul` has one tile shape at every number of rows, and sums inputs in one ascending loop: cuBLAS picks another kernel for another number
 of rows, and with it another order of sums. `linear_glu` makes gate and up in one program, which need not be stored between. `linear_fp8`
-has scales per row of activations, and per row or block of weights. Sums of `BLOCK_K` products become fp32 before they are added up: the
-tensor cores of a Hopper keep fewer bits inside a sum of fp8 products (DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there.
-It needs a device that computes with fp8 by itself.
+has scales per row of activations, and per row or block of weights; it gives floats codes itself, `BLOCK_K` neighbours of a row a scale.
+Sums of `BLOCK_K` products become fp32 before they are added up: the tensor cores of a Hopper keep fewer bits inside a sum of fp8 products
+(DeepSeek-AI 2024, section 3.3.2), and such scales belong there. It needs a device that computes with fp8 by itself.
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.formulas import from_fp8, gated, program_rows
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, gated, program_rows, to_fp8
 from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, native_fp8, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -41,6 +41,29 @@ FP8_LARGEST: Final = Tile(128, 128, 128, 8, 3)
 FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
 """The tile for every number of rows in the batch-invariant mode."""
 
+FP8_GLU_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)), (64, Tile(64, 32, 128, 4, 4)))
+FP8_GLU_LARGEST: Final = Tile(128, 64, 128, 8, 2)
+FLOATS_FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)))
+FLOATS_FP8_LARGEST: Final = Tile(64, 64, 128, 4, 3)
+"""Of floats with e4m3: to make codes takes longer than larger tiles gain."""
+
+
+@triton.jit
+def codes_of_tile(numbers):
+    """Numbers [M, K] as e4m3, and the scale of each row."""
+    wide = numbers.to(tl.float32)
+    factor, inverse = fp8_scale(tl.max(tl.abs(wide), axis=1))
+    return to_fp8(wide * inverse[:, None], True).to(tl.float8e4nv, bitcast=True), factor
+
+
+@triton.jit
+def product_of_codes(x, weight, scale_at, start, mask, WIDTH: tl.constexpr):
+    """Products of inputs from `start` on, times the scales of the blocks of weights that they lie in, where there are some."""
+    made = tl.dot(x, weight, input_precision="ieee")
+    if WIDTH > 0:
+        made *= tl.load(scale_at + start // WIDTH, mask=mask, other=0.0)[None, :]
+    return made
+
 
 @triton.jit
 def matmul_kernel(
@@ -51,7 +74,8 @@ def matmul_kernel(
 ):  # fmt: skip
     """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
 
-    CODES   "both": x and weight are e4m3; "weight": only weight, as bytes; WIDTH 0: a scale per row of weights
+    CODES   "both": x and weight are e4m3; "quantise": weight is, and of x codes are made here, each BLOCK_K of a row by their largest;
+            "weight": of weight, as bytes, numbers are made; WIDTH 0: a scale per row of weights
     GATE    an activation: rows n and up_rows + n of weight are gate and up of output n
     BIAS    fp32 [E, N] are added to sums, `up_bias` to those of up
     SHARED  choices that read the same row of x: rows are those of a tile of `tiles`, of TILE choices, whose expert has rows of weight
@@ -74,16 +98,20 @@ def matmul_kernel(
         inside = k < inputs - start
         left = there[:, None] if EVEN else there[:, None] & inside[None, :]
         right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
-        part = tl.load(x_at + start, mask=left, other=0.0)
-        total = _step(total, part, weight_at + start, right, scale_at + start // max(WIDTH, 1), n < columns, CODES, NATIVE, WIDTH)
+        part, factor = tl.load(x_at + start, mask=left, other=0.0), 1.0
+        if CODES == "quantise":
+            part, factor = codes_of_tile(part)
+        total = _step(total, part, factor, weight_at + start, right, scale_at, start, n < columns, CODES, NATIVE, WIDTH)
         if GATE != "":
-            up = _step(up, part, up_at + start, right, up_scale_at + start // max(WIDTH, 1), n < columns, CODES, NATIVE, WIDTH)
+            up = _step(up, part, factor, up_at + start, right, up_scale_at, start, n < columns, CODES, NATIVE, WIDTH)
     if CODES != "" and WIDTH == 0:
         total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
         if GATE != "":
             up *= tl.load(up_scale_at, mask=n < columns, other=0.0)[None, :]
     if CODES == "both":
-        total *= tl.load(x_scales + m * x_scales_stride, mask=there, other=0.0)[:, None]
+        of_row = tl.load(x_scales + m * x_scales_stride, mask=there, other=0.0)[:, None]
+        total *= of_row
+        up *= of_row
     if BIAS:
         total += tl.load(bias + base + n, mask=n < columns, other=0.0)[None, :]
         if GATE != "":
@@ -95,17 +123,19 @@ def matmul_kernel(
 
 
 @triton.jit
-def _step(total, part, at, mask, scale_at, inside, CODES: tl.constexpr, NATIVE: tl.constexpr, WIDTH: tl.constexpr):
-    """total + part · the block of weights at `at`."""
+def _step(
+    total, part, factor, at, mask, scale_at, start, inside, CODES: tl.constexpr, NATIVE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """total + part · the block of weights at `at`. factor: of the rows of part, where codes were made of it."""
     numbers = tl.load(at, mask=mask, other=0.0)
     if CODES == "weight":
         numbers = from_fp8(numbers, NATIVE).to(part.dtype)
     if CODES == "" or (CODES == "weight" and WIDTH == 0):
         total = tl.dot(part, numbers, total, input_precision="ieee")
-    elif WIDTH == 0:
-        total += tl.dot(part, numbers)
+    elif CODES == "quantise":
+        total += product_of_codes(part, numbers, scale_at, start, inside, WIDTH) * factor[:, None]
     else:
-        total += tl.dot(part, numbers, input_precision="ieee") * tl.load(scale_at, mask=inside, other=0.0)[None, :]
+        total += product_of_codes(part, numbers, scale_at, start, inside, WIDTH)
     return total
 
 
@@ -180,15 +210,24 @@ def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invar
     bound(x, weight, out, tile, gate=activation, up_rows=columns)()
 
 
-def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False) -> None:
-    """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M. ValueError where
-    shapes do not fit."""
-    rows, _, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
-    if out.shape[1] != columns or len(scales) != rows or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
-        raise ValueError(f"out {tuple(out.shape)}, {len(scales)} scales and weights {weight.shape} of blocks {weight.block} do not fit")
+def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False, activation: str = "") -> None:
+    """x [M, K], as codes e4m3 with scales fp32 [M] or as floats with None, · weightᵀ → out [M, N]. ValueError where shapes do not fit.
+
+    activation  `weight` has the rows of gate and then of up, and out is their unit
+    invariant   results do not depend on M
+    """
+    rows, _, columns = rows_of(x, out), same_width(x, weight.codes), weight.shape[0] // (2 if activation else 1)
+    fits = scales is None or len(scales) == rows
+    if out.shape[1] != columns or not fits or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
+        raise ValueError(f"x {tuple(x.shape)}, out {tuple(out.shape)} and weights {weight.shape} of blocks {weight.block} do not fit")
     if not rows:
         return
-    tile = FP8_INVARIANT if invariant else next((tile for most, tile in FP8_TILES if rows <= most), FP8_LARGEST)
+    few, largest = (
+        (FLOATS_FP8_TILES, FLOATS_FP8_LARGEST) if scales is None else (FP8_GLU_TILES, FP8_GLU_LARGEST) if activation
+        else (FP8_TILES, FP8_LARGEST)
+    )  # fmt: skip
+    tile = FP8_INVARIANT if invariant else next((tile for most, tile in few if rows <= most), largest)
     height, width = weight.block
-    block = (height, 0 if weight.per_channel else width)
-    bound(codes, weight.codes, out, tile, scales=(scales, weight.scales), block=block, codes="both")()
+    both = (weight.scales if scales is None else scales), weight.scales
+    block, codes = (height, 0 if weight.per_channel else width), "quantise" if scales is None else "both"
+    bound(x, weight.codes, out, tile, scales=both, block=block, codes=codes, gate=activation, up_rows=columns)()
