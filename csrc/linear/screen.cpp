@@ -22,20 +22,10 @@ constexpr double kMostShare = 1.0 / 6.0, kMostShareOfSeveral = 1.0 / 12.0, kWeig
 constexpr size_t kLeastPause = 8, kMostPause = 256;
 // Bounds of all blocks cost more than the outputs of so few of them, a part of all, for all tokens together.
 constexpr size_t kFewOf = 32;
+// And those of one token alone cost more than so many blocks of it.
+constexpr size_t kFewBlocks = 64;
 
 }  // namespace
-
-void forbid(Mask mask, size_t block, size_t count, float* outputs) {
-    for (size_t first = 0; mask != nullptr && first < count; first += kBlockRows, ++block) {
-        const size_t columns = std::min(kBlockRows, count - first);
-        uint32_t forbidden = ~allowed(mask, block) & ((1u << columns) - 1);
-        if (forbidden + 1 == 1u << columns) {
-            std::fill_n(outputs + first, columns, -INFINITY);
-            continue;
-        }
-        for (; forbidden != 0; forbidden &= forbidden - 1) outputs[first + static_cast<size_t>(__builtin_ctz(forbidden))] = -INFINITY;
-    }
-}
 
 bool Screen::leaves_few() const {
     size_t left = blocks() / kFewOf;
@@ -95,11 +85,29 @@ int32_t Screen::best(size_t token) const {
     return found == INT32_MAX ? 0 : found;  // of a mask that allows nothing, as `argmax` says it
 }
 
-void Screen::again(size_t token, Mask mask, uint8_t* scratch) {
+void Screen::look_again(size_t token, Mask mask, uint8_t* scratch) {
     masks_[token] = mask;
     std::fill_n(&best_values_[token * chunks_], chunks_, -INFINITY);
     std::fill_n(&best_ids_[token * chunks_], chunks_, INT32_MAX);
+    if (take_few(token, scratch)) return settle(token);
     threshold(token, scratch);
+}
+
+bool Screen::take_few(size_t token, uint8_t* scratch) {
+    size_t left[kFewBlocks], count = 0;
+    for (size_t block = 0; block < blocks(); ++block) {
+        if (allowed(mask(token), block) == 0) continue;
+        if (count == kFewBlocks) return false;
+        left[count++] = block;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const size_t first = left[i] * kBlockRows;
+        float outputs[kBlockRows];
+        kernels_.linear->multiply(matrix_, this->token(token), 1, {outputs - first, kBlockRows}, left[i], 1, scratch);
+        kernels_.sample->forbid(mask(token), first, kBlockRows, outputs);
+        take(token, left[i] / each_, first, outputs, columns_of(left[i], 1));
+    }
+    return true;
 }
 
 void Screen::bound(size_t chunk, uint8_t* scratch) {
@@ -140,20 +148,19 @@ void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
     kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
 }
 
-// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one, but
-// where a mask may forbid these.
+// The least of those found is on top of a heap, the chunk of the highest bound on top of another one: few of all chunks are looked at.
 size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
     const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
     const Mask mask = this->mask(token);
-    uint32_t *order = &order_[token * chunks_], *last = order + (mask == nullptr ? std::min(most, chunks_) : chunks_);
-    std::iota(order, order + chunks_, 0u);
-    std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
-        return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
-    });
+    uint32_t *chunks = &order_[token * chunks_], *last = chunks + chunks_;
+    const auto less = [&](uint32_t a, uint32_t b) { return highest_[a * tokens_ + token] < highest_[b * tokens_ + token]; };
+    std::iota(chunks, last, 0u);
+    std::make_heap(chunks, last, less);
     size_t count = 0;
-    for (; order < last; ++order) {
-        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
-        const size_t first = *order * each_, end = std::min(first + each_, blocks());
+    for (; last > chunks; --last) {
+        if (count == most && highest_[*chunks * tokens_ + token] <= found[0].value) break;
+        std::pop_heap(chunks, last, less);
+        const size_t first = last[-1] * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
             if (allowed(mask, block) == 0) continue;
             const float value = bounds_[block * tokens_ + token];
@@ -202,7 +209,7 @@ void Screen::find(size_t chunk, size_t thread, uint8_t* scratch) {
         gather(block, of, scratch);
         computed_[chunk] += of.tokens.size();
         for (size_t i = 0; i < of.tokens.size(); ++i) {
-            forbid(mask(of.tokens[i]), block, kBlockRows, &of.outputs[i * kBlockRows]);
+            kernels_.sample->forbid(mask(of.tokens[i]), block * kBlockRows, kBlockRows, &of.outputs[i * kBlockRows]);
             take(of.tokens[i], chunk, block * kBlockRows, &of.outputs[i * kBlockRows], columns_of(block, 1));
         }
     }
@@ -234,7 +241,7 @@ void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread
                 if (!wanted(block, token))
                     std::fill_n(out + block * kBlockRows, columns, -INFINITY);
                 else
-                    forbid(mask(token), block, columns, out + block * kBlockRows);
+                    kernels_.sample->forbid(mask(token), block * kBlockRows, columns, out + block * kBlockRows);
             }
             kernels_.sample->maxima(out + column, columns_of(first, count), maximum);
         }

@@ -12,14 +12,8 @@
 
 namespace ridgeline {
 
-// Which outputs of a row may be chosen, a bit each, in words up to the end of the last kSampleBlock; null: all.
-using Mask = const uint32_t*;
-
 // Of the 16 outputs of a block.
 inline uint32_t allowed(Mask mask, size_t block) { return mask == nullptr ? 0xffffu : mask[block / 2] >> (block % 2 * kBlockRows) & 0xffffu; }
-
-// Makes outputs [count] from the first of `block` -infinity where they may not be chosen.
-void forbid(Mask mask, size_t block, size_t count, float* outputs);
 
 class Screen {
 public:
@@ -52,11 +46,11 @@ public:
     // The largest outputs alone, of which `best` gives the ids [tokens] when all chunks are done.
     void find(size_t chunk, size_t thread, uint8_t* scratch);
     void best(int32_t* ids) const;
-    // Behind these phases, of each token its largest output: it is what is wanted, or the phase of `find` comes again, for the largest of what
-    // a mask allows.
+    // Behind these phases, of each token its largest output: it is what is wanted, or the largest of what a mask allows is looked for: at once
+    // where that is little, else when the phase of `find` comes again.
     int32_t best(size_t token) const;
     void settle(size_t token) { open_[token] = 0, --unsettled_; }
-    void again(size_t token, Mask mask, uint8_t* scratch);
+    void look_again(size_t token, Mask mask, uint8_t* scratch);
     bool settled() const { return unsettled_ == 0; }
     // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
     // others are, and where masks forbid; of a block without the maximum is that, and it is not written.
@@ -93,6 +87,8 @@ private:
     void list_open(Gathered& of) const;
     // Outputs of a block for all of these that want it, which share its reading.
     void gather(size_t block, Gathered& of, uint8_t* scratch) const;
+    // The largest output of a token whose mask leaves few blocks; false where it leaves more.
+    bool take_few(size_t token, uint8_t* scratch);
     // A token's `most` highest bounds of blocks that it may choose from, or all, in no order.
     size_t highest_bounds(size_t token, size_t most, Bound* found);
     // Outputs [columns] from `column` into the best of a chunk.

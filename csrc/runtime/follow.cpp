@@ -9,10 +9,6 @@ namespace ridgeline {
 
 namespace {
 
-// Few rows have all their masks ready when the head begins, and these often leave so few outputs that nothing is bounded. Of more rows nearly
-// every largest output is of its grammar: to ask about that one costs a small part of a mask.
-constexpr size_t kMaskedFirst = 2;
-
 int64_t cpu_nanoseconds() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -49,6 +45,8 @@ void write_mask(const GrammarCalls& calls, Follower& row) {
         memset(row.mask, 0xff, calls.room);
     else
         memset(reinterpret_cast<uint8_t*>(row.mask) + calls.bytes, 0, calls.room - calls.bytes);
+    row.left = 0;
+    for (size_t word = 0; word < calls.room / sizeof(uint32_t); ++word) row.left += __builtin_popcount(row.mask[word]);
 }
 
 bool takes(const GrammarCalls& calls, Follower& row, int32_t id) {
@@ -56,12 +54,6 @@ bool takes(const GrammarCalls& calls, Follower& row, int32_t id) {
     const Charge charge(row);
     const uint32_t asked = static_cast<uint32_t>(id);
     return asked < calls.ids && calls.validate(row.matcher, &asked, 1) == 1;
-}
-
-bool Plan::asks_first() const {
-    size_t following = 0;
-    for (size_t row = 0; row < step_.selected; ++row) following += wanted_.followers[row].matcher != nullptr;
-    return following > kMaskedFirst || following < step_.selected;
 }
 
 template <typename F>
@@ -72,7 +64,7 @@ bool Plan::share_side(Side side, uint64_t step, size_t chunks, F run) {
 
 void Plan::move_row(size_t row) {
     move_place(*wanted_.calls, wanted_.followers[row]);
-    if (!asks_ && !wanted_.followers[row].asks) write_mask(*wanted_.calls, wanted_.followers[row]);
+    if (!is_asked(row)) write_mask(*wanted_.calls, wanted_.followers[row]);
 }
 
 bool Plan::move_ahead(uint64_t step) {
@@ -82,17 +74,23 @@ bool Plan::move_ahead(uint64_t step) {
 
 bool Plan::meet_masks(uint64_t step) {
     if (!share_side(kMove, step, step_.selected, [&](size_t row) { move_row(row); })) return false;
-    return asks_ || share_side(kDecide, step, 1, [&](size_t) { screened_ = screens(wanted_.masks); });
+    return share_side(kDecide, step, 1, [&](size_t) {
+        if (!asks_) return void(screened_ = screens(wanted_.masks));
+        ahead_.assign(wanted_.masks, wanted_.masks + step_.selected);
+        for (size_t row = 0; row < step_.selected; ++row)
+            if (is_asked(row)) ahead_[row] = nullptr;
+        screened_ = screens(ahead_.data());
+    });
 }
 
 bool Plan::ask_grammars(uint64_t step, int thread) {
     uint8_t* scratch = scratch_of(thread);
     const auto ask = [&](size_t row) {
         Follower& follower = wanted_.followers[row];
-        if (takes(*wanted_.calls, follower, screen_->best(row))) return screen_->settle(row);
+        if (!is_asked(row) || takes(*wanted_.calls, follower, screen_->best(row))) return screen_->settle(row);
         write_mask(*wanted_.calls, follower);
         if (follower.state == kLost) return screen_->settle(row);
-        screen_->again(row, follower.mask, scratch);
+        screen_->look_again(row, follower.mask, scratch);
     };
     if (!share_side(kAsk, step, step_.selected, ask)) return false;
     const size_t chunks = screen_->settled() ? 0 : screen_->chunks();

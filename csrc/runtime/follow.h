@@ -23,9 +23,10 @@ struct Follower {
     void* matcher;                       // null: the row follows no grammar
     uint32_t* mask;                      // [room]
     int64_t token;                       // the row has sampled it and its place has yet to move behind it; -1: none
-    int64_t asks;                        // the sampler asks about what it draws, and needs no mask where it may come
+    int64_t asks;                        // who chooses asks about its choice, and needs no mask where that may come
     int64_t state;                       // whether the mask was written; what is lost cannot go on, and has a mask of all ids
     int64_t nanoseconds;                 // of CPU time
+    int64_t left;                        // ids that the mask has
 };
 
 // Moves the place behind what the row has sampled.

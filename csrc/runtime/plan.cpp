@@ -175,8 +175,8 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
     wanted_ = wanted;
     const bool best = wanted.best != nullptr, follows = wanted.followers != nullptr;
     const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
-    asks_ = follows && best && screen_ && screen_->ready() && asks_first();
-    screened_ = (!follows || asks_) && screens(asks_ ? nullptr : wanted.masks);  // others see their masks first
+    asks_ = follows && best && screen_ && screen_->ready();
+    screened_ = !follows && screens(wanted.masks);  // others see their masks first
     if (best) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
@@ -241,7 +241,7 @@ void Plan::walk(void* work, uint64_t step, int thread) {
         });
         if (over) return;
     }
-    if (follows && plan.asks_) plan.ask_grammars(step, thread);
+    if (follows && plan.asks_ && plan.screened_) plan.ask_grammars(step, thread);
 }
 
 size_t Plan::chunks(const Phase& phase, const Step& step) const {
@@ -345,7 +345,7 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
     const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
     multiply_blocks(op, m, to, first, count, scratch);
     for (size_t row = 0; row < m; ++row) {
-        if (wanted_.masks != nullptr) forbid(wanted_.masks[row], first, columns, outputs + row * stride);
+        if (wanted_.masks != nullptr) kernels_.sample->forbid(wanted_.masks[row], column, columns, outputs + row * stride);
         kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
     }
 }
@@ -356,7 +356,7 @@ void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
     const size_t size = blocks_each(phase, step), column = chunk * size * kBlockRows, columns = std::min(op.matrix.n - column, size * kBlockRows);
     for (size_t row = 0; row < step.selected; ++row) {
         float* outputs = op.to.out + row * op.to.stride + column;
-        if (wanted_.masks != nullptr) forbid(wanted_.masks[row], column / kBlockRows, columns, outputs);
+        if (wanted_.masks != nullptr) kernels_.sample->forbid(wanted_.masks[row], column, columns, outputs);
         kernels_.sample->maxima(outputs, columns, wanted_.maxima + row * ceiling(op.matrix.n, kSampleBlock) + column / kSampleBlock);
     }
 }

@@ -118,8 +118,8 @@ private:
     enum Side { kMove, kDecide, kAsk, kAgain, kSides };
     template <typename F>
     bool share_side(Side side, uint64_t step, size_t chunks, F run);
-    // Whether rows are asked about their largest output first, and have a mask where their grammar does not take that.
-    bool asks_first() const;
+    // Whether a row's grammar is asked about its choice, and writes a mask only where it does not take that.
+    bool is_asked(size_t row) const { return wanted_.followers[row].asks != 0 && (asks_ || wanted_.best == nullptr); }
     void move_row(size_t row);
     // By one thread, while others begin; then by all. False: the step is over.
     bool move_ahead(uint64_t step);
@@ -146,7 +146,8 @@ private:
     std::unique_ptr<Screen> screen_;
     Wanted wanted_{};
     bool screened_ = false;
-    bool asks_ = false;                  // `asks_first`, of a step that is screened
+    bool asks_ = false;                  // grammars may be asked about the largest outputs: the step is screened
+    std::vector<Mask> ahead_;            // [selected]: of the rows that are not asked
     std::vector<std::vector<uint8_t>> scratch_;
     Step step_{};
     size_t first_ = 0, last_ = 0;

@@ -50,6 +50,7 @@ struct Best {
 // row.cpp
 float largest(const float* x, size_t count);                             // NaN if there is one
 size_t place_of(const float* x, float value);                            // of the first that is `value`, or the first NaN
+void forbid(Mask mask, size_t first, size_t count, float* logits);          // see `SampleKernels`
 BlockRow split(const float* logits, const float* maxima, size_t vocab, void* scratch);
 Best best_of(const BlockRow& row);
 

@@ -37,6 +37,18 @@ size_t place_of(const float* x, float value) {
     return i;
 }
 
+void forbid(Mask mask, size_t first, size_t count, float* logits) {
+    const Vec none = all(-INFINITY);
+    for (size_t i = 0; mask != nullptr && i < count; i += kLanes) {
+        const uint32_t bits = mask[(first + i) / 32] >> (first + i) % 32 & 0xffffu;
+        if (bits == 0xffffu) continue;
+        if (i + kLanes <= count)
+            store(logits + i, bits == 0 ? none : where_bits(bits, load(logits + i), none));
+        else
+            store_first(logits + i, where_bits(bits, load_first(logits + i, count - i), none), count - i);
+    }
+}
+
 BlockRow split(const float* logits, const float* maxima, size_t vocab, void* scratch) {
     const size_t count = (vocab + kBlock - 1) / kBlock;
     BlockRow row;

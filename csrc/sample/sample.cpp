@@ -103,7 +103,7 @@ int32_t argmax_merge(const float* best, const int32_t* ids, size_t slices) {
 }  // namespace
 
 extern const SampleKernels kSample;
-const SampleKernels kSample = {sample_row, maxima, argmax_slice, argmax_merge};
+const SampleKernels kSample = {sample_row, maxima, forbid, argmax_slice, argmax_merge};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -12,6 +12,9 @@ namespace ridgeline {
 constexpr size_t kSampleBlock = 256;     // logits that are looked at together
 constexpr size_t kMostSamples = 256;     // positions that a row samples in one step
 
+// Which outputs of a row may be chosen, a bit each, in words up to the end of the last kSampleBlock; null: all.
+using Mask = const uint32_t*;
+
 // The arrays of a step, an entry for each of its sampling positions [S]. The logits are never written.
 struct SampleStep {
     const float* logits;                 // [S, vocab], `logits_stride` apart
@@ -35,6 +38,9 @@ struct SampleKernels {
 
     // The largest of each kSampleBlock of logits [count]; NaN where one is.
     void (*maxima)(const float* logits, size_t count, float* maxima);
+
+    // Makes logits [count], of which the first is that of id `first`, a multiple of 16, -infinity where they may not be chosen.
+    void (*forbid)(Mask mask, size_t first, size_t count, float* logits);
 
     // Largest of logits [count], and the id of the first that has it when the first logit is that of id `first`; of the first NaN if there
     // is one, as in numpy. count ≥ 1.

@@ -47,6 +47,12 @@ inline Vec where_nan(Vec t, Vec yes, Vec no) {
 inline Vec where_below(Vec x, Vec y, Vec yes, Vec no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
 }
+inline __m256 blend_bits(uint32_t bits, __m256 yes, __m256 no) {
+    const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), each), each);
+    return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(set));
+}
+inline Vec where_bits(uint32_t bits, Vec yes, Vec no) { return {blend_bits(bits, yes.a, no.a), blend_bits(bits >> 8, yes.b, no.b)}; }
 inline __m256 widen_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }

@@ -42,6 +42,7 @@ inline Vec power_of_two(Vec n) {                                         // 2^n 
 }
 inline Vec where_nan(Vec test, Vec yes, Vec no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(test.v, test.v, _CMP_UNORD_Q), no.v, yes.v)}; }
 inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)}; }
+inline Vec where_bits(uint32_t bits, Vec yes, Vec no) { return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), no.v, yes.v)}; }
 inline Vec load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }

@@ -52,6 +52,7 @@ inline Vec nearest(Vec a) { RIDGELINE_EACH(Vec, kLanes, nearbyintf(a.v[i])); }
 inline Vec power_of_two(Vec n) { RIDGELINE_EACH(Vec, kLanes, float_of_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23)); }
 inline Vec where_nan(Vec t, Vec yes, Vec no) { RIDGELINE_EACH(Vec, kLanes, t.v[i] != t.v[i] ? yes.v[i] : no.v[i]); }
 inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { RIDGELINE_EACH(Vec, kLanes, a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
+inline Vec where_bits(uint32_t bits, Vec yes, Vec no) { RIDGELINE_EACH(Vec, kLanes, bits >> i & 1 ? yes.v[i] : no.v[i]); }
 inline Vec load_bf16(const uint16_t* p) { RIDGELINE_EACH(Vec, kLanes, float_of_bits(static_cast<uint32_t>(p[i]) << 16)); }
 inline Vec load_half(const void* p) {
     uint16_t h[kLanes];

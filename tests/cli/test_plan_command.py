@@ -111,8 +111,8 @@ def test_starts_in_half_a_second_without_array_libraries(words: list[str], statu
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    spent = []
-    for _ in range(4):
+    spent = []  # the first compiles
+    while len(spent) < 4 and min(spent, default=9.0) > 0.5:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

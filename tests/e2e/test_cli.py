@@ -28,13 +28,13 @@ def run(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProce
 
 @pytest.mark.alone
 def test_help_is_fast_and_needs_no_arrays(run: Callable[..., Any]) -> None:
-    best = 60.0
-    for _ in range(5):
+    taken = []
+    while len(taken) < 5 and min(taken, default=9.0) >= 0.3:
         began = time.monotonic()
         done = run("--help", without=("numpy", "torch", "uvicorn", "starlette", "prometheus_client", "sentencepiece", "msgspec"))
-        best = min(best, time.monotonic() - began)
+        taken.append(time.monotonic() - began)
         assert done.returncode == 0, done.stderr
-    assert best < 0.3, f"{best:.2f} s"
+    assert min(taken) < 0.3, taken
     assert all(verb in done.stdout for verb in ("serve", "run", "generate", "doctor", "laws"))
 
 

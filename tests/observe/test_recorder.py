@@ -10,6 +10,9 @@ from ledgers import Ask, background, serve
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import make_app
+from ridgeline.cli.scenarios import incident_settings, make_scenario
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Knob
 from ridgeline.core.params import Admitted
 from ridgeline.errors import ConfigError
 from ridgeline.observe.charges import slowest_choice
@@ -19,8 +22,9 @@ from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import BREACH_REQUESTS, MAX_KEPT, PAUSE_SECONDS, Recorder, write_incident
 from ridgeline.observe.requests import Result
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.durations import ObservedStep, fit_constant
+from ridgeline.sim.fleet.durations import ConstantDurations, ObservedStep, fit_constant
 from ridgeline.sim.fleet.traffic import read_steps, read_trace
+from ridgeline.sim.laws.executor import fake_executor
 
 
 def p99(asks: list[Ask]) -> float:
@@ -55,6 +59,29 @@ def test_an_incident_simulated_again_is_as_slow_as_it_was(tmp_path: Path) -> Non
     for words in (["FirstTokenlate"], ["TokensSlow", "--incident", str(tmp_path / "none")]):
         with pytest.raises(ConfigError, match=r"did you mean FirstTokenLate|is no incident"):
             CliRunner().invoke(make_app(), ["investigate", *words], catch_exceptions=False)
+
+
+def test_an_incident_says_what_was_served(tmp_path: Path) -> None:
+    """`whatif` takes settings and step times from it, as the last change of a setting left them."""
+    ledger = serve([Ask(0.1 * number, 100, 20) for number in range(20)])
+    info = fake_executor(rows=7, blocks=900, step_seconds=0.02, token_seconds=0.001).info
+    recorder, knobs = Recorder(ledger, PromptLog(), tmp_path), dict[Knob, int]()
+    recorder.serves(info, EngineConfig("llama-3-8b", enable_prefix_caching=False, max_num_seqs=5), knobs)
+    knobs["step_ms"] = 33
+    thread = recorder.record("engine", "it ended", 10.0)
+    assert thread is not None
+    thread.join()
+    (folder,) = tmp_path.iterdir()
+    model, today = incident_settings(folder)
+    assert (model, today["max_num_seqs"], today["step_ms"], today["kv_pages"], today["depth"]) == ("llama-3-8b", "5", "33", "900", "2")
+    assert today["enable_prefix_caching"] == "false"
+    found = make_scenario(model, today, folder)
+    assert found.knobs.max_num_seqs == 5 and isinstance(found.durations, ConstantDurations)
+    assert found.durations.step == pytest.approx(0.01, rel=0.1), "what the steps took, and not the start"
+    assert incident_settings(folder / "trace.jsonl") == (None, {})
+    (folder / "incident.json").write_text(json.dumps({"model": "x", "settings": {}, "step_seconds": [1]}))
+    with pytest.raises(ConfigError, match="object of fixed, row, token"):
+        make_scenario("llama-3-8b", {"step_time": str(folder / "steps.jsonl")}, folder)
 
 
 def test_what_hinders_a_recording_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

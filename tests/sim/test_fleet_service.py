@@ -9,6 +9,7 @@ from ridgeline.cli.scenarios import make_scenario
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 from ridgeline.sim.fleet.durations import ConstantDurations, ObservedStep, RooflineDurations, fit_constant
@@ -140,6 +141,19 @@ def test_a_step_log_gives_its_constants_back() -> None:
     assert fit_constant([replace(each, cached=0) for each in log]).cached == 0.0
     downhill = fit_constant([ObservedStep(t, 0, 1.0 - 0.001 * t) for t in range(1, 50)])
     assert downhill.token == 0.0 and downhill.step > 0
+
+
+def test_a_log_of_one_size_of_steps_leaves_other_sizes_to_the_start() -> None:
+    """Scaled by how fast the machine was in the log; what the log does tell of counts for more."""
+    start = StepSeconds(0.010, 0.0005, 0.0002)
+    same = [ObservedStep(4, 400, 2 * (0.010 + 4 * 0.0005) + jitter, 4) for jitter in (-1e-4, 0.0, 1e-4) for _ in range(100)]
+    found = fit_constant(same, start)
+    prompt = found.step + found.row + 512 * found.token
+    assert prompt == pytest.approx(2 * (0.010 + 0.0003 + 512 * 0.0002), rel=0.05)
+    assert fit_constant(same).token == 0.0
+    varied = [ObservedStep(t, 0, 0.02 + 0.0006 * t + 0.001 * r, r) for t in (8, 64, 300) for r in (1, 4, 8) for _ in range(50)]
+    told = fit_constant(varied, start)
+    assert (told.step, told.token, told.row) == pytest.approx((0.02, 0.0006, 0.001), rel=0.1)
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3", "gemma-3-4b", "jamba-v0.1"])

@@ -23,17 +23,24 @@ from ridgeline.sim.laws.swarm import run_seeds
 MOST_STEPS = 40_000
 FEW_STEPS = 1_000
 SEEDS = {
-    "a prompt is scored again after a preemption": 41,
+    "a prompt is scored again after a preemption": 78,
     "scores that a preempted sequence still had in flight are lost": 19,
     "min_tokens is looked at for a row, not for each of its ids": 18,
-    "a NaN at a rejected position fails the row": 10,
-    "ids before a NaN are lost": 11,
+    "a NaN at a rejected position fails the row": 33,
+    "ids before a NaN are lost": 79,
     "more is reserved than the worst case": 10,
     "who is late goes first, and makes others late": 39,
     "a long prompt is taken to need no time": 81,
     "a tenant that floods takes the slack of others": 141,
     "a request that can never fit is accepted": 14,
     "a preempted sequence keeps its place in the draft model": 135,
+    "log-probabilities of ids behind the end shift those before": 18,
+    "a slot is free as soon as its row is preempted": 16,
+    "the draft model catches up over the budget": 8,
+    "what the draft model computed behind a rejection stays": 8,
+    "drafts of another row are held against the samples": 8,
+    "a block of the draft model is freed twice": 8,
+    "drafts sample beyond the rows of logits": 8,
 }
 """Seeds whose worlds show what few others do; where one no longer does, the search from the first takes seconds."""
 Edits = list[tuple[str, str, str]]

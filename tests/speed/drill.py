@@ -1,5 +1,6 @@
-"""Incident drill: a harmful setting is planted in a live server, the flight recorder dumps, the dump is simulated, `investigate` names
-the cause, `whatif` predicts what the lever gains, and a server with the lever gets the same requests at the same moments.
+"""Incident drill: a harmful setting is planted in a live server, the flight recorder dumps, the dump is simulated with the settings and
+step times in it, `investigate` names the cause, `whatif` predicts what the lever gains, and a server with the lever gets the same requests
+at the same moments.
 
     python tests/speed/drill.py [rows | blocks | chunks | prefix] [--seconds 16]
 
@@ -29,20 +30,20 @@ from ridgeline.cli.main import make_app
 
 DEVICE = {"rows": 16, "blocks": 4_000, "max_model_len": 4_096, "step_seconds": 0.01, "token_seconds": 0.0002}
 MODEL = "llama-3-8b"
-"""For `whatif`: one that has one KV group, as the fake device. Nothing else of it counts, as steps take what they took."""
-KNOWN = ("device=h100-sxm", "depth=2", "step_time=constant:0.01,0.0002,0")
-"""Steps as the start measured them: in an incident all may have the same number of tokens, which says nothing of others."""
+"""For `whatif`: one that has one KV group, as the fake device. Nothing else of it counts: settings are the incident's, and steps take what
+they took."""
+DEVICE_NAME = "device=h100-sxm"
+"""Its speed counts no more than the model's."""
 REPLAY_ERROR, GAIN_ERROR = 0.10, 0.20
 
 
 @dataclass
 class Plan:
-    """A planted fault. `now`, `then`: changes of the device, flags of `serve` and settings of `whatif`, before and with the lever; `cause`:
-    that `investigate` names first."""
+    """A planted fault. `now`, `then`: the server before and with the lever; `cause`: that `investigate` names first."""
 
     cause: tuple[str, ...]
-    now: tuple[dict[str, Any], list[str], dict[str, str]]
-    then: tuple[dict[str, Any], list[str], dict[str, str]]
+    now: "Side"
+    then: "Side"
     rate: float
     prompt: tuple[int, int]
     output: tuple[int, int]
@@ -50,16 +51,25 @@ class Plan:
     tail: list[int] = field(default_factory=list)
 
 
-def _rows(count: int) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    return {"rows": count}, [], {"max_num_seqs": str(count)}
+@dataclass
+class Side:
+    """A server: changes of the device, flags of `serve`, and the same as settings of `whatif`."""
+
+    device: dict[str, Any]
+    flags: list[str]
+    lever: dict[str, str]
 
 
-def _blocks(count: int) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    return {"blocks": count, "max_model_len": 1_000}, [], {"kv_pages": str(count), "context": "1000"}
+def _rows(count: int) -> Side:
+    return Side({"rows": count}, [], {"max_num_seqs": str(count)})
 
 
-def _chunk(tokens: int) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    return {}, ["--max-num-batched-tokens", str(tokens)], {"max_num_batched_tokens": str(tokens)}
+def _blocks(count: int) -> Side:
+    return Side({"blocks": count, "max_model_len": 1_000}, [], {"kv_pages": str(count), "context": "1000"})
+
+
+def _chunk(tokens: int) -> Side:
+    return Side({}, ["--max-num-batched-tokens", str(tokens)], {"max_num_batched_tokens": str(tokens)})
 
 
 PLANS = {
@@ -68,8 +78,8 @@ PLANS = {
     "chunks": Plan(("budget", "turn"), _chunk(32), _chunk(1_024), 2.8, (800, 1_200), (8, 16)),
     "prefix": Plan(
         ("budget", "turn", "others_decode"),
-        ({}, ["--no-enable-prefix-caching"], {"enable_prefix_caching": "false"}),
-        ({}, [], {"enable_prefix_caching": "true"}),
+        Side({}, ["--no-enable-prefix-caching"], {}),
+        Side({}, [], {"enable_prefix_caching": "true"}),
         6.0, (1_700, 1_900), (8, 16), shared=1_600,
     ),
 }  # fmt: skip
@@ -114,10 +124,9 @@ def send(url: str, asks: list[Ask]) -> None:
         thread.join()
 
 
-def live(side: tuple[dict[str, Any], list[str], dict[str, str]], asks: list[Ask], state: Path) -> Path | None:
+def live(side: Side, asks: list[Ask], state: Path) -> Path | None:
     """Serves the requests; the folder that the flight recorder wrote, if it did."""
-    device, flags, _ = side
-    words = [f"fake:{json.dumps(DEVICE | device)}", "--goodput", "ttft=300ms,itl=1s", "--max-num-queued-reqs", "4096", *flags]
+    words = [f"fake:{json.dumps(DEVICE | side.device)}", "--goodput", "ttft=300ms,itl=1s", "--max-num-queued-reqs", "4096", *side.flags]
     server = ServerProcess(words, {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_RUNTIME_DIR": str(state), "XDG_STATE_HOME": str(state)})
     try:
         send(server.url, asks)
@@ -148,10 +157,8 @@ def drill(name: str, plan: Plan, seconds: float) -> list[str]:
         count = sum(1 for _ in (incident / "trace.jsonl").open())
         seen = [ask.seconds for ask in asks[:count]]  # the recorder wrote in the middle of it: these had come
         alert = ridgeline("investigate", "FirstTokenLate", "--incident", str(incident))
-        today = [f"{key}={value}" for key, value in plan.now[2].items()] + [*KNOWN]
-        words = ["whatif", str(incident), "--model", MODEL, "--seeds", "1", "--no-levers"]
-        words += [part for each in today for part in ("--today", each)]
-        told = ridgeline(*words, *(part for key, value in plan.then[2].items() for part in ("--set", f"{key}={value}")))
+        words = ["whatif", str(incident), "--model", MODEL, "--today", DEVICE_NAME, "--seeds", "1", "--no-levers"]
+        told = ridgeline(*words, *(part for key, value in plan.then.lever.items() for part in ("--set", f"{key}={value}")))
         before, behind = (run["e2e.p99"]["mean"] for run in told["runs"])
         gain = told["runs"][0]["e2e.mean"]["mean"] / told["runs"][1]["e2e.mean"]["mean"]
     again = load(plan, seconds)
@@ -162,7 +169,7 @@ def drill(name: str, plan: Plan, seconds: float) -> list[str]:
     p99 = percentile(seen, 0.99)
     print(f"{name}: {count} of {len(asks)} requests in the incident; investigate says {alert['cause']!r}: {alert['lever']}")
     print(f"  p99 live {p99:.3f} s, simulated again {before:.3f} s ({before / p99 - 1:+.0%})")
-    print(f"  lever {plan.then[2]}: p99 {percentile(fixed, 0.99):.3f} s live, {behind:.3f} s predicted")
+    print(f"  lever {plan.then.lever}: p99 {percentile(fixed, 0.99):.3f} s live, {behind:.3f} s predicted")
     print(f"  gain predicted {gain:.2f}, realised {real:.2f} ({gain / real - 1:+.0%})", flush=True)
     missed += [] if alert["cause"] in plan.cause else [f"{name}: cause {alert['cause']}"]
     missed += [] if abs(before / p99 - 1) <= REPLAY_ERROR else [f"{name}: p99 {before / p99 - 1:+.0%}"]

@@ -28,7 +28,7 @@ DEPTH = 8
 class Oracle:
     """Predicts what will come, and errs with the chance 1 - `acceptance` at each id."""
 
-    match, due = 0, 0
+    match, due, reach = 0, 0, DEPTH
 
     def __init__(self, sequence: Sequence, answer: list[int], acceptance: float) -> None:
         self._sequence, self._answer, self._planted = sequence, answer, acceptance

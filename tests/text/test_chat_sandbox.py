@@ -140,11 +140,12 @@ def timed(renderer: Renderer, name: str) -> tuple[RequestError, float]:
 
 
 def refused_in_time(renderer: Renderer, name: str) -> RequestError:
-    """In less than 0.5 s; tried again where another process had the CPU."""
-    error, seconds = timed(renderer, name)
-    if seconds >= 0.5:
-        error, seconds = timed(renderer, name)
-    assert seconds < 0.5
+    """In less than 0.5 s; tried again, twice at most, where another process had the CPU."""
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=9.0) >= 0.5:
+        error, taken = timed(renderer, name)
+        seconds.append(taken)
+    assert min(seconds) < 0.5, seconds
     assert (error.status, error.param) == (400, "messages") and error.code in ("template_failed", "template_budget")
     return error
 
@@ -162,7 +163,6 @@ def test_escapes_are_refused(renderer: Renderer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-@pytest.mark.alone
 def test_bombs_are_refused_in_time(renderer: Renderer, name: str) -> None:
     refused_in_time(renderer, name)
     assert renderer.render("fine", VARIABLES, NOW) == "Hi"

@@ -382,7 +382,7 @@ def test_x9_a_pattern_that_backtracks_holds_nobody_up(bombed: Any, path: str, bo
     """The tokenizers library gives up after a while; until then others are answered, and its words stay out of the answer."""
     request = Request(f"{bombed.url}{path}", json.dumps({"max_tokens": 1, **body}).encode())
     longest = []
-    for _ in range(3):
+    while len(longest) < 3 and min(longest, default=9.0) >= 0.06:
         with Watch(bombed.url) as watch:
             with pytest.raises(HTTPError) as failed:
                 urlopen(request, timeout=20)

@@ -217,7 +217,7 @@ def test_list_takes_less_than_half_a_second_of_a_core(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     program = "import sys; from ridgeline.cli.main import main; sys.argv = ['ridgeline', 'list']; main()"
     seconds = []
-    for _ in range(3):
+    while len(seconds) < 3 and min(seconds, default=9.0) >= 0.4:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -227,17 +227,17 @@ STARTS = [words for words in (["--help"], ["plan", "demo"], ["list"]) if words[0
 @pytest.mark.alone
 @pytest.mark.parametrize("words", STARTS, ids=lambda words: " ".join(words))
 def test_help_list_and_plan_demo_start_at_once(words: list[str]) -> None:
-    """CPU time of the best of five, since other work on this machine is not the verb's; a start imports no array library."""
+    """CPU time of the best of five at most, since other work on this machine is not the verb's; a start imports no array library."""
     program = (
         "import sys, time; sys.modules['numpy'] = sys.modules['torch'] = None; from ridgeline.cli.main import main\n"
         f"sys.argv = ['ridgeline', *{words!r}]\ntry: main()\nfinally: print(time.process_time(), file=sys.stderr)"
     )
-    best = 9.0
-    for _ in range(5):
+    spent = []
+    while len(spent) < 5 and min(spent, default=9.0) > 0.4:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ, check=False)
         assert done.returncode == 0, done.stderr
-        best = min(best, float(done.stderr.splitlines()[-1]))
-    assert best <= 0.4
+        spent.append(float(done.stderr.splitlines()[-1]))
+    assert min(spent) <= 0.4, spent
 
 
 # ── interrupts ──────────────────────────────────────────────────────────────────────────────────────────────────────

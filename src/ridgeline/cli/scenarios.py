@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.values import parse_size
-from ridgeline.errors import ConfigError, nearest
+from ridgeline.core.step_time import StepSeconds
+from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, nearest
+from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, parse_objective
 from ridgeline.planning.served import served_settings
@@ -154,6 +156,31 @@ def parse_changes(changes: list[str], flag: str = "--set") -> dict[str, str]:
             )
         found[name] = value
     return found
+
+
+STEPS_FILE, WHAT_FILE = "steps.jsonl", "incident.json"
+"""Of an incident of the flight recorder."""
+
+
+def incident_settings(trace: Path | None) -> tuple[str | None, dict[str, str]]:
+    """(model, settings of today) of a server that recorded the incident in the folder `trace`: its steps take what they took. Of other
+    traces (None, {}). Raises ConfigError for a damaged file."""
+    told = _read_incident(trace) if trace is not None and trace.is_dir() else {}
+    assert trace is not None or not told
+    settings, model = told.get("settings"), told.get("model")
+    if trace is None or not isinstance(settings, dict) or not isinstance(model, str):
+        return None, {}
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items() if name in SETTINGS}
+    return model, texts | {"step_time": str(trace / STEPS_FILE)}
+
+
+def _read_incident(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / WHAT_FILE)
+    except ModelNotFoundError:
+        return {}
+    except ModelFormatError as error:
+        raise ConfigError(f"{str(folder)!r:.200} is no incident: {error}") from None
 
 
 def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -> Scenario:
@@ -310,4 +337,14 @@ def _durations(text: str) -> Durations | None:
                 f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds", fix={"--step-time": None}
             )
         return ConstantDurations(*[_number(0, 3600)("step_time", part) for part in parts])
-    return fit_constant([ObservedStep(*each) for each in read_steps(Path(text))])
+    path = Path(text)
+    start = _read_incident(path.parent).get("step_seconds") if path.name == STEPS_FILE else None
+    try:
+        known = (
+            None if start is None else StepSeconds(**{name: _number(0, 3600)("step_seconds", str(each)) for name, each in start.items()})
+        )
+    except (AttributeError, TypeError):
+        raise ConfigError(
+            f"{path.parent / WHAT_FILE}: step_seconds is {start!r:.80}; an object of fixed, row, token was expected"
+        ) from None
+    return fit_constant([ObservedStep(*each) for each in read_steps(path)], known)

@@ -5,6 +5,7 @@ Owns the flags; `cli.scenarios` turns them into scenarios, `cli.sim_runs` runs t
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,8 +98,12 @@ def _report(runs: "SimulationRuns", html: Path | None, as_json: bool, scenario: 
 
 def whatif(
     trace: Annotated[Path, typer.Argument(help=TRACE_HELP)],
-    model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
-    today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value [as `serve` has it here].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name [the incident's, or demo].")
+    ] = None,
+    today: Annotated[
+        list[str] | None, typer.Option("--today", help="A setting as it is now, name=value [the incident's, or as `serve` has it here].")
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
@@ -114,7 +119,7 @@ def whatif(
     from ridgeline.cli.sim_runs import SimulationRuns
     from ridgeline.sim.fleet.experiment import candidate_levers
 
-    base, changed, now, then = prepare_whatif(locals())
+    model, base, changed, now, then = prepare_whatif(locals())
     with SimulationRuns(seeds, quiet=as_json) as runs:
         runs.run("today", now)
         if changed:
@@ -128,26 +133,28 @@ def whatif(
     _report(runs, html, as_json, describe_scenario(now, base, trace))
 
 
-def prepare_whatif(given: Mapping[str, Any]) -> "tuple[dict[str, str], dict[str, str], Scenario, Scenario]":
-    """(settings of today, those to change, scenario of today, with the changes) of the flags of `whatif`, by parameter.
+def prepare_whatif(given: Mapping[str, Any]) -> "tuple[str, dict[str, str], dict[str, str], Scenario, Scenario]":
+    """(model, settings of today, those to change, scenario of today, with the changes) of the flags of `whatif`, by parameter.
 
     Raises what is wrong with one of them.
     """
     from ridgeline.cli.output import check_writable
-    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.cli.scenarios import incident_settings, make_scenario, parse_changes, scenario_at_rate
     from ridgeline.planning.arguments import THIS_MACHINE
 
-    base = {"device": THIS_MACHINE} | ({} if given["slo"] is None else {"slo": given["slo"]})
+    served, recorded = incident_settings(given["trace"])
+    model = given["model"] or served or "demo"
+    base = recorded | {"device": THIS_MACHINE} | ({} if given["slo"] is None else {"slo": given["slo"]})
     base |= parse_changes(given["today"] or [], "--today")
     changed = parse_changes(given["change"] or []) | ({} if given["replicas"] is None else {"replicas": str(given["replicas"])})
     check_writable(given["html"])
-    now = make_scenario(given["model"], base, given["trace"])
-    then = make_scenario(given["model"], base | changed, given["trace"]) if changed else now
+    now = make_scenario(model, base, given["trace"])
+    then = make_scenario(model, base | changed, given["trace"]) if changed else now
     for scenario in (now, then):
         scenario.check()
     if given["find_knee"]:
-        scenario_at_rate(given["model"], base | changed, given["trace"])
-    return base, changed, now, then
+        scenario_at_rate(model, base | changed, given["trace"])
+    return model, base, changed, now, then
 
 
 def replay(
@@ -165,7 +172,7 @@ def replay(
                        for each in recorded.read_arrivals(recording)])  # fmt: skip
     if step_log is not None:
         steps = recorded.read_step_log(recording)
-        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
+        _write(step_log, [asdict(each) for each in steps])
     if difference is not None:
         fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, replayed {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")

@@ -107,6 +107,7 @@ class StepOutput(NamedTuple):
     vectors: tuple[bytes, ...] = ()
     drafted: tuple[tuple[int, ...], ...] = ()
     draft_seconds: float = 0.0
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Backend(Protocol):
@@ -239,6 +240,14 @@ class RowState:
                 if each:
                     self.last[row] = each[-1]
 
+    def forced(self, work: Work) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """`Result.forced`, behind what the step has sampled."""
+        found = []
+        for index, row in zip(work.rows.sampling, work.rows.sampling_ids.tolist(), strict=True):
+            if (grammar := self.grammars[row]) is not None and (ids := grammar.forced()):
+                found.append((index, ids))
+        return tuple(found)
+
     def masks(self, work: Work) -> Masks:
         """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
         rows, samples = work.rows.sampling_ids.tolist(), len(work.inputs.select)
@@ -279,7 +288,7 @@ class RowState:
             return None
         if len(self._bits) < len(rows):
             self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
-        return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, are_whole=not work.keep.all())
+        return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, work.keep)
 
     def followed(self, work: Work, following: Following) -> dict[int, str]:
         """When a step has been sampled: the rows that cannot go on, as `Masks.failures`."""

@@ -18,8 +18,9 @@ class Places(NamedTuple):
     """Places of a step's rows in their grammars, which the step moves (csrc/runtime/follow.h).
 
     calls      int64: functions of the library that matches grammars, and sizes
-    records    int64 [S, 6]: a row's matcher, 0: it follows no grammar; where its mask is written; the id that it has sampled since, -1:
-               none; 1 where the sampler asks the grammar. Its state and the CPU time that it took are added
+    records    int64 [S, 7]: a row's matcher, 0: it follows no grammar; where its mask is written; the id that it has sampled since, -1:
+               none; 1 where who chooses asks the grammar first. Its state, its nanoseconds of CPU time and the ids that its mask leaves
+               are added
     addresses  int64 [S]: of masks, which are written where the runner needs them; 0: logits are of all ids. Where the runner returns
                `maxima`, other logits are -infinity
     """

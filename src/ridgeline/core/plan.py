@@ -128,6 +128,7 @@ class Result:
     failures  (row index, reason) of rows that cannot go on for another reason; their `finite` is 0
     vectors   per entry of `Plan.pool` the text's vector, little-endian float32; anything where the row is not finite
     drafted   per entry of `Plan.spans` the ids that the draft model drafted, as many as it names
+    forced    (row index, ids) of rows whose grammar leaves no choice of the text behind what they sampled: likely ids of that text
     """
 
     step: int
@@ -139,6 +140,7 @@ class Result:
     failures: tuple[tuple[int, str], ...] = ()
     vectors: tuple[bytes, ...] = ()
     drafted: tuple[tuple[int, ...], ...] = ()
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class RecordedTurn:
     step, sampled, finite    of the committed result; step is −1 if there is none
     tokens, cached, seconds  of its step: computed tokens, positions that its rows attend to, duration
     drafted, draft_seconds   ids that the draft model drafted, and its part of the duration
+    forced     as of the result
     ended      (request id, output tokens) of choices that were closed
     """
 
@@ -78,6 +79,7 @@ class RecordedTurn:
     ended: tuple[tuple[str, int], ...] = ()
     drafted: tuple[tuple[int, ...], ...] = ()
     draft_seconds: float = 0.0
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def decode_commands(self) -> list[Command]:
         """Returns the commands."""
@@ -86,7 +88,7 @@ class RecordedTurn:
     def result(self) -> Result:
         """The committed result; only where `step` ≥ 0."""
         timings = Timings(run=self.seconds, draft=self.draft_seconds)
-        return Result(self.step, self.sampled, bytearray(self.finite), None, timings, drafted=self.drafted)
+        return Result(self.step, self.sampled, bytearray(self.finite), None, timings, drafted=self.drafted, forced=self.forced)
 
 
 class _Params:
@@ -164,7 +166,7 @@ class Recorder:
             else:
                 plan, result = self._collected
                 work = len(plan.tokens), sum(plan.start) + len(plan.tokens), result.timings.run
-                done = plan.step, result.sampled, bytes(result.finite), *work, ended, result.drafted, result.timings.draft
+                done = plan.step, result.sampled, bytes(result.finite), *work, ended, result.drafted, result.timings.draft, result.forced
                 self._write(RecordedTurn(turn.time, frames, decisions, *done))
         self._decisions.clear()
         self._collected = None

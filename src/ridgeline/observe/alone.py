@@ -31,12 +31,9 @@ class Counterfactual(NamedTuple):
     cached_ttft: float
 
 
-def observed_steps(log: StepLog, count: int = FIT_STEPS) -> list[tuple[int, int, float]]:
-    """Tokens, positions and seconds of the last steps; one that was not timed has the time from its plan to its end."""
-    steps = [log[index] for index in range(max(log.first, log.end - count), log.end)]
-    return [
-        (each.prefill + each.decode, each.positions + each.prefill + each.decode, each.run or each.ended - each.planned) for each in steps
-    ]
+def observed_steps(log: StepLog, count: int = FIT_STEPS) -> list[tuple[int, int, float, int]]:
+    """Tokens, positions, seconds and rows of the last steps."""
+    return [log.sizes(index) for index in range(max(log.first, log.end - count), log.end)]
 
 
 class Counterfactuals:

@@ -11,12 +11,16 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Knob
+from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.observe.ledger import Ledger, RequestRecord
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.metrics import Metrics
@@ -24,6 +28,7 @@ from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.requests import Result
 from ridgeline.observe.shares import Distribution, distribution
 from ridgeline.planning.objectives import Objective
+from ridgeline.planning.served import simulated_settings
 
 WINDOW_SECONDS: Final = 900.0
 """Time before an incident that is written."""
@@ -37,19 +42,25 @@ BREACH_REQUESTS: Final = 20
 BREACH_SHARE: Final = 0.5
 """Of so many requests at least, this share was late: the objective is breached."""
 FOLDER: Final = "incident-"
+STEP_FIELDS: Final = ("tokens", "cached", "seconds", "rows")
 _log: Final = logging.getLogger("ridgeline.server")
 
 
 class Recorder:
-    """Watches the metrics and writes recordings below `folder`."""
+    """Watches the metrics and writes recordings below `folder`, with the settings of the server then: `whatif`'s today."""
 
     def __init__(self, ledger: Ledger, prompts: PromptLog, folder: Path) -> None:
         self._ledger = ledger
+        self._served: tuple[ExecutorInfo, EngineConfig, Mapping[Knob, int]] | None = None
         self._prompts = prompts
         self._folder = folder
         self._looks: deque[tuple[float, int, int]] = deque()
         self._written_at = -PAUSE_SECONDS
         self._count = 0
+
+    def serves(self, info: ExecutorInfo, config: EngineConfig, knobs: Mapping[Knob, int]) -> None:
+        """Takes note of the engine that answers now. `knobs`: settings of it that are changed while it runs."""
+        self._served = info, config, knobs
 
     def look(self, metrics: Metrics, now: float) -> None:
         """Called often: records where the objective has been breached."""
@@ -71,17 +82,27 @@ class Recorder:
         self._count += 1
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = self._folder / f"{FOLDER}{stamp}-{os.getpid()}-{self._count}-{kind}"
-        writing = threading.Thread(target=self._write, args=(folder, kind, reason, now), name="recorder", daemon=True)
+        what = {"kind": kind, "reason": reason, "pid": os.getpid(), **self._today()}
+        writing = threading.Thread(target=self._write, args=(folder, what, now), name="recorder", daemon=True)
         writing.start()
         return writing
 
-    def _write(self, folder: Path, kind: str, reason: str, now: float) -> None:
+    def _today(self) -> dict[str, Any]:
+        """Model, settings of the simulator, and seconds of steps as the start measured them; {} before an engine has started."""
+        if self._served is None:
+            return {}
+        info, config, knobs = self._served
+        settings = simulated_settings(info, replace(config, step_ms=knobs.get("step_ms", config.step_ms)))
+        return {"model": config.model, "settings": settings, "step_seconds": None if info.seconds is None else asdict(info.seconds)}
+
+    def _write(self, folder: Path, what: dict[str, Any], now: float) -> None:
+        kind, reason = what["kind"], what["reason"]
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for old in sorted(self._folder.glob(f"{FOLDER}*"))[: -MAX_KEPT + 1]:
                 shutil.rmtree(old, ignore_errors=True)
             folder.mkdir(mode=0o700)
-            write_incident(self._ledger, self._prompts, folder, {"kind": kind, "reason": reason, "pid": os.getpid()}, now)
+            write_incident(self._ledger, self._prompts, folder, what, now)
             _log.warning("incident recorded", extra=with_fields(kind=kind, reason=reason, folder=str(folder)))
         except Exception as error:  # whatever it is, the thread tells of it: nobody waits for its end
             _log.warning("an incident could not be recorded", extra=with_fields(kind=kind, reason=f"{type(error).__name__}: {error}"))
@@ -97,10 +118,8 @@ def write_incident(ledger: Ledger, prompts: PromptLog, folder: Path, what: dict[
     begin = min([*(each.arrived for each in records), *(step.planned for _, step in steps)], default=now)
     arrivals = [*_arrivals(records, prompts, begin)]
     _dump(folder / "trace.jsonl", (json.dumps(each) for each in arrivals))
-    _dump(folder / "steps.jsonl", (
-        json.dumps({"tokens": tokens, "cached": step.positions + tokens, "seconds": step.run or step.ended - step.planned})
-        for _, step in steps if (tokens := step.prefill + step.decode)
-    ))  # fmt: skip
+    sizes = (log.sizes(index) for index, _ in steps)
+    _dump(folder / "steps.jsonl", (json.dumps(dict(zip(STEP_FIELDS, size, strict=True))) for size in sizes if size[0]))
     # Event by event: the C encoder holds the interpreter's lock for as long as one call takes.
     _dump(folder / "perfetto.json", _listed(json.dumps(each) for each in chain(_spans(steps, begin), _request_spans(records, begin))))
     ended = [each for each in records if not each.open_choices]

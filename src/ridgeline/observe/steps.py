@@ -179,6 +179,18 @@ class StepLog:
         begin %= self._max_rows
         return self._numbers[begin : begin + count], self._counts[begin : begin + count]
 
+    def occupied(self, index: int) -> float:
+        """Seconds in which the step alone held up the next one: from its plan, or the end of the step before if that is later, to its end.
+        What the host adds to its computing is in them."""
+        at, before = index % self._max_steps, (index - 1) % self._max_steps
+        return self._ended[at] - (max(self._planned[at], self._ended[before]) if index > self.first else self._planned[at])
+
+    def sizes(self, index: int) -> tuple[int, int, float, int]:
+        """(tokens, positions that attention reads, seconds, rows) of a step, as `sim.fleet.durations.ObservedStep` has them."""
+        at = index % self._max_steps
+        tokens = self._prefill[at] + self._decode[at]
+        return tokens, self._positions[at] + tokens, self.occupied(index), self._rows[at]
+
     def floor(self, rows: int) -> float | None:
         """Seconds of a step that decodes so many rows and nothing else, as such steps took; between two numbers of rows in proportion.
         None where no step of the kind has been seen."""

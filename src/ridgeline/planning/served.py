@@ -1,11 +1,11 @@
-"""What `ridgeline serve` would run on this machine without flags: the simulator's settings where its device is this machine.
+"""What `ridgeline serve` would run on this machine without flags, and what an engine does run, as settings of the simulator.
 
 The settings go through the resolver of the engine's own start, so that neither can drift from the other.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import resolve
@@ -15,8 +15,26 @@ from ridgeline.facts.hardware.machine import extension_missing, machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_costs
 
+if TYPE_CHECKING:
+    from ridgeline.engine.executor import ExecutorInfo
+
 SAME: Final = ("max_num_seqs", "max_num_batched_tokens", "step_ms", "scheduling_policy", "enable_prefix_caching", "depth", "swap_space")
 """Settings whose names are those of the engine's."""
+
+
+def simulated_settings(info: "ExecutorInfo", config: EngineConfig) -> dict[str, Any]:
+    """Values of the simulator's settings for an engine that runs."""
+    found = {name: getattr(config, name) for name in SAME}
+    return (
+        found
+        | {
+            "max_num_seqs": info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
+            "max_num_batched_tokens": config.max_num_batched_tokens or info.tokens,
+            "context": info.max_model_len,
+            "kv_pages": info.kv.blocks,
+        }
+        | ({} if config.kv_dtype == "auto" else {"kv_dtype": config.kv_dtype})
+    )
 
 
 def served_settings(facts: ModelFacts, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -325,8 +325,10 @@ def test_the_largest_that_masks_allow(level: str, threads: int, pool: ThreadPool
 
 
 def followed(grammars: FakeGrammars, head: Head, x: np.ndarray, free: Sequence[int] = ()) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Ids, states and masks of a step of which the rows of `free` follow nothing. Row i has sampled 100 + i, but for row 0."""
+    """Ids, states and masks of a step of which the rows of `free` follow nothing. Row i has sampled 100 + i, but for row 0; all but the
+    first of more than two ask."""
     masks, records = grammars.records(len(x), free)
+    records[:, 3] = np.arange(len(x)) >= (len(x) > 2)
     records[1:, 2] = np.where(records[1:, 0], 100 + np.arange(1, len(x)), -1)
     found, addresses = np.full(len(x), -7, np.int32), np.ascontiguousarray(records[:, 1])
     head.run(x, found.ctypes.data, 0, addresses.ctypes.data, 0, grammars.calls.ctypes.data, records.ctypes.data)
@@ -336,7 +338,7 @@ def followed(grammars: FakeGrammars, head: Head, x: np.ndarray, free: Sequence[i
 
 @pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
 def test_rows_ask_their_grammars_first(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
-    """The largest of what a grammar takes; masks only where it takes another one, where the head is screened; places move."""
+    """The largest of what a grammar takes; of rows that ask, masks only where it takes another one and the head is screened."""
     rng = np.random.default_rng(14)
     rows = random_rows(rng, 6000, 640)
     head = Head(rows, pool, 8, level, threads)
@@ -358,9 +360,10 @@ def test_rows_ask_their_grammars_first(level: str, threads: int, pool: ThreadPoo
                 assert sorted(grammars.consumed) == [(i, 100 + i) for i in range(2, count) if i not in free]  # the second is at its end
                 takes = np.array([allowed[i, row.argmax()] for i, row in enumerate(whole)])
                 following = np.array([i not in free for i in range(count)])
-                asked = sorted(grammars.asked) == np.flatnonzero(following).tolist()
-                assert asked == bool(grammars.asked) and (asked or kind == "flat" or count < 3)
-                assert states.tolist() == (following & ~takes if asked else following).astype(int).tolist()
+                asks = following & (np.arange(count) >= (count > 2))
+                asked = sorted(grammars.asked) == np.flatnonzero(asks).tolist()
+                assert asked == bool(grammars.asked) and (asked or kind == "flat")
+                assert states.tolist() == (following & ~(asks & takes) if asked else following).astype(int).tolist()
                 for i in np.flatnonzero(states):
                     assert np.array_equal(masks[i], packed_mask(allowed[i])[0])
 

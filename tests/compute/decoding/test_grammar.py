@@ -22,6 +22,7 @@ from ridgeline.compute.backend import RowState
 from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
+from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
 from ridgeline.compute.runner import Places
 from ridgeline.core.params import Grammar, RowParams, Sampling
@@ -241,11 +242,30 @@ def test_what_a_step_says_of_its_rows(compiler: GrammarCompiler, is_optional: bo
     records, addresses = following.places.records, following.places.addresses
     assert records[:, 2].tolist() == [-1, ord("b"), ord("b")] and (addresses > 0).tolist() == [True, False, True]
     assert [mask is not None for mask in following.masks(are_applied=True)] == [False, True, False]
-    records[:, 4:] = [(-1, 0), (1, 10**9), (1, 1000)]
+    records[:, 4:] = [(-1, 0, 0), (1, 10**9, 1), (1, 1000, 1)]
     failures = state.followed(work, following)
     assert sorted(failures) == ([] if is_optional else [0, 1]) and [each is None for each in state.grammars] == [is_optional] * 2 + [False]
     if not is_optional:
         assert "4 ms per token" in failures[1]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left", "seconds", "asks"),
+    [(1, VOCAB, 0.0, True), (1, 3, 0.0, False), (1, 3, 1e-3, False), (0, 3, 1e-3, True), (0, VOCAB, 0.0, True), (9, VOCAB, 1e-3, False)],
+)
+def test_a_grammar_is_asked_first_where_that_pays(compiler: GrammarCompiler, keep: int, left: int, seconds: float, asks: bool) -> None:
+    """Where the last mask left most ids or was dear; not where the step makes some of the logits, nor a row that samples with a filter."""
+    asked = grammar("start: /(.|\\n)*/")
+    assert ready(compiler, asked) is None
+    places, bits = [compiler.start(asked, ()) for _ in range(2)], np.zeros((2, compiler.words), np.uint32)
+    for place in places:
+        place.leave()
+        place.moved(1, seconds, left)
+    params = [RowParams(0, 0, 1, Sampling(temperature=0.7 * (keep == 0), top_p=top_p)) for top_p in (1.0, 0.5)]
+    following = Following(compiler.calls, places, params, bits, np.full(2, keep, np.int32))
+    assert following.places.records[:, 3].tolist() == [asks, asks and keep == 1]
+    assert (following.places.addresses > 0).tolist() == [not asks or keep == 1, True]
+    assert [mask is None for mask in following.masks(are_applied=False)] == [asks, asks and keep == 1]
 
 
 def samplers() -> list[sampler.Sampled]:

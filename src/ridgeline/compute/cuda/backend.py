@@ -161,7 +161,8 @@ class CudaBackend:
             scores = self._state.prompt_scores(work, hidden, self.runner.logits, self.runner.vocab, score)
         vectors: tuple[bytes, ...] = () if hidden is None else self._state.pool(work, hidden)
         sampled, found = sampled_rows(work, ids, logprobs)
-        return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors)
+        forced = self._state.forced(work) if work.rows.has_grammars else ()
+        return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors, forced=forced)
 
     def _on_host(
         self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray, masks: Masks | None

@@ -2,10 +2,12 @@
 
 A greedy row whose largest logit its grammar takes needs no mask: that logit is also the largest of those that the mask would leave. So such
 a runner may ask the grammar first, and makes masks for the rows whose largest logit it does not take. A sampler may do so where no filter
-looks at other logits, and masks have cost much.
+looks at other logits. It pays where the last mask left most ids, since the next token is nearly always one of them, or where masks cost
+much.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,11 @@ from ridgeline.compute.decoding.edits import Mask, is_free
 from ridgeline.compute.decoding.grammar import GrammarError, RowGrammar
 from ridgeline.compute.runner import Places
 from ridgeline.core.params import RowParams
+
+FEW_ROWS: Final = 2
+"""Rows whose masks are ready when the last product begins; dear ones leave so few ids that it is over at once."""
+_FREE: Final = (0, 0, -1, 0, 0, 0, 0)
+"""The record of a row without a grammar."""
 
 
 class Following:
@@ -28,26 +35,31 @@ class Following:
         grammars: Sequence[RowGrammar | None],
         params: Sequence[RowParams],
         bits: NDArray[np.uint32],
-        *,
-        are_whole: bool,
+        keep: NDArray[np.int32],
     ) -> None:
-        """calls: `Tokenizer.calls`. grammars, params: of each row. bits: uint32 [≥ S, W], room for masks. are_whole: the step makes all
-        logits, so that samplers may draw before there is a mask."""
+        """calls: `Tokenizer.calls`. grammars, params: of each row. bits: uint32 [≥ S, W], room for masks. keep: of `Work`. Where the step
+        makes all logits, or the largest alone, tokens may be chosen before there is a mask."""
         self._grammars, self._bits = grammars, bits
-        begin, step = bits.ctypes.data, bits.strides[0]
-        rows: list[tuple[int, ...]] = []
+        mask, room, kinds = bits.ctypes.data, bits.strides[0], set(keep.tolist())
+        are_whole, are_best = 0 in kinds, kinds == {1}
+        dear_too = are_whole or len(grammars) > FEW_ROWS
         self._raw: list[bool] = []
         """Rows that need logits which their mask forbids: log-probabilities are of these, and a draw before there is a mask."""
-        for place, (grammar, row) in enumerate(zip(grammars, params, strict=True)):
-            asks = are_whole and grammar is not None and grammar.masks_are_dear and is_free(row)
-            self._raw.append(asks or row.sampling.logprobs is not None)
+        records, addresses = [], []
+        for grammar, row in zip(grammars, params, strict=True):
+            raw = row.sampling.logprobs is not None
             if grammar is None:
-                rows.append((0, 0, -1, 0, 0, 0))
+                records.append(_FREE)
             else:
+                pays = grammar.masks_leave_most or (dear_too and grammar.masks_are_dear)
+                asks = pays and (are_best or (are_whole and is_free(row)))
+                raw = raw or (asks and are_whole)
                 matcher, token = grammar.leave()
-                rows.append((matcher, begin + step * place, token, asks, 0, 0))
-        records = np.array(rows, np.int64).reshape(len(rows), 6)
-        self.places = Places(calls, records, np.where(self._raw, 0, records[:, 1]))
+                records.append((matcher, mask, token, asks, 0, 0, 0))
+            addresses.append(0 if raw or grammar is None else mask)
+            self._raw.append(raw)
+            mask += room
+        self.places = Places(calls, np.array(records, np.int64).reshape(len(records), 7), np.array(addresses, np.int64))
 
     def masks(self, are_applied: bool) -> list[Mask | None]:
         """Behind the runner's step, what a sampler needs: uint32 [1, W] of each row; None: any id may come, or the row asks.
@@ -64,10 +76,10 @@ class Following:
         """When the step has been sampled: the rows that cannot go on, by their number, and why."""
         lost: list[tuple[int, GrammarError]] = []
         told = self.places.records[:, 4:].tolist()
-        for number, (grammar, (state, nanoseconds)) in enumerate(zip(self._grammars, told, strict=True)):
+        for number, (grammar, (state, nanoseconds, left)) in enumerate(zip(self._grammars, told, strict=True)):
             if grammar is not None:
                 try:
-                    grammar.moved(state, nanoseconds * 1e-9)
+                    grammar.moved(state, nanoseconds * 1e-9, left)
                 except GrammarError as error:
                     lost.append((number, error))
         return lost

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import Mask
+from ridgeline.compute.decoding.forced import ForcedText, Pieces
 from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer, allocated_bytes
 from ridgeline.core.params import Grammar
 
@@ -34,8 +35,8 @@ MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 LOW_PRIORITY: Final = 19
 DEAR_SECONDS: Final = 0.0002
-"""CPU time of a row's last mask from which on a sampler asks the grammar first: a token that is drawn again costs about as much. Such masks
-are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
+"""CPU time of a row's last mask from which on it is better to ask the grammar about a token first: one that is drawn again costs about as
+much. Such masks are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
 SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 """CPU time that a row may spend on its grammar beyond what each token earns it, and that."""
 
@@ -71,14 +72,23 @@ class GrammarError(Exception):
 class RowGrammar:
     """A row's place in its grammar. Who makes its masks moves it, a thread or the runner's step: what the row samples waits until then."""
 
-    def __init__(self, matcher: Matcher, ends: Mask, ids: Sequence[int], lost: Callable[[], None], is_optional: bool) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        ends: Mask,
+        ids: Sequence[int],
+        lost: Callable[[], None],
+        is_optional: bool,
+        forced: ForcedText | None = None,
+    ) -> None:
         """ends: mask of the ids that end an output. ids: outputs of the row so far. lost: called where the grammar cannot go on.
-        is_optional: as of `Grammar`."""
+        is_optional: as of `Grammar`. forced: tells drafts; None where nobody asks."""
         self._matcher, self._ends, self._lost = matcher, ends, lost
         self._ids = list(ids)
+        self._forced = forced
         self.is_optional = is_optional
         self._spare = SPARE_SECONDS
-        self._mask_seconds, self._left = 0.0, 0
+        self._mask_seconds, self._mask_ids, self._left = 0.0, 0, 0
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -103,8 +113,13 @@ class RowGrammar:
 
     @property
     def masks_are_dear(self) -> bool:
-        """True where it is better to draw a token before there is a mask."""
+        """True where the last mask took long."""
         return self._mask_seconds > DEAR_SECONDS
+
+    @property
+    def masks_leave_most(self) -> bool:
+        """True where the last mask left more than half of all ids, as inside a string: nearly all or nearly none are left."""
+        return self._mask_ids > 16 * len(self._ends)
 
     def leave(self) -> tuple[int, int]:
         """Address of the library's matcher, and the one id at most that it has yet to move by, -1: none. A step moves it; see `moved`."""
@@ -112,12 +127,12 @@ class RowGrammar:
         self._left = len(ids)
         return self._matcher.address, ids[0] if ids else -1
 
-    def moved(self, state: int, seconds: float) -> None:
-        """A step has moved it in so much CPU time. state: LOST, MASKED, or neither. Raises GrammarError."""
+    def moved(self, state: int, seconds: float, ids: int) -> None:
+        """A step has moved it in so much CPU time. state: LOST, MASKED, which left so many ids, or neither. Raises GrammarError."""
         if state == LOST:
             self._raise()
         if state == MASKED:
-            self._mask_seconds = seconds
+            self._mask_seconds, self._mask_ids = seconds, ids
         self._charge(self._left, seconds)
 
     def _charge(self, ids: int, seconds: float) -> None:
@@ -154,6 +169,12 @@ class RowGrammar:
     def advance(self, ids: Sequence[int]) -> None:
         """Takes ids that the row has sampled."""
         self._ids += ids
+        if self._forced is not None:
+            self._forced.advance(ids)
+
+    def forced(self) -> tuple[int, ...]:
+        """Ids of the text that its grammar forces behind what it has sampled; none where there is a choice, or nobody asks."""
+        return () if self._forced is None else self._forced.next()
 
 
 def _reason(message: str) -> str:
@@ -177,9 +198,9 @@ def _has(mask: Mask, token: int) -> bool:
 class GrammarCompiler:
     """Implements `engine.executor.Grammars`. Its thread reads the vocabulary first, then compiles one grammar after the other."""
 
-    def __init__(self, load: Callable[[], Vocabulary], vocab: int) -> None:
-        """load: reads the vocabulary, of at most `vocab` ids; called by the thread."""
-        self._load, self._vocab = load, vocab
+    def __init__(self, load: Callable[[], Vocabulary], vocab: int, *, tells_forced: bool = False) -> None:
+        """load: reads the vocabulary, of at most `vocab` ids; called by the thread. tells_forced: rows tell what their grammars force."""
+        self._load, self._vocab, self._tells_forced = load, vocab, tells_forced
         self.words = mask_words(vocab)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
@@ -187,6 +208,10 @@ class GrammarCompiler:
         self.calls = np.zeros(0, np.int64)
         """`Tokenizer.calls` once there are grammars."""
         self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
+        self._pieces: Pieces | None = None
+        self._byte_tokenizer: Tokenizer | None = None
+        self._over_bytes: dict[bytes, Matcher] = {}
+        """Compiled grammars a second time, over bytes, where rows tell what is forced."""
         self._waiting: PriorityQueue[tuple[float, int, Grammar | None]] = PriorityQueue()
         """(seconds to compile, number, grammar): the cheapest is next, so that costly ones keep nobody else waiting."""
         self._numbers = count()
@@ -235,7 +260,9 @@ class GrammarCompiler:
     def start(self, grammar: Grammar, ids: Sequence[int]) -> RowGrammar:
         """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
         matcher = self._kept(grammar) or self._make(grammar)
-        return RowGrammar(matcher.copy(), self._ends, ids, partial(self._compiled.pop, grammar.digest, None), grammar.is_optional)
+        lost = partial(self._compiled.pop, grammar.digest, None)
+        forced = None if self._pieces is None else ForcedText(partial(self._over_bytes.get, grammar.digest), self._pieces, ids)
+        return RowGrammar(matcher.copy(), self._ends, ids, lost, grammar.is_optional, forced)
 
     def close(self) -> None:
         """Ends the thread, and waits until it has left the library. Safe to call twice."""
@@ -267,6 +294,8 @@ class GrammarCompiler:
             if grammar is not _NONE:
                 problem = lost or (self._kept(grammar) or self._make(grammar)).error
                 self._report(grammar.digest, problem and _reason(problem))
+                if not problem and self._byte_tokenizer is not None and grammar.digest not in self._over_bytes:
+                    self._over_bytes[grammar.digest] = Matcher.of(self._byte_tokenizer, grammar.text)
             self._trim()
 
     def _kept(self, grammar: Grammar) -> Matcher | None:
@@ -291,6 +320,8 @@ class GrammarCompiler:
             self._looked_at = monotonic()
             while len(self._compiled) > MIN_KEPT and allocated_bytes() - self._memory > MAX_COMPILED_BYTES:
                 self._compiled.popitem(last=False)
+        for digest in self._over_bytes.keys() - self._compiled.keys():
+            del self._over_bytes[digest]
 
     def _read_vocabulary(self) -> Tokenizer | None:
         vocabulary = self._load()
@@ -300,4 +331,7 @@ class GrammarCompiler:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
         tokenizer = Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
         self.calls = tokenizer.calls(self._ends.nbytes)
+        if self._tells_forced:
+            self._byte_tokenizer = Tokenizer([*map(bytes, zip(range(256))), b"<end>"], [256], [256], are_bytes=True)
+            self._pieces = Pieces(vocabulary.pieces, vocabulary.control)
         return tokenizer

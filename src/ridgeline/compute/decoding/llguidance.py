@@ -25,6 +25,8 @@ STEP_FUEL: Final = 50_000
 """Expressions that may be made for one mask: some 0.1 s, and 25 MB."""
 TOGETHER: Final = 4_096
 """Ids that are read without a break."""
+FORCED_BYTES: Final = 256
+"""Of forced text that are told at a time."""
 ROOM: Final = 256
 """Bytes of zeros behind a structure, so that the library never writes past one."""
 
@@ -90,7 +92,16 @@ _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("llg_matcher_consume_tokens", _INT, (_POINTER, _POINTER, _SIZE)),
     ("llg_matcher_validate_tokens", _INT, (_POINTER, _POINTER, _SIZE)),
     ("llg_matcher_rollback", _INT, (_POINTER, _SIZE)),
+    ("llg_matcher_compute_ff_tokens", _INT, (_POINTER, _POINTER, _SIZE)),
 )
+
+
+@ctypes.CFUNCTYPE(_SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)  # type: ignore[untyped-decorator]
+def _ids_of_bytes(_: int, text: int, length: int, found: int, room: int) -> int:
+    """Splits a text into ids where ids are bytes; the library asks again with more room for a longer one."""
+    ids = np.frombuffer(ctypes.string_at(text, min(length, room)), np.uint8).astype(np.uint32)
+    ctypes.memmove(found, ids.ctypes.data, ids.nbytes)
+    return length
 
 
 @cache
@@ -142,10 +153,12 @@ def allocated_bytes() -> int:
 
 
 class Tokenizer:
-    """A vocabulary as the library knows it. Texts that a grammar forces stay open to every split into ids: no tokenizer is asked."""
+    """A vocabulary as the library knows it. Texts that a grammar forces stay open to every split into ids: no tokenizer is asked. Where ids
+    are bytes there is but one split, and `Matcher.forced` tells these texts."""
 
-    def __init__(self, pieces: Sequence[bytes], control: Sequence[int], ends: Sequence[int]) -> None:
-        """pieces: bytes of each id. control: ids that stand for no text. ends: ids that may end an output.
+    def __init__(self, pieces: Sequence[bytes], control: Sequence[int], ends: Sequence[int], *, are_bytes: bool = False) -> None:
+        """pieces: bytes of each id. control: ids that stand for no text. ends: ids that may end an output. are_bytes: ids below 256 are
+        bytes, and others stand for no text.
 
         Raises ImportError; ValueError where the library refuses the vocabulary.
         """
@@ -158,7 +171,8 @@ class Tokenizer:
             tok_eos=min(ends),
             token_lens=lengths.ctypes.data,
             token_bytes=ctypes.cast(text, _POINTER),
-            use_approximate_greedy_tokenize_fn=True,
+            tokenize_fn=ctypes.cast(_ids_of_bytes, _POINTER) if are_bytes else None,
+            use_approximate_greedy_tokenize_fn=not are_bytes,
             tok_eos_extra=others.ctypes.data,
             tok_eos_extra_count=len(others),
         )
@@ -241,6 +255,12 @@ class Matcher:
         """Goes on by ids. False: see `error`."""
         tokens = np.array(ids, np.uint32)
         return bool(self._functions.llg_matcher_consume_tokens(self._address, tokens.ctypes.data, len(tokens)) == 0)
+
+    def forced(self) -> bytes:
+        """Text that must come next, `FORCED_BYTES` at most; of a vocabulary whose ids are bytes. Empty where there is a choice."""
+        found = np.zeros(FORCED_BYTES, np.uint32)
+        count = self._functions.llg_matcher_compute_ff_tokens(self._address, found.ctypes.data, len(found))
+        return bytes(found[: max(0, count)].astype(np.uint8))
 
     def rollback(self, count: int) -> bool:
         """Goes back by `count` ids. False: see `error`."""

@@ -60,9 +60,10 @@ class StepExecutor:
         if isinstance(self.backend, QueueBackend):
             self.backend.share_threads(share)
 
-    def use_grammars(self, load: Callable[[], Vocabulary]) -> None:
-        """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""
-        self.grammars = GrammarCompiler(load, self._info.vocab)
+    def use_grammars(self, load: Callable[[], Vocabulary], *, tells_forced: bool = False) -> None:
+        """Rows may follow grammars in the vocabulary that `load` reads, and results tell what these force if asked to. Only before the
+        first plan."""
+        self.grammars = GrammarCompiler(load, self._info.vocab, tells_forced=tells_forced)
         self.backend.use_grammars(self.grammars)
 
     @property
@@ -125,6 +126,6 @@ class StepExecutor:
         queue, prepare = max(0.0, ended - run - flight.enqueued_at), flight.enqueued_at - flight.submitted_at
         flight.result = Result(
             flight.ticket.plan.step, output.sampled, output.finite, output.logprobs, Timings(queue, prepare, run, output.draft_seconds),
-            output.scores, output.failures, output.vectors, output.drafted,
+            output.scores, output.failures, output.vectors, output.drafted, output.forced,
         )  # fmt: skip
         return flight.result

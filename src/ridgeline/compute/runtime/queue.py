@@ -295,8 +295,9 @@ class QueueBackend:
             scores = self._state.prompt_scores(work, values["hidden"], self._runner.logits, self._vocab, self._score)
         vectors = self._state.pool(work, values["hidden"]) if rows.pooled else ()
         ids, logprobs = sampled_rows(work, *sampled)
+        forced = self._state.forced(work) if rows.has_grammars else ()
         ended = perf_counter()
-        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors)
+        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors, forced=forced)
         return output if self.drafts is None or not drafted else output._replace(drafted=drafted, draft_seconds=self.drafts.seconds)
 
     def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:

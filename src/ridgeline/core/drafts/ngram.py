@@ -23,6 +23,8 @@ COMPARISON_DECAY: Final = 0.93
 """Factor of a comparison's weight per further comparison."""
 TOTAL_WEIGHT: Final = 1.0 / (1.0 - COMPARISON_DECAY)
 """Of endless comparisons."""
+ENDLESS: Final = 1 << 30
+"""Ids that are predicted by who repeats its prediction as often as is asked."""
 _PRIOR_RIGHT: Final = tuple([PRIOR_WEIGHT * acceptance for acceptance in PRIOR_ACCEPTANCE])
 assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
 
@@ -45,8 +47,10 @@ class NgramPredictor:
     due              the length of `ids` at which the next update is worth its time
     right, compared  predictions that came true, of so many, with exponential decay
     acceptance       the estimated chance that a predicted id is right if those before it are; 0 without a match
+    reach            ids that are predicted at most
     """
 
+    reach = ENDLESS
     __slots__ = ("_ids", "_last", "_previous", "_seen", "acceptance", "compared", "due", "match", "match_length", "right")
 
     def __init__(self, ids: list[int]) -> None:

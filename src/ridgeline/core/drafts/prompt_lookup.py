@@ -1,4 +1,5 @@
-"""Speculative drafts from the sequence's own ids (prompt lookup), with a depth that adapts to their acceptance.
+"""Speculative drafts from the sequence's own ids (prompt lookup), with a depth that adapts to their acceptance; and from what a grammar
+forces, where the sequence follows one.
 
 New ids are compared with the ids that were predicted, whether these were drafted or not. So a sequence that begins, or ceases, to repeat
 itself is noticed without spending a step on it.
@@ -7,6 +8,8 @@ itself is noticed without spending a step on it.
 from typing import Final
 
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depth, choose_depths
+from ridgeline.core.drafts.drafter import Outlook, outlook_of
+from ridgeline.core.drafts.forced import ForcedPredictor
 from ridgeline.core.drafts.ngram import NgramPredictor
 from ridgeline.core.drafts.repetition import RepetitionPredictor
 from ridgeline.core.drafts.suffix import OutputStore
@@ -52,7 +55,7 @@ class PromptLookupDrafter:
             predictor, count = sequence.draft_state, sequence.limit - sequence.target - 1
             if predictor is not None and predictor.match >= 0 and count > 0:
                 in_flight = sequence.promised
-                acceptance = predictor.acceptance
+                acceptance = predictor.acceptance if in_flight < predictor.reach else 0.0
                 offers.append((acceptance ** (1 + in_flight), acceptance, min(max_depth, count)))
         if not offers:
             return False
@@ -106,6 +109,15 @@ class PromptLookupDrafter:
                     drafts += depth
         return found, drafts
 
+    def outlook(self, running: list[Sequence]) -> Outlook:
+        """Returns what it would do with the rows that run."""
+        found = [each.draft_state for each in running if each.draft_state is not None and each.draft_state.match >= 0]
+        most = self._max_depth
+        offers = [(each.acceptance, each.acceptance, most if each.reach > most else each.reach) for each in found]
+        rows = len(running)
+        depths = choose_depths(self._cost, rows, offers, rows - len(offers), len(offers) * most, self._barrier)
+        return outlook_of(self._cost, rows, offers, depths)
+
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: there is no draft model."""
         return ()
@@ -123,6 +135,10 @@ class PromptLookupDrafter:
                     predictor = sequence.draft_state = self._new_predictor(sequence)
                 if len(sequence.known) >= predictor.due:
                     predictor.update()
+        for index, ids in result.forced:
+            sequence = sequences[index]
+            if sequence.state is running and isinstance(sequence.draft_state, ForcedPredictor):
+                sequence.draft_state.force(ids)
         seconds, tokens = result.timings.run - result.timings.draft, len(plan.tokens)
         if seconds > 0 and sum(plan.sample) == tokens:
             cost = self._cost
@@ -130,7 +146,10 @@ class PromptLookupDrafter:
             if len(cost.measured) >= cost.wanted:
                 cost.update()
 
-    def _new_predictor(self, sequence: Sequence) -> NgramPredictor | RepetitionPredictor:
+    def _new_predictor(self, sequence: Sequence) -> NgramPredictor | RepetitionPredictor | ForcedPredictor:
+        made: NgramPredictor | RepetitionPredictor
         if self._outputs is None:
-            return NgramPredictor(sequence.known)
-        return RepetitionPredictor(sequence, self._outputs.of(sequence.request.domain))
+            made = NgramPredictor(sequence.known)
+        else:
+            made = RepetitionPredictor(sequence, self._outputs.of(sequence.request.domain))
+        return made if sequence.request.sampling.grammar is None else ForcedPredictor(sequence.known, made)

@@ -1,6 +1,6 @@
 """Predictions from ids alone, of which the likelier counts: what the sequence itself repeats, and what its tenant's outputs repeat."""
 
-from ridgeline.core.drafts.ngram import NgramPredictor
+from ridgeline.core.drafts.ngram import ENDLESS, NgramPredictor
 from ridgeline.core.drafts.suffix import RecentOutputs, SuffixPredictor
 from ridgeline.core.sequence import Sequence
 
@@ -8,6 +8,7 @@ from ridgeline.core.sequence import Sequence
 class RepetitionPredictor:
     """A predictor as `core.drafts.ngram.NgramPredictor` is one, of two."""
 
+    reach = ENDLESS
     __slots__ = ("_chosen", "_ngram", "_suffix", "acceptance", "due", "match")
 
     def __init__(self, sequence: Sequence, outputs: RecentOutputs) -> None:

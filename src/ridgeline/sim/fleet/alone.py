@@ -40,7 +40,7 @@ def simulate_alone(info: ExecutorInfo, steps: Sequence[ObservedStep], prompt: in
     """A request of so many tokens, the first `cached` of them in the prefix cache, and nothing beside it. Raises ConfigError where too few
     steps are known."""
     limits = Limits(rows=info.rows, token_budget=info.tokens, max_model_len=info.max_model_len)
-    replica = Replica(0, ReplicaConfig(limits, info.kv, fit_constant(steps)), Tally())
+    replica = Replica(0, ReplicaConfig(limits, info.kv, fit_constant(steps, info.seconds)), Tally())
     bounds = ModelLimits(VOCAB_SIZE, info.max_model_len, frozenset(), info.kv)
     size = info.kv.block_tokens
     shared, output = min(cached, prompt - 1) // size * size, max(1, min(output, MAX_OUTPUT))

@@ -10,6 +10,7 @@ from math import fsum, isfinite
 from typing import Final, Protocol
 
 from ridgeline.core.plan import Plan
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import RowGroup, link_seconds, part_seconds, pass_seconds, reached, step_work
@@ -32,18 +33,20 @@ class Durations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConstantDurations:
-    """`step` seconds, plus `token` per computed token, plus `cached` per position that attention reads."""
+    """`step` seconds, plus `token` per computed token, plus `cached` per position that attention reads, plus `row` per row."""
 
     step: float
     token: float = 0.0
     cached: float = 0.0
+    row: float = 0.0
 
     def seconds(self, plan: Plan) -> float:
-        return self.step + self.token * len(plan.tokens) + self.cached * (sum(plan.start) + len(plan.tokens))
+        tokens, rows = len(plan.tokens), len(plan.row)
+        return self.step + self.token * tokens + self.cached * (sum(plan.start) + tokens) + self.row * rows
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
         rows = len(positions)
-        return self.step + self.token * rows + self.cached * (sum(positions) + ahead * rows + rows)
+        return self.step + self.token * rows + self.cached * (sum(positions) + ahead * rows + rows) + self.row * rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,35 +129,56 @@ class RooflineDurations:
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
-    """One step of a log: tokens computed, positions that attention reads, seconds."""
+    """One step of a log: tokens computed, positions that attention reads, seconds, rows (0: unknown)."""
 
     tokens: int
     cached: int
     seconds: float
+    rows: int = 0
 
 
 MIN_STEPS: Final = 8
+PRIOR_STEPS: Final = ((1, 1), (16, 16), (1, 64))
+"""Steps (rows, tokens) at which what the start measured counts as …"""
+PRIOR_WEIGHT: Final = 8
+"""… so many steps of the log, scaled by how fast the machine was in it. A log may hold one size of steps alone, which says nothing of
+others."""
 
 
-def fit_constant(steps: Sequence[ObservedStep]) -> ConstantDurations:
-    """Least squares of seconds on (1, tokens, cached) with coefficients ≥ 0. Raises ConfigError where the log has too few steps.
+def fit_constant(steps: Sequence[ObservedStep], start: StepSeconds | None = None) -> ConstantDurations:
+    """Least squares of seconds on (1, tokens, cached, rows) with coefficients ≥ 0. Raises ConfigError where the log has too few steps.
 
-    The active-set method of Lawson and Hanson 1974 on three unknowns: solve, drop what is negative, solve again.
+    start  seconds of steps as the server measured them at its start
+
+    The active-set method of Lawson and Hanson 1974 on four unknowns: solve, drop what is negative, solve again.
     """
     usable = [step for step in steps if isfinite(step.seconds) and step.seconds > 0]
     if len(usable) < MIN_STEPS:
         raise ConfigError(f"the step log has {len(usable)} usable steps; {MIN_STEPS} or more are needed to fit a step's time")
-    columns = [[1.0] * len(usable), [float(step.tokens) for step in usable], [float(step.cached) for step in usable]]
-    kept = [0, *(index for index in (1, 2) if len(set(columns[index])) > 1)]
+    if start is not None:
+        usable += _start_steps(usable, start)
+    sizes = zip(*((step.tokens, step.cached, step.rows) for step in usable), strict=True)
+    columns = [[1.0] * len(usable), *([float(value) for value in column] for column in sizes)]
+    kept = [0, *(index for index in (1, 2, 3) if len(set(columns[index])) > 1)]
     while True:
         found = _solve([columns[index] for index in kept], [step.seconds for step in usable])
         negative = [index for index, value in zip(kept, found, strict=True) if value < 0]
         if not negative:
             by_index = dict(zip(kept, found, strict=True))
-            return ConstantDurations(*(by_index.get(index, 0.0) for index in range(3)))
+            return ConstantDurations(*(by_index.get(index, 0.0) for index in range(4)))
         kept.remove(min(negative, key=lambda index: found[kept.index(index)]))
         if not kept:
             raise ConfigError("the step log fits no positive time per step; record it anew on an idle machine")
+
+
+def _start_steps(steps: Sequence[ObservedStep], start: StepSeconds) -> list[ObservedStep]:
+    """Steps as the start measured them, at the speed that the machine had in `steps`."""
+
+    def expected(rows: int, tokens: int) -> float:
+        return start.fixed + max(0.0, start.row - start.token) * rows + start.token * tokens
+
+    speed = fsum(step.seconds for step in steps) / max(1e-9, fsum(expected(step.rows, step.tokens) for step in steps))
+    return [ObservedStep(tokens, 0, speed * expected(rows, tokens), rows) for rows, tokens in PRIOR_STEPS for _ in range(PRIOR_WEIGHT)]
 
 
 def _solve(columns: list[list[float]], values: list[float]) -> list[float]:

@@ -111,7 +111,8 @@ def read_arrivals(path: Path) -> list[Arrival]:
     for turn in turns:
         for command in turn.decode_commands():
             if isinstance(command, commands.Admit):
-                asked[command.request.request_id] = turn.time, command.request.prompt
+                request = command.request  # a turn takes commands when the step before has ended
+                asked[request.request_id] = turn.time if request.arrived is None else request.arrived, request.prompt
         for name, tokens in turn.ended:
             given[name] = given.get(name, 0) + tokens
     start = min((time for time, _ in asked.values()), default=0.0)
@@ -136,6 +137,15 @@ def _shared_prefix(prompt: tuple[int, ...], size: int, first_prompts: dict[int, 
 
 
 def read_step_log(path: Path) -> list[ObservedStep]:
-    """The step log: what each step computed and how long it took."""
+    """The step log: what each step computed, and for how long it held up the next one. That is more than its computing, by what the host
+    adds; where the engine was idle before, its computing alone is known."""
     _, turns = read_recording(path)
-    return [ObservedStep(turn.tokens, turn.cached, turn.seconds) for turn in turns if turn.step >= 0]
+    found, open_requests, before = list[ObservedStep](), 0, 0.0
+    for turn in turns:
+        if turn.step >= 0:
+            seconds = turn.time - before if open_requests else turn.seconds
+            found.append(ObservedStep(turn.tokens, turn.cached, seconds, len(turn.sampled)))
+        open_requests += sum(isinstance(command, commands.Admit) for command in turn.decode_commands())
+        open_requests = max(0, open_requests - len({name for name, _ in turn.ended}))
+        before = turn.time
+    return found

@@ -356,8 +356,8 @@ def _parse_number(path: Path, number: int, entry: dict[str, Any], key: str, low:
     return found
 
 
-def read_steps(path: Path) -> list[tuple[int, int, float]]:
-    """(tokens computed, positions that attention reads, seconds) of each step of a jsonl step log. Raises ConfigError."""
+def read_steps(path: Path) -> list[tuple[int, int, float, int]]:
+    """(tokens computed, positions that attention reads, seconds, rows or 0) of each step of a jsonl step log. Raises ConfigError."""
     found = []
     try:
         with path.open(encoding="utf-8") as file:
@@ -368,6 +368,7 @@ def read_steps(path: Path) -> list[tuple[int, int, float]]:
                         int(_parse_number(path, number, entry, "tokens", 1, MAX_TOKENS)),
                         int(_parse_number(path, number, entry, "cached", 0, MAX_TOKENS * 4096)),
                         _parse_number(path, number, entry, "seconds", 0, 3600),
+                        int(_parse_number(path, number, entry, "rows", 0, MAX_TOKENS, 0)),
                     )
                 )
     except UnicodeDecodeError as error:
