@@ -244,7 +244,7 @@ class CudaRunner:
     ) -> dict[str, Floats]:
         """One step by itself, for tests: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
         self.attach(kv)
-        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), self._alone(inputs)))
+        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), _alone(inputs, self.tables)))
         hidden = self.hidden(inputs.sizes.T)
         found = {"logits": self.logits(hidden[inputs.select])}
         return found | ({"hidden": hidden} if "hidden" in taps else {})
@@ -260,7 +260,7 @@ class CudaRunner:
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
             adapters=self.adapters, reuse=False,
         )  # fmt: skip
-        self._send(most, inputs, self._alone(inputs))
+        self._send(most, inputs, _alone(inputs, self.tables))
         binding = self._launches.binding(most, plan)
         self.ids.begin(binding, self.tables)()
         made: dict[str, NDArray[Any]] = {}
@@ -279,15 +279,16 @@ class CudaRunner:
         self._launches.attach(None)
         self._graphs.clear()
 
-    def _alone(self, inputs: StepInputs) -> DeviceSampling:
-        """Permanent rows of a step that no plan made, which get its block tables; nothing is sampled for them."""
-        rows = np.arange(len(inputs.kv_len), dtype=np.int32)
-        self.tables.write(rows.tolist(), inputs.tables)
-        return DeviceSampling(rows, np.zeros(len(rows), np.bool_), dict.fromkeys(SAMPLING_COLUMNS, np.zeros(len(rows))))
-
     def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
         self._current = bucket
         self.buffers.send(bucket, inputs, sampling)
+
+
+def _alone(inputs: StepInputs, tables: BlockTables) -> DeviceSampling:
+    """Permanent rows of a step that no plan made, which get its block tables; nothing is sampled for them."""
+    rows = np.arange(len(inputs.kv_len), dtype=np.int32)
+    tables.write(rows.tolist(), inputs.tables)
+    return DeviceSampling(rows, np.zeros(len(rows), np.bool_), dict.fromkeys(SAMPLING_COLUMNS, np.zeros(len(rows))))
 
 
 def _result_buffer(device: Device, rows: int) -> ResultBuffer:

@@ -31,8 +31,8 @@ class BlockTables:
         self.capacity = groups * rows
         self._rows, self._blocks = rows, blocks
         self._pending: list[tuple[int, Sequence[int]]] = []
-        self._sent = device.empty(2, MOST_SENT, dtype=torch.int32)
-        self._ring = [(device.host(2, MOST_SENT, dtype=torch.int32), device.event()) for _ in range(depth + 1)]
+        self._sent = device.empty(2, MOST_SENT, dtype=torch.int64)
+        self._ring = [(device.host(2, MOST_SENT, dtype=torch.int64), device.event()) for _ in range(depth + 1)]
         self._next = 0
 
     @property
@@ -79,8 +79,8 @@ class BlockTables:
         host.numpy()[:, :count] = places, values
         self._sent.copy_(host, non_blocking=True)
         sent.record()
-        nothing = self._sent
-        begin(nothing, nothing, nothing, nothing, self.tables, self._sent, 0, count)()
+        place, value = self._sent[:, :count]
+        self.tables.view(-1).index_copy_(0, place, value.view(torch.int32)[::2])
 
 
 def begin(
