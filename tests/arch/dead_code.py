@@ -70,6 +70,7 @@ ALLOWED = {
     "server/*:should_exit": "read by uvicorn",
     "server/signals.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/signals.py:should_exit": "read by uvicorn",
+    "server/vector_shapes.py:*": "fields that clients read",
     "server/vllm_shapes.py:*": "fields that clients read",
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",

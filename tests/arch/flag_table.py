@@ -2,6 +2,7 @@
 
 from ridgeline.config.foreign import ANY, FOREIGN, SWITCH, Foreign
 from ridgeline.config.values import flag_of
+from ridgeline.core.arguments import OTHERS
 
 HEAD = """# Flags of other servers
 
@@ -29,6 +30,15 @@ Ollama is set by variables:
 | `OLLAMA_KEEP_ALIVE` | a model stays loaded as long as its server runs |
 """
 
+IN_PYTHON = """
+Arguments of vLLM's `SamplingParams`, `StructuredOutputsParams`, `PoolingParams`, `BeamSearchParams`, `generate`, `chat`, `beam_search`,
+`embed`, `encode` and `score` have their meaning here, but for these (`core/arguments.py`), which are taken with the value that asks
+for nothing:
+
+| theirs | taken | else |
+|---|---|---|
+"""
+
 
 def meaning(each: Foreign) -> str:
     """What a flag is here, in words."""
@@ -48,7 +58,8 @@ def meaning(each: Foreign) -> str:
 def table() -> str:
     """The whole document."""
     lines = [f"| {', '.join(f'`{name}`' for name in each.names)} | {meaning(each).replace('|', '/')} |" for each in FOREIGN]
-    return HEAD + "\n".join(lines) + "\n" + VARIABLES
+    others = [f"| `{name}` | `{harmless!r}` | {advice} |" for name, (harmless, advice) in OTHERS.items()]
+    return HEAD + "\n".join(lines) + "\n" + IN_PYTHON + "\n".join(others) + "\n" + VARIABLES
 
 
 if __name__ == "__main__":

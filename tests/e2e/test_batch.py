@@ -130,25 +130,32 @@ def test_an_engine_that_is_gone_ends_the_run_and_is_no_answer(tmp_path: Path, mo
 
 
 def kill_and_go_on(tmp_path: Path, count: int, kills: int, model: str) -> None:
+    """Kills a run at random moments: before its first answer, between two, while one is written. Each goes on where the last one was."""
     source = write(tmp_path / "in.jsonl", [request(number) for number in range(count)])
-    began = time.monotonic()
     run(source, tmp_path / "whole.jsonl", model=model)
-    seconds, rng, output = time.monotonic() - began, random.Random(1), tmp_path / "out.jsonl"
-    killed = 0
-    for _ in range(kills):
+    rng, output, partial = random.Random(1), tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
+    kept = list[int]()
+    for left in range(kills, 0, -1):
+        before = answered(partial)
+        goal = before + rng.randint(0, 2 * (count - before) // (left + 2))
         process = start(source, output, model)
-        try:
-            process.wait(timeout=rng.uniform(0.1, 0.15 + 0.4 / kills) * seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            killed += 1
+        while process.poll() is None and answered(partial) < goal:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.05) if goal > before else rng.uniform(0.0, 1.0))
+        assert process.poll() is None, f"it ended before it was killed for the {kills - left + 1}th time, behind {kept} answers"
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        if output.exists():
-            break
-    print(f"killed {killed} times")
-    if not output.exists():
-        run(source, output, model=model)
+        kept.append(answered(partial))
+    told = run(source, output, model=model)
+    print(f"killed {kills} times, behind {', '.join(map(str, kept))} of {count} answers")
+    assert f"{kept[-1]} of {count} requests were answered before" in told or not kept[-1]
+    assert kept == sorted(kept), "no answer is computed twice"
     assert answers(output) == answers(tmp_path / "whole.jsonl") and len(answers(output)) == count
+
+
+def answered(partial: Path) -> int:
+    """Whole lines of answers so far."""
+    return partial.read_bytes().count(b"\n") if partial.exists() else 0
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:

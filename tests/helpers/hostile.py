@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,14 @@ from urllib.parse import urlsplit
 
 from malformed import Malformed, Request
 
-from ridgeline.server.errors import CATALOGUE, anthropic_type
+from ridgeline.server.errors import CATALOGUE, GGML_TOO_LONG, anthropic_type
 
 SLOWEST_SECONDS: Final = 5.0
 CONNECTIONS: Final = 16
 UNTOLD: Final = ("Traceback", 'File "', " object at 0x", "/home/", "/site-packages/", "ridgeline.")
 """What no error says."""
+CHUNK_SIZE: Final = re.compile(rb"\r\n[0-9a-f]+\r\n")
+"""Between two chunks of a body."""
 ENDS: Final = (b"completed", b"incomplete", b"failed")
 """How streams of /v1/responses end."""
 FAILURES: Final = ("internal_error", "engine_failed")
@@ -130,7 +133,7 @@ class Client:
     def _problem(self, answer: Answer, request: Request) -> str | None:
         """What is wrong with an answer."""
         self._tally.statuses[answer.status] += 1
-        if answer.status == 504 and b"deadline_ms" in request.data and b"was its deadline" in answer.body:
+        if answer.status == 504 and b"deadline_ms" in CHUNK_SIZE.sub(b"", request.data) and b"was its deadline" in answer.body:
             return error_problem(answer, request)  # the end that the client asked for
         if answer.status >= 500:
             return f"{answer.status} {answer.body[:600]!r}"
@@ -196,7 +199,8 @@ def error_problem(answer: Answer, request: Request) -> str | None:
     if dialect == "ollama":
         is_known = set(body) == {"error"}
     elif dialect == "ggml":
-        is_known = set(error) == {"code", "message", "type"} and (answer.status, error["type"]) in CATALOGUE.values()
+        kind = (answer.status, error["type"])
+        is_known = set(error) == {"code", "message", "type"} and (kind in CATALOGUE.values() or kind == (400, GGML_TOO_LONG))
     elif dialect == "anthropic":
         is_known = {"type", "message"} <= set(error) <= {"type", "message", "details"} and error["type"] == anthropic_type(answer.status)
     else:

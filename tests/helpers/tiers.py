@@ -87,6 +87,7 @@ class MemoryTier:
     """A tier whose values a test may change. `seconds` of each read; `fails`: every call raises."""
 
     name = "memory"
+    takes = True
 
     def __init__(self, seconds: float = 0.0, fails: bool = False) -> None:
         self.values: dict[bytes, bytes] = {}

@@ -87,6 +87,17 @@ def chat_site(_child_finds_the_source: None, template: str) -> Iterator[Site]:
     site.close()
 
 
+@pytest.fixture(scope="session")
+def form_site(_child_finds_the_source: None, template: str) -> Iterator[Site]:
+    """A fake model that chats and follows grammars."""
+    site = Site(
+        EngineConfig('fake:{"vocab": 258, "max_model_len": 2048, "script": [["Novel", "x"]]}'), ServerConfig(chat_template=template)
+    )
+    site.wait(site.service.start())
+    yield site
+    site.close()
+
+
 @pytest.fixture
 def new_site(_child_finds_the_source: None) -> Iterator[Any]:
     """Makes further sites, and closes them."""

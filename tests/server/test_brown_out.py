@@ -116,6 +116,7 @@ def test_a_full_server_says_what_it_leaves_out_and_drains(new_site: Any, tmp_pat
     assert batch.headers["x-ridgeline-brown-out"].startswith("no-drafts") and batch.json()["usage"]["completion_tokens"] in (3, 40)
     assert shed.status_code == 429 and int(shed.headers["retry-after"]) >= 5 and "lowest class" in shed.text
     assert 'ridgeline_brown_out_level{model_name="fake"} 4.0' in metrics
+    assert float(metrics.partition('ridgeline_expected_wait_seconds{model_name="fake"} ')[2].partition("\n")[0]) > 0
     assert all(each.json()["usage"]["completion_tokens"] == 40 for each in told), "who did not agree has whole answers"
     drafts = site.service.deployment.engine_config.num_speculative_tokens
     assert [(each.name, each.value) for each in sent] == [

@@ -372,7 +372,9 @@ def test_a_server_that_is_not_there_stores_nothing_and_says_so(
     assert caplog.text.count("an answer is not stored") == 2 and "another" not in caplog.text
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "rediss://host?password=secret", "redis://["])
+@pytest.mark.parametrize(
+    "url", ["http://x", "redis://10.0.0.1:6379", "rediss://:secret@host", "rediss://host?password=secret", "redis://["]
+)
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--response-store"):
         open_store(ServerConfig(response_store=url))

@@ -1,13 +1,17 @@
 """A full server over HTTP, with clients that come whether or not it has room: `python tests/speed/overload.py loads`, two minutes.
 
     loads   Poisson arrivals at 0.8, 1, 2 and 4 times what the server can do: goodput, times to first token, how soon a 429 comes
+    target  the same where twice the TTFT p99 that 0.8 times has is what every request asks for: who would be late is refused (3 minutes)
     burst   4 times for 20 s, then 0.5 times, by clients that come again when they are told to: how often they are refused (2 minutes)
-    abuser  a tenant beside one that asks 20 times as much, against one that asks as much, the total being the same; shares by weight (4)
+    lasting 1.3 and 2 times by such clients: the wait that the server tells of, against that of those who are taken (3 minutes)
+    slo     chats and a long prompt in ten at the knee, --scheduling-policy slo and fcfs in turn: goodput, tokens per second (5 minutes)
+    abuser  a tenant beside one that asks 20 times as much, against one that asks as much, the total being the same; shares by weight (5)
     ladder  2 times, half of it by a key that agrees to shorter answers: goodput with --brown-out and without, in turn (2 minutes)
 
 The engine is a fake one of 16 rows whose steps take 10 ms, so that front end and queue are measured; 8 requests may wait, a third of a
-second's work, and its answers have 60 tokens in the mean, exponentially distributed. What it can do is measured first, by 32 clients in a
-closed loop. Times are the client's.
+second's work (`target` 32, `lasting` 64), and its answers have 60 tokens in the mean, exponentially distributed. `slo` has 32 rows and
+prompts that take time: chats of some 200 tokens, documents of some 6,000. What a server can do is measured first, by clients in a closed
+loop. Times are the client's.
 """
 
 import argparse
@@ -16,13 +20,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import uvloop
 
@@ -30,9 +37,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
 FAKE = "fake:" + json.dumps({"rows": 16, "blocks": 4096, "max_model_len": 4096, "step_seconds": 0.01, "token_seconds": 0.00002})
+MIXED = "fake:" + json.dumps({"rows": 32, "blocks": 16384, "max_model_len": 32768, "step_seconds": 0.01, "token_seconds": 0.0001})
 QUEUE, MEAN_TOKENS, MOST_TOKENS = 8, 60, 500
 TTFT, TPOT = 1.0, 0.05
 WARM_SECONDS = 3.0
+
+
+@dataclass
+class Job:
+    """What a client asks for. `ttft`, `tpot`: seconds within which its answer is good."""
+
+    tokens: int
+    prompt: str = "p" * 40
+    ttft: float = TTFT
+    tpot: float = TPOT
+
+
+def short(rng: Random) -> Job:
+    return Job(min(MOST_TOKENS, 1 + int(rng.expovariate(1 / MEAN_TOKENS))))
+
+
+def mixed(rng: Random) -> Job:
+    """Nine chats and one document of ten, as `tests/sim/test_slo.py` has them; no two prompts begin alike."""
+    prompt, output, ttft = (8.7, 4.3, 10.0) if rng.random() < 0.1 else (5.2, 4.6, 0.5)
+    length = max(1, min(16_000, int(rng.lognormvariate(prompt, 0.5))))
+    text = f"{rng.getrandbits(64):016x}" + "p" * max(0, length - 16)
+    return Job(max(1, min(1_000, int(rng.lognormvariate(output, 0.5)))), text, ttft, 0.06)
 
 
 @dataclass
@@ -41,31 +71,38 @@ class Answer:
 
     key: str
     came: float
-    asked: int
+    job: Job
     refusals: list[float]
     first: float = 0.0
     ended: float = 0.0
     tokens: int = 0
+    taken: float = 0.0
+    """When its last try began, by the clock of `came`."""
 
     @property
     def is_good(self) -> bool:
-        return self.tokens > 0 and self.first <= TTFT and (self.ended - self.first) / max(1, self.tokens - 1) <= TPOT
+        return self.tokens > 0 and self.first <= self.job.ttft and (self.ended - self.first) / max(1, self.tokens - 1) <= self.job.tpot
 
 
 class Load:
-    """Clients of one server. Its keys and their tenants are those of `KEYS`."""
+    """Clients of one server, who ask for what `jobs` draws. Its keys and their tenants are those of `KEYS`."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, jobs: Callable[[Random], Job] = short) -> None:
+        self._url = url
         self._address = urlsplit(url)
         self._rng = Random(seed)
+        self._jobs = jobs
 
-    def tokens(self) -> int:
-        return min(MOST_TOKENS, 1 + int(self._rng.expovariate(1 / MEAN_TOKENS)))
+    async def metric(self, name: str) -> float:
+        asked = Request(f"{self._url}/metrics", headers={"Authorization": "Bearer a"})
+        text = (await asyncio.to_thread(lambda: urlopen(asked, timeout=10).read())).decode()
+        return float(next(line for line in text.splitlines() if line.startswith(f"{name}{{")).rpartition(" ")[2])
 
-    async def ask(self, key: str, tokens: int, tries: int = 1) -> Answer:
-        found = Answer(key, time.perf_counter(), tokens, [])
+    async def ask(self, key: str, job: Job, tries: int = 1) -> Answer:
+        found = Answer(key, time.perf_counter(), job, [])
         for _ in range(tries):
             began = time.perf_counter()
+            found.taken = began
             seconds = await self._try(found, began)
             if seconds is None:
                 break
@@ -76,7 +113,9 @@ class Load:
     async def _try(self, found: Answer, began: float) -> float | None:
         """Seconds after which to come again; None: it was answered."""
         reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
-        body = json.dumps({"prompt": "p" * 40, "max_tokens": found.asked, "ignore_eos": True, "stream": True}).encode()
+        job = found.job
+        asked = {"prompt": job.prompt, "max_tokens": job.tokens, "ttft_ms": round(1e3 * job.ttft)}
+        body = json.dumps({**asked, "ignore_eos": True, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {found.key}\r\n"
         writer.write(head.encode() + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         try:
@@ -100,7 +139,7 @@ class Load:
         async def client() -> None:
             nonlocal ended
             while (now := time.perf_counter()) < end:
-                await self.ask("a", self.tokens())
+                await self.ask("a", self._jobs(self._rng))
                 ended += now > end - seconds
 
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -113,7 +152,7 @@ class Load:
         while (due := due + self._rng.expovariate(total)) < began + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             [key] = self._rng.choices(list(rates), list(rates.values()))
-            tasks.append(asyncio.create_task(self.ask(key, self.tokens(), tries)))
+            tasks.append(asyncio.create_task(self.ask(key, self._jobs(self._rng), tries)))
         found = await asyncio.gather(*tasks)
         return [each for each in found if each.came - began >= min(WARM_SECONDS, seconds / 4)]
 
@@ -122,16 +161,19 @@ KEYS = ("a", "b", "c", "d")
 
 
 class Server:
-    """A server whose keys a … d are of a tenant each, with these options."""
+    """A server whose keys a … d are of a tenant each, with these options. Clients ask for what `jobs` draws from `seed`."""
 
-    def __init__(self, *flags: str, queue: int = QUEUE, **options: str) -> None:
+    def __init__(
+        self, *flags: str, queue: int = QUEUE, model: str = FAKE, jobs: Callable[[Random], Job] = short, seed: int = 1,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._folder = TemporaryDirectory()
         keys = Path(self._folder.name) / "keys"
         keys.write_text("".join(f"{key} {key} tenant={key} {options.get(key, '')}\n" for key in KEYS))
         keys.chmod(0o600)
         flags = ("--max-num-queued-reqs", str(queue), "--api-key-file", str(keys), *flags)
-        self.process = ServerProcess([FAKE, *flags], {**os.environ, "PYTHONPATH": str(SOURCE)})
-        self.load = Load(self.process.url, 1)
+        self.process = ServerProcess([model, *flags], {**os.environ, "PYTHONPATH": str(SOURCE)})
+        self.load = Load(self.process.url, seed, jobs)
 
     def __enter__(self) -> Load:
         return self.load
@@ -150,25 +192,44 @@ def goodput(found: Sequence[Answer], seconds: float) -> float:
     return sum(each.is_good for each in found) / (seconds - min(WARM_SECONDS, seconds / 4))
 
 
-async def capacity(load: Load) -> float:
-    found = await load.closed(32, 8.0)
-    print(f"in a closed loop of 32 clients: {found:.1f} requests/s", flush=True)
+async def capacity(load: Load, clients: int = 32, seconds: float = 8.0) -> float:
+    found = await load.closed(clients, seconds)
+    print(f"in a closed loop of {clients} clients: {found:.1f} requests/s", flush=True)
     return found
+
+
+async def at(load: Load, factor: float, most: float, seconds: float) -> tuple[float, float]:
+    """Goodput and p99 of TTFT at a load."""
+    found = await load.open({"a": factor * most}, seconds)
+    refused = [each for answer in found for each in answer.refusals]
+    good, ttft = goodput(found, seconds), share([each.first for each in found if each.tokens], 0.99)
+    print(
+        f"{factor} ×: goodput {good:.1f}/s, TTFT p99 {ttft * 1e3:.0f} ms, {len(refused)} of {len(found)} refused, "
+        f"429 p50 {share(refused, 0.5) * 1e3:.1f} ms, p99 {share(refused, 0.99) * 1e3:.1f}", flush=True
+    )  # fmt: skip
+    return good, ttft
 
 
 async def loads(seconds: float) -> None:
     with Server() as load:
-        most, by_load, ttft = await capacity(load), {}, {}
-        for factor in (0.8, 1.0, 2.0, 4.0):
-            found = await load.open({"a": factor * most}, seconds)
-            refused = [each for answer in found for each in answer.refusals]
-            by_load[factor], ttft[factor] = goodput(found, seconds), share([each.first for each in found if each.tokens], 0.99)
-            print(
-                f"{factor} ×: goodput {by_load[factor]:.1f}/s, TTFT p99 {ttft[factor] * 1e3:.0f} ms, "
-                f"{len(refused)} of {len(found)} refused, "
-                f"429 p50 {share(refused, 0.5) * 1e3:.1f} ms, p99 {share(refused, 0.99) * 1e3:.1f}", flush=True
-            )  # fmt: skip
-        print(f"goodput at 4 × over its peak: {by_load[4.0] / max(by_load.values()):.3f}; TTFT p99 over 0.8 ×: {ttft[4.0] / ttft[0.8]:.2f}")
+        most = await capacity(load)
+        found = {factor: await at(load, factor, most, seconds) for factor in (0.8, 1.0, 2.0, 4.0)}
+    peak = max(good for good, _ in found.values())
+    print(f"goodput at 4 × over its peak: {found[4.0][0] / peak:.3f}; TTFT p99 over 0.8 ×: {found[4.0][1] / found[0.8][1]:.2f}")
+
+
+async def target(seconds: float) -> None:
+    with Server(queue=4 * QUEUE) as load:
+        most = await capacity(load)
+        _, ttft = await at(load, 0.8, most, 2 * seconds)
+
+    def asked(rng: Random) -> Job:
+        return Job(short(rng).tokens, ttft=2 * ttft)
+
+    with Server("--scheduling-policy", "slo", queue=4 * QUEUE, jobs=asked) as load:
+        found = {factor: await at(load, factor, most, seconds) for factor in (0.8, 1.0, 1.3, 2.0, 4.0)}
+    peak = max(good for good, _ in found.values())
+    print(f"goodput at 4 × over its peak: {found[4.0][0] / peak:.3f}; TTFT p99 at 4 × over that at 0.8: {found[4.0][1] / ttft:.2f}")
 
 
 async def burst(seconds: float) -> None:
@@ -185,8 +246,50 @@ async def burst(seconds: float) -> None:
         print(f"{len(refused)} of {len(found)} clients were refused; {once:.1%} of them once more at most, one {max(refused)} times")
 
 
+async def lasting(seconds: float) -> None:
+    """Who is taken while all places are, waits as long as the server said just before: its Retry-After is made of the same pace."""
+    with Server(queue=8 * QUEUE) as load:
+        most = await capacity(load, 16 + 8 * QUEUE)
+        for factor in (1.3, 2.0):
+            told: list[tuple[float, float]] = []
+
+            async def watch(told: list[tuple[float, float]] = told) -> None:
+                while True:
+                    told.append((time.perf_counter(), await load.metric("ridgeline_expected_wait_seconds")))
+                    await asyncio.sleep(0.2)
+
+            watching = asyncio.create_task(watch())
+            found = await load.open({"a": factor * most}, seconds, 3)
+            watching.cancel()
+            moments, errors = [moment for moment, _ in told], []
+            for each in found:
+                place = bisect(moments, each.taken) - 1
+                if each.tokens and place >= 0 and (wait := told[place][1]) > 0:
+                    errors.append(abs(wait / each.first - 1))
+            print(f"{factor} ×: {len(errors)} of {len(found)} waited; the wait that was told is off by {share(errors, 0.5):.1%} (median)")
+
+
+async def slo(seconds: float) -> None:
+    gains, throughputs = [], []
+    with Server(queue=256, model=MIXED, jobs=mixed) as load:
+        most = await capacity(load, 64, 2 * 8.0)
+    for number in range(3):
+        goods, tokens, refused = {}, {}, {}
+        for policy in ("fcfs", "slo"):
+            with Server("--scheduling-policy", policy, queue=256, model=MIXED, jobs=mixed, seed=number) as load:
+                found = await load.open({"a": most}, seconds)
+            ended = max(each.came + each.ended for each in found) - min(each.came for each in found)
+            goods[policy], tokens[policy] = goodput(found, seconds), sum(each.tokens for each in found) / ended
+            refused[policy] = sum(not each.tokens for each in found)
+        gains.append(goods["slo"] / goods["fcfs"])
+        throughputs.append(tokens["slo"] / tokens["fcfs"])
+        told = ", ".join(f"{name} {goods[name]:.2f}/s, {tokens[name]:.0f} tokens/s, {refused[name]} refused" for name in goods)
+        print(f"{number}: {told}: goodput {gains[-1]:.3f}, throughput {throughputs[-1]:.3f}", flush=True)
+    print(f"slo over fcfs, medians: goodput {median(gains):.3f}, throughput {median(throughputs):.3f}")
+
+
 async def abuser(seconds: float) -> None:
-    with Server(a="weight=1", b="weight=2", c="weight=4", d="weight=1") as load:
+    with Server(options={"a": "weight=1", "b": "weight=2", "c": "weight=4", "d": "weight=1"}) as load:
         most = await capacity(load)
         for total in (0.9, 2.0):
             for other in ("equal", "20 ×"):
@@ -196,6 +299,9 @@ async def abuser(seconds: float) -> None:
                 times, refused = [each.first for each in mine if each.tokens], sum(not each.tokens for each in mine)
                 told = f"TTFT p95 {share(times, 0.95) * 1e3:.0f} ms, {refused} of {len(mine)} refused"
                 print(f"{total} × in all, beside {other}: {told}", flush=True)
+        found = await load.open({"a": most / 2, "d": 10 * most}, seconds)
+        own, whole = (sum(each.tokens for each in found if each.key in keys) for keys in ("a", "ad"))
+        print(f"asks for its fair half, the other for 20 times that: has {own / whole / 0.5:.1%} of it", flush=True)
         found = await load.open(dict.fromkeys(KEYS, most), seconds)
         weights = dict(zip(KEYS, (1, 2, 4, 1), strict=True))
         shares = [sum(each.tokens for each in found if each.key == key) / weight for key, weight in weights.items()]
@@ -210,7 +316,7 @@ async def ladder(seconds: float) -> None:
     for number in range(3):
         rates = {}
         for flags in ((), ("--brown-out", "0.3")):
-            with Server(*flags, queue=2 * QUEUE, **options) as load:
+            with Server(*flags, queue=2 * QUEUE, options=options) as load:
                 rates[flags] = goodput(await load.open({"a": most, "b": most}, seconds), seconds)
         without, with_ladder = rates.values()
         ratios.append(with_ladder / without)
@@ -220,11 +326,12 @@ async def ladder(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("loads", "burst", "abuser", "ladder"))
-    parser.add_argument("--seconds", type=float, help="of one load [20; burst 60; abuser 40]")
+    work = {each.__name__: each for each in (loads, target, burst, lasting, slo, abuser, ladder)}
+    parser.add_argument("what", choices=work)
+    parser.add_argument("--seconds", type=float, help="of one load [20; burst, lasting 60; abuser, slo 40]")
     asked = parser.parse_args()
-    work = {"loads": loads, "burst": burst, "abuser": abuser, "ladder": ladder}[asked.what]
-    uvloop.run(work(asked.seconds or {"burst": 60.0, "abuser": 40.0}.get(asked.what, 20.0)))
+    seconds = {"burst": 60.0, "lasting": 60.0, "abuser": 40.0, "slo": 40.0}
+    uvloop.run(work[asked.what](asked.seconds or seconds.get(asked.what, 20.0)))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,27 @@
-"""Prompts behind a restart, with their KV blocks in a tier and without: `python tests/speed/tiers.py [file] [redis] [--prompts 16]`.
+"""Prompts behind a restart, with their KV blocks in a tier and without: `python tests/speed/tiers.py [file] [redis] [peer] [--prompts 16]`.
 
-One process per engine. Cold computes the prompts and keeps them; warm is a new engine over what the first has left. Prints the time to the
-first token of each prompt sent alone, of all at once, the seconds of the start, and whether the ids are the same. Two minutes at rest.
+One process per engine. Cold computes the prompts and keeps them; warm is a new engine over what the first has left, or still holds. Prints
+the time to the first token of each prompt sent alone, of all at once, the seconds of the start, and whether the ids are the same. Two
+minutes a tier at rest.
 """
 
 import argparse
 import json
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def measure(settings: dict[str, Any], prompts: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Times of one engine."""
+def measure(settings: dict[str, Any], prompts: int, tokens: int, seed: int) -> None:
+    """Prints the times of one engine, which ends with its input."""
     from ridgeline.core.params import SamplingParams
     from ridgeline.engine.llm import LLM
 
@@ -36,21 +40,28 @@ def measure(settings: dict[str, Any], prompts: int, tokens: int, seed: int) -> d
     found = llm.generate(texts[prompts // 2 :], params)
     together = time.perf_counter() - began
     ids += [list(each.outputs[0].token_ids) for each in found]
+    print(json.dumps({"start": start, "alone": statistics.median(alone), "together": together, "ids": ids}), flush=True)
+    sys.stdin.read()  # what it holds may be for another engine, until that one is done
     llm.close()
-    return {"start": start, "alone": statistics.median(alone), "together": together, "ids": ids}
 
 
-def run(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures in a process of its own."""
+@contextmanager
+def run(settings: dict[str, Any], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures in a process of its own, which is there until the end of the context."""
     asked = json.dumps([settings, arguments.prompts, arguments.tokens, arguments.seed])
-    done = subprocess.run([sys.executable, __file__, "--measure", asked], check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command = [sys.executable, __file__, "--measure", asked]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield next(json.loads(line) for line in process.stdout if line.startswith("{"))
 
 
-def compare(name: str, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Prints cold, warm and their ratio."""
-    cold, warm = run(settings, arguments), run(settings, arguments)
+def compare(name: str, settings: dict[str, Any], warm_settings: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Prints cold, warm and their ratio. The second engine comes behind the first, or beside it where its settings are others."""
+    with ExitStack() as stack:
+        cold = stack.enter_context(run(settings, arguments))
+        if settings == warm_settings:
+            stack.close()
+        warm = stack.enter_context(run(warm_settings, arguments))
     for key, what in (("alone", "first token, alone"), ("together", "all at once, to the last first token"), ("start", "start")):
         print(f"{name}: {what}: cold {cold[key]:.3f} s, restored {warm[key]:.3f} s, ratio {warm[key] / cold[key]:.3f}")
     print(f"{name}: the same ids: {cold['ids'] == warm['ids']}")
@@ -59,27 +70,33 @@ def compare(name: str, settings: dict[str, Any], arguments: argparse.Namespace) 
 def main() -> None:
     """Runs the tiers that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tiers", nargs="*", default=["file", "redis"])
+    parser.add_argument("tiers", nargs="*", default=["file", "redis", "peer"])
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--measure")
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(*json.loads(arguments.measure))))
+        measure(*json.loads(arguments.measure))
         return
     with tempfile.TemporaryDirectory() as folder:
         if "file" in arguments.tiers:
-            compare("file", {"kv_cache_dir": f"{folder}/kv"}, arguments)
+            kept = {"kv_cache_dir": f"{folder}/kv"}
+            compare("file", kept, kept, arguments)
         if "redis" in arguments.tiers:
-            socket = Path(folder) / "socket"
-            command = ["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", ""]
+            path = Path(folder) / "socket"
+            command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", ""]
             with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as server:
-                while not socket.exists():
+                while not path.exists():
                     time.sleep(0.01)
-                shared = {"kv_cache_redis": f"unix://{socket}", "kv_cache_secret_file": f"{folder}/secret"}
-                compare("redis", shared, arguments)
+                shared = {"kv_cache_redis": f"unix://{path}", "kv_cache_secret_file": f"{folder}/secret"}
+                compare("redis", shared, shared, arguments)
                 server.kill()
+        if "peer" in arguments.tiers:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                address = f"127.0.0.1:{listener.getsockname()[1]}"
+            secret = {"kv_cache_secret_file": f"{folder}/peers"}
+            compare("peer", {"kv_cache_listen": address, **secret}, {"kv_cache_peers": (address,), **secret}, arguments)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ridgeline.config.foreign import ARGUMENTS
-from ridgeline.config.groups import EngineConfig, public_fields
+from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.values import read_value, unknown_name
 from ridgeline.errors import ConfigError
 
 log = logging.getLogger("ridgeline.engine")
+
+RUNNERS: Final = ("generate", "pooling")
+"""What vLLM's `runner` is about: here a model that generates makes vectors too."""
 
 
 def read_arguments(model: str | os.PathLike[str], given: Mapping[str, Any]) -> EngineConfig:
@@ -19,7 +22,15 @@ def read_arguments(model: str | os.PathLike[str], given: Mapping[str, Any]) -> E
     values: dict[str, Any] = {}
     for name, value in {"model": model, **given}.items():
         written, other = name, ARGUMENTS.get(name)
+        if name in known and (value is None or (name == "runner" and value in RUNNERS)) and name != "model":
+            continue
         if name not in known:
+            if name in public_fields(ServerConfig):
+                if value is None:
+                    continue
+                raise ConfigError(
+                    f"LLM argument {name!r} is not a setting of LLM, which serves nobody, but of `ridgeline serve`; leave it out"
+                )
             if other is None or (other.ours and other.ours not in known):
                 raise unknown_name(name, public_fields(EngineConfig), "LLM argument")
             found = "" if value is None else other.translate(str(value).lower() if isinstance(value, bool) else str(value), name)

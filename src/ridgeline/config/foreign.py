@@ -4,9 +4,9 @@ A table. `serve`, `config explain` and `LLM` read it, so that a command line or 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ridgeline.errors import ConfigError
 
@@ -26,6 +26,7 @@ class Foreign:
     harmless  values that ask for nothing that is not so anyhow; ANY: whatever it is
     advice    what to write instead, or why nothing is to be written
     switch    takes no value
+    secret    no error tells its value
     """
 
     names: tuple[str, ...]
@@ -34,6 +35,7 @@ class Foreign:
     harmless: tuple[str, ...] = ()
     advice: str = ""
     switch: bool = False
+    secret: bool = False
 
     def translate(self, value: str, written: str) -> tuple[str, str] | str:
         """(our setting, its value), or "" where the value asks for nothing, or a note where it has no effect. Raises ConfigError with what
@@ -48,7 +50,7 @@ class Foreign:
             return f"{written} has no effect: {advice}"
         if value.lower() in self.harmless:
             return ""
-        given = written if self.switch else f"{written} {value:.40}"
+        given = written if self.switch or self.secret else f"{written} {value:.40}"
         raise ConfigError(f"{given!r} is not possible here: {advice}", fix=dict.fromkeys(() if in_python else self.names))
 
 
@@ -64,10 +66,17 @@ def _nothing(why: str, *names: str, switch: bool = False) -> Foreign:
     return Foreign(names, harmless=ANY, advice=why, switch=switch)
 
 
+def _each(make: Callable[..., Foreign], why: str, *names: str, **more: Any) -> Iterable[Foreign]:
+    """A line for each of several flags of which the same is to be said."""
+    return (make(why, name, **more) for name in names)
+
+
 ONE_DEVICE: Final = "a model runs on one device; leave it out"
 IN_REQUESTS: Final = "each request says it; `--generation-config none` sets Ridgeline's defaults"
 VECTORS: Final = "models generate text and make vectors, or make vectors alone; leave it out"
 FROM_FILES: Final = "the model's files say it; leave it out"
+NO_IMAGES: Final = "images and sound are not supported yet; leave it out"
+NO_CODE: Final = "no code is loaded; leave it out"
 MOST: Final = ("0.8", "0.85", "0.88", "0.9", "0.92", "0.95", "0.98", "1.0", "1")
 
 FOREIGN: Final[tuple[Foreign, ...]] = (
@@ -88,7 +97,7 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("the model's own tokenizer is used; leave it out", "--tokenizer-mode", harmless=("auto", "hf", "slow")),
     _refused("answers are text; leave it out", "--skip-tokenizer-init", switch=True, harmless=("false",)),
     _refused("models are downloaded to HF_HOME; set that", "--download-dir", harmless=("none",)),
-    _refused("set HF_TOKEN, which no other user sees", "-hft", "--hf-token", harmless=("none",)),
+    Foreign(("-hft", "--hf-token"), harmless=("none",), advice="set HF_TOKEN, which no other user sees", secret=True),
     _refused("no code of a model is ever run; leave it out", "--trust-remote-code", switch=True, harmless=("false",)),
     _refused(FROM_FILES, "--load-format", harmless=("auto", "gguf", "safetensors")),
     _refused(
@@ -109,8 +118,43 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("vectors are served beside answers", "--embedding", "--embeddings", "--is-embedding", switch=True),
     _refused("models that score pairs are not supported; /rerank orders by vectors without it", "--rerank", "--reranking", switch=True),
     _refused("write --pooling last, mean or cls", "--pooler-config", "--override-pooler-config", harmless=("none",)),
-    _refused("images and sound are not supported yet; leave it out", "-mm", "--mmproj"),
-    _refused("images and sound are not supported yet; leave it out", "--limit-mm-per-prompt", harmless=("none", "{}")),
+    _nothing("files are read through private memory", "--safetensors-load-strategy"),
+    _nothing("only the files that a model needs are fetched", "--ignore-patterns"),
+    _nothing("no pickled weights are read", "--pt-load-map-location"),
+    _refused(FROM_FILES, "--model-loader-extra-config", harmless=("none", "{}")),
+    _refused(FROM_FILES, "--override-attention-dtype", harmless=("none",)),
+    *_each(_nothing, FROM_FILES, "--allow-deprecated-quantization", "--calculate-kv-scales", "--disable-sliding-window", switch=True),
+    *_each(
+        _nothing,
+        "states have the type of the model",
+        "--mamba-cache-dtype",
+        "--mamba-ssm-cache-dtype",
+        "--mamba-block-size",
+        "--mamba-cache-mode",
+    ),
+    _refused("prompts are texts or token ids; leave it out", "--enable-prompt-embeds", switch=True, harmless=("false",)),
+    _refused(NO_IMAGES, "-mm", "--mmproj"),
+    _refused(NO_IMAGES, "--limit-mm-per-prompt", harmless=("none", "{}")),
+    *_each(_refused, NO_IMAGES, "--allowed-local-media-path", "--allowed-media-domains", "--default-mm-loras", harmless=("", "none")),
+    *_each(_refused, NO_IMAGES, "--mm-encoder-only", "--enable-mm-embeds", switch=True, harmless=("false",)),
+    *_each(_nothing, NO_IMAGES, "--mm-processor-kwargs", "--media-io-kwargs", "--mm-encoder-tp-mode", "--mm-encoder-attn-backend"),
+    *_each(
+        _nothing,
+        NO_IMAGES,
+        "--mm-processor-cache-gb",
+        "--mm-processor-cache-type",
+        "--mm-shm-cache-max-object-size-mb",
+        "--video-pruning-rate",
+    ),
+    *_each(
+        _nothing,
+        NO_IMAGES,
+        "--interleave-mm-strings",
+        "--skip-mm-profiling",
+        "--disable-chunked-mm-input",
+        "--enable-mm-processor-stats",
+        switch=True,
+    ),
     # ── batches, memory, devices ──
     Foreign(("-np", "--parallel"), "max_num_seqs", {"-1": ""}),
     _same("max_num_seqs", "--max-running-requests"),
@@ -148,6 +192,24 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused(ONE_DEVICE, "-dp", "--dp-size", "--data-parallel-size", harmless=("1",)),
     _refused(ONE_DEVICE, "--decode-context-parallel-size", harmless=("1",)),
     _refused(ONE_DEVICE, "-ep", "--enable-expert-parallel", switch=True, harmless=("false",)),
+    *_each(_refused, ONE_DEVICE, "--prefill-context-parallel-size", "--nnodes", harmless=("1",)),
+    *_each(_refused, ONE_DEVICE, "--data-parallel-rank", "--data-parallel-start-rank", "--node-rank", harmless=("none", "0")),
+    _refused(ONE_DEVICE, "--data-parallel-size-local", harmless=("none", "1")),
+    *_each(_refused, ONE_DEVICE, "--data-parallel-hybrid-lb", "--data-parallel-external-lb", switch=True, harmless=("false",)),
+    *_each(_refused, ONE_DEVICE, "--enable-eplb", "--enable-dbo", "--fully-sharded-loras", switch=True, harmless=("false",)),
+    *_each(_nothing, "a model runs on one device", "--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port"),
+    *_each(
+        _nothing,
+        "a model runs on one device",
+        "--data-parallel-backend",
+        "--all2all-backend",
+        "--eplb-config",
+        "--expert-placement-strategy",
+    ),
+    *_each(_nothing, "a model runs on one device", "--dcp-kv-cache-interleave-size", "--cp-kv-cache-interleave-size"),
+    *_each(_nothing, "a model runs on one device", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
+    _nothing("a model runs on one device", "--max-parallel-loading-workers"),
+    _nothing("a model runs on one device", "--ray-workers-use-nsight", switch=True),
     _refused(ONE_DEVICE, "--distributed-executor-backend", harmless=("none", "mp", "uni")),
     _refused(ONE_DEVICE, "-sm", "--split-mode", harmless=("none",)),
     _refused(ONE_DEVICE, "-ts", "--tensor-split"),
@@ -156,10 +218,18 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("a model is wholly on one device; write --runner native", "--cpu-offload-gb", harmless=("0", "0.0")),
     _refused("a model is wholly on one device; leave it out", "-ncmoe", "--n-cpu-moe"),
     _refused("a model is wholly on one device; leave it out", "-ot", "--override-tensor"),
+    _refused("a model is wholly on one device; leave it out", "--offload-group-size", harmless=("0",)),
+    *_each(_nothing, "a model is wholly on one device", "--offload-num-in-group", "--offload-prefetch-step", "--offload-params"),
     _nothing("prompts are always cut into steps", "--enable-chunked-prefill", switch=True),
     _refused("prompts are always cut into steps; leave it out", "--no-enable-chunked-prefill", switch=True),
     _refused("--step-ms bounds what a prompt may take of a step", "--long-prefill-token-threshold", harmless=("0",)),
-    _refused("--step-ms bounds what prompts may take of a step", "--max-num-partial-prefills", harmless=("1",)),
+    *_each(
+        _refused,
+        "--step-ms bounds what prompts may take of a step",
+        "--max-num-partial-prefills",
+        "--max-long-partial-prefills",
+        harmless=("1",),
+    ),
     _refused("write --depth 2", "--num-scheduler-steps", harmless=("1",)),
     _nothing("--depth says how many steps are in flight, two by default", "--async-scheduling", switch=True),
     _refused("write --depth 1", "--no-async-scheduling", switch=True),
@@ -174,12 +244,25 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("prefixes are found by SHA-256; leave it out", "--prefix-caching-hash-algo", harmless=("sha256", "builtin", "sha256_cbor")),
     _refused("a prompt that is too long is an error; leave it out", "--context-shift", switch=True),
     _nothing("contexts are never shifted", "--no-context-shift", switch=True),
-    _refused("transfer of KV blocks is not supported yet; leave it out", "--kv-transfer-config", harmless=("none",)),
+    *_each(_refused, "write --kv-cache-dir or --kv-cache-redis", "--kv-transfer-config", "--ec-transfer-config", harmless=("none",)),
+    _refused("a router asks servers for what they hold; leave it out", "--kv-events-config", harmless=("none",)),
+    _nothing("--swap-space, --kv-cache-dir and --kv-cache-redis are the places of blocks", "--kv-offloading-backend"),
+    *_each(
+        _nothing,
+        "every kind of layer has a table of its own",
+        "--disable-hybrid-kv-cache-manager",
+        "--kv-sharing-fast-prefill",
+        switch=True,
+    ),
     _nothing("attention never stores whole scores", "-fa", "--flash-attn"),
-    _nothing("there is one attention for a device", "--attention-backend"),
+    *_each(_nothing, "there is one attention for a device", "--attention-backend", "--attention-config", "--kernel-config"),
+    *_each(_nothing, "there is one attention for a device", "--disable-cascade-attn", "--enable-flashinfer-autotune", switch=True),
     _nothing("CUDA graphs are captured where they pay; answers are the same", "--enforce-eager", switch=True),
     _nothing("graphs are captured for all steps that need them", "--max-seq-len-to-capture", "--max-context-len-to-capture"),
+    *_each(_nothing, "graphs are captured for all steps that need them", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"),
     _nothing("steps are compiled as they are", "-O", "--compilation-config"),
+    *_each(_nothing, "steps are compiled as they are", "--optimization-level", "--performance-mode"),
+    _nothing("outputs are told while the next step runs", "--disable-async-output-proc", switch=True),
     _nothing("products of several GPUs are not run", "--disable-custom-all-reduce", switch=True),
     _nothing("weights are packed into private memory", "--mlock", switch=True),
     _nothing("weights are packed into private memory", "--no-mmap", switch=True),
@@ -188,9 +271,11 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("threads have the priority of the process; use nice", "--prio"),
     # ── drafts, adapters, structure, tools ──
     _refused("write --speculative ngram --num-speculative-tokens 4", "--speculative-config", harmless=("none",)),
+    _nothing("drafts take the blocks that they need", "--num-lookahead-slots"),
     _same("draft_model", "-md", "--model-draft", "--speculative-model"),
     _same("num_speculative_tokens", "--draft", "--draft-n", "--draft-max"),
     _refused("write --lora NAME=PATH for each", "--lora-modules", harmless=("none",)),
+    _refused("adapters are computed in bf16; leave it out", "--lora-dtype", harmless=("auto", "bfloat16")),
     _nothing("how a model writes calls is found in its chat template", "--enable-auto-tool-choice", switch=True),
     _nothing("how a model writes calls is found in its chat template", "--tool-call-parser"),
     _nothing("how a model reasons is found in its chat template", "--reasoning-parser"),
@@ -206,6 +291,10 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("templates get content as they ask for it; leave it out", "--chat-template-content-format", harmless=("auto",)),
     _refused("answers are the assistant's; leave it out", "--response-role", harmless=("assistant",)),
     _refused("at most 20 log-probabilities are given per token; leave it out", "--max-logprobs", harmless=tuple(map(str, range(21)))),
+    _refused("log-probabilities are of the raw logits; leave it out", "--logprobs-mode", harmless=("raw_logprobs",)),
+    _refused("which experts a token had is not told; leave it out", "--enable-return-routed-experts", switch=True, harmless=("false",)),
+    _refused("an event has what its step brought; leave it out", "--stream-interval", harmless=("1",)),
+    _refused("answers are text; leave it out", "--tokens-only", switch=True, harmless=("false",)),
     _refused(IN_REQUESTS, "--override-generation-config", "--default-chat-template-kwargs", harmless=("none", "{}")),
     _refused(IN_REQUESTS, "-n", "--predict", "--n-predict", harmless=("-1",)),
     _refused(IN_REQUESTS, "--temp", "--temperature"),
@@ -224,6 +313,23 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("a proxy in front of Ridgeline does it", "--root-path", "--api-prefix", harmless=("", "none")),
     _refused("listen on --host and --port", "--uds", harmless=("none",)),
     _refused("no code is loaded; put it into a proxy", "--middleware"),
+    *_each(
+        _refused,
+        NO_CODE,
+        "--scheduler-cls",
+        "--worker-cls",
+        "--worker-extension-cls",
+        "--io-processor-plugin",
+        harmless=("none", "auto", ""),
+    ),
+    *_each(
+        _refused, NO_CODE, "--logits-processors", "--logits-processor-pattern", "--reasoning-parser-plugin", harmless=("none", "[]", "")
+    ),
+    _refused("there are no plugins; leave it out", "--additional-config", harmless=("none", "{}")),
+    _refused("weights are read when a model is loaded; leave it out", "--weight-transfer-config", harmless=("none",)),
+    _refused(
+        "--keep-alive of a server unloads what nobody asks for; leave it out", "--enable-sleep-mode", switch=True, harmless=("false",)
+    ),
     _refused("one process serves HTTP; leave it out", "--api-server-count", harmless=("1",)),
     _nothing("one thread serves HTTP", "--threads-http"),
     _nothing("/metrics is always there", "--metrics", switch=True),
@@ -238,10 +344,22 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     Foreign(("-v", "--verbose"), "log_level", {SWITCH: "debug"}, switch=True),
     Foreign(("--log-disable",), "log_level", {SWITCH: "error"}, switch=True),
     Foreign(("--disable-uvicorn-access-log",), "log_level", {SWITCH: "warning"}, switch=True),
-    _nothing("/metrics has the statistics", "--disable-log-stats", switch=True),
+    *_each(_nothing, "/metrics has the statistics", "--disable-log-stats", "--aggregate-engine-logging", "--kv-cache-metrics", switch=True),
+    *_each(
+        _nothing,
+        "/metrics has the statistics",
+        "--cudagraph-metrics",
+        "--enable-mfu-metrics",
+        "--enable-logging-iteration-details",
+        switch=True,
+    ),
+    *_each(_nothing, "/metrics has the statistics", "--kv-cache-metrics-sample", "--show-hidden-metrics-for-version"),
+    *_each(_nothing, "`ridgeline profile` looks into a running server", "--profiler-config", "--collect-detailed-traces"),
+    _nothing("`ridgeline profile` looks into a running server", "--enable-layerwise-nvtx-tracing", switch=True),
     _nothing("usage tells cached tokens anyhow", "--enable-prompt-tokens-details", switch=True),
     _nothing("/openapi.json describes the API", "--disable-fastapi-docs", switch=True),
     _nothing("a start takes as long as it needs", "--load-timeout"),
+    _nothing("a start says how far it is", "--use-tqdm-on-load", switch=True),
 )
 """Ordered by subject. What is not here is an unknown flag, which is an error too."""
 

@@ -72,6 +72,14 @@ class EngineConfig:
         None, "File with the password of --kv-cache-redis.", "others see what stands in a URL", "ridgeline_tier_failures grows: another",
         unit="FILE",
     )  # fmt: skip
+    kv_cache_listen: str | None = _set(
+        None, "Address at which other engines with the same secret ask for KV blocks, as HOST:PORT or HOST:PORT=GIB [1 GiB of them].",
+        "blocks travel sealed and not encrypted: loopback, or a network that is", "ridgeline_tier_kept_blocks stays 0", unit="ADDRESS",
+    )  # fmt: skip
+    kv_cache_peers: tuple[str, ...] = _set(
+        (), "Another engine that listens so, as HOST:PORT; may be repeated.", "it finds what they have computed",
+        "ridgeline_tier_failures grows: slow, gone, or with another secret", unit="ADDRESS",
+    )  # fmt: skip
     kv_cache_secret_file: str | None = _set(
         None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
         "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
@@ -189,7 +197,7 @@ class EngineConfig:
     @property
     def has_tiers(self) -> bool:
         """True if KV blocks outlive the engine."""
-        return self.kv_cache_dir is not None or self.kv_cache_redis is not None
+        return any((self.kv_cache_dir, self.kv_cache_redis, self.kv_cache_listen, self.kv_cache_peers))
 
     @property
     def rows(self) -> int:

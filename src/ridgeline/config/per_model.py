@@ -1,6 +1,6 @@
 """Settings that are one model's where a server has several: written for a model behind its name, as its own address of them is.
 
-    --chat-template a=FILE,b=FILE      --expect-sha256 a=DIGEST      --lora a:law=PATH --lora b:law=PATH
+--chat-template a=FILE,b=FILE      --expect-sha256 a=DIGEST      --lora a:law=PATH --lora b:law=PATH
 """
 
 from collections.abc import Collection

@@ -108,6 +108,7 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
 
 
+StructuredOutputs.__init__ = with_known_arguments(StructuredOutputs.__init__)  # type: ignore[method-assign]
 StructuredOutputsParams = StructuredOutputs
 """vLLM's name."""
 

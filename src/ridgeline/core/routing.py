@@ -101,8 +101,8 @@ def with_affinity(policy: RoutingPolicy) -> RoutingPolicy:
     go, while its replica is not overloaded: it has to bear more than a prefix would ask of it, as what it keeps is worth more."""
 
     def choose(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
-        names = {request.model, request.model.rpartition(":")[2]}
-        loads = [load for load in loads if not names.isdisjoint(load.adapters)] or loads
+        names = (request.model, request.model.rpartition(":")[2])
+        loads = [load for load in loads if load.adapters and not load.adapters.isdisjoint(names)] or loads
         if not request.session:
             return policy(loads, request, random)
         mean = sum(load.requests for load in loads) / len(loads)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ridgeline.core.events import Finish
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import SamplingParams, with_known_arguments
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits
 from ridgeline.engine.answer import CollectedChoice
@@ -148,6 +148,9 @@ class BeamSearchParams:
         if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
             bounds = f"at least -{MAX_LENGTH_PENALTY} and at most {MAX_LENGTH_PENALTY}"
             raise RequestError(f"length_penalty is {self.length_penalty!r:.40}; it must be {bounds}.", param="length_penalty")
+
+
+BeamSearchParams.__init__ = with_known_arguments(BeamSearchParams.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,10 +300,7 @@ class LLM:
         self._engine.check_open()
         if not self._engine.info.generates:
             raise RequestError("this model makes vectors of texts and generates none; use embed, or another model", param="prompt")
-        if isinstance(params.stop, str):
-            params = replace(params, stop=(params.stop,))
-        if isinstance(params.logit_bias, Mapping):
-            params = replace(params, logit_bias=tuple(params.logit_bias.items()))
+        params = _plain(params)
         limits = self.limits
         asked = None if params.structured_outputs is None else Asked(params.structured_outputs, "structured_outputs")
         form = Form(asked, None)
@@ -356,6 +353,16 @@ class LLM:
     def _close_template(self) -> None:
         if "chat_template" in self.__dict__ and self.chat_template is not None:
             self.chat_template.close()
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    """The parameters with tuples where vLLM's callers write None, a text or a dict."""
+    found: dict[str, Any] = {name: () for name in ("stop", "stop_token_ids", "bad_words", "logit_bias") if getattr(params, name) is None}
+    if isinstance(params.stop, str):
+        found["stop"] = (params.stop,)
+    if isinstance(params.logit_bias, Mapping):
+        found["logit_bias"] = tuple(params.logit_bias.items())
+    return replace(params, **found) if found else params
 
 
 def _complete(llm: LLM, requests: list[LLMRequest], progress: Progressing) -> list[RequestOutput]:

@@ -31,6 +31,7 @@ from ridgeline.server.routes import dialect_of, find_row
 from ridgeline.server.transport import (
     ANTHROPIC_EVENTS,
     BODY_LIMIT_KEY,
+    BODY_SEND_KEY,
     GGML_EVENTS,
     OLLAMA_LINES,
     OPENAI_EVENTS,
@@ -268,17 +269,18 @@ class Proxy:
     async def _stream(self, scope: Scope, send: Send, begun: Begun, journal: Journal) -> None:
         """Passes a body on. Raises UpstreamError where it breaks off."""
         replica, connection, is_first = begun.replica, begun.connection, True
+        send = scope.get(BODY_SEND_KEY, send)  # layers around this one need the start of an answer alone
         data = begun.first or await connection.read()
         while data:
-            if is_first:
+            if passed := journal.take(data):
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+            if is_first:  # behind its sending: nobody waits for what is counted
                 is_first = False
                 seconds = begun.turn.first_byte()
                 self._metrics.first_byte(replica.upstream.url).observe(seconds)
                 self._hedge.note(seconds)
                 if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
                     self._replicas.bind(found[1], replica)
-            if passed := journal.take(data):
-                await send({"type": "http.response.body", "body": passed, "more_body": True})
             data = await connection.read()
         await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
 

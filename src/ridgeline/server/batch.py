@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message
 
 from ridgeline.errors import ConfigError, EngineDeadError
 from ridgeline.server.body import is_deeper_than
-from ridgeline.server.routes import MAX_BODY_BYTES
+from ridgeline.server.routes import MAX_BODY_BYTES, RERANK_PATHS
 
 ENDPOINTS: Final = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/pooling", "/score", "/v1/score",
-    "/rerank", "/v1/rerank", "/v2/rerank",
+    *RERANK_PATHS,
 )  # fmt: skip
 """Routes that answer a body of JSON with one."""
 MAX_LINES: Final = 1_000_000

@@ -17,7 +17,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.errors import OverloadedError
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.keys import Caller
-from ridgeline.server.waiting_room import MAX_RETRY_AFTER_SECONDS
+from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 
 _LOG: Final = logging.getLogger("ridgeline.server")
 HEADER: Final = b"x-ridgeline-brown-out"

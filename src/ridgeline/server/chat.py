@@ -4,12 +4,11 @@ Owns the meaning of the fields that only chat has, the form of its answers, and 
 conversation and the fields that say how it is rendered. Templates are `text.chat`'s.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.errors import OverloadedError
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.callers import current_caller
@@ -35,6 +33,7 @@ from ridgeline.server.spoken import Speaker
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import client_of, json_response, read_body
 from ridgeline.server.vllm_shapes import RenderedChat
+from ridgeline.server.workers import Workers
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.stream import TextDelta
@@ -276,8 +275,7 @@ MAX_ATTACHED_BYTES: Final = 256 * 1024
 """Bytes of tools, and of documents, as JSON."""
 TOKENISE_TIMEOUT_SECONDS: Final = 5.0
 """Time for a conversation to become ids, waiting included."""
-RETRY_AFTER_SECONDS: Final = 2
-_TEMPLATE_THREADS: Final = ThreadPoolExecutor(4, "template")
+_WORKERS: Final = Workers("template", 4, "chats wait for the template", TOKENISE_TIMEOUT_SECONDS)
 """Threads of their own: conversations that make a template expensive hold up other conversations and nothing else."""
 
 
@@ -319,13 +317,10 @@ def _asked(
 
 async def _run_template(work: Callable[..., Result], *arguments: object) -> Result:
     """The result of work with a template, in its threads. Raises OverloadedError where that takes too long."""
-    running = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, work, *arguments)
     try:
-        async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
-            return await running
+        return await _WORKERS.run(partial(work, *arguments))
     except TimeoutError:
-        message = f"chats wait longer than {TOKENISE_TIMEOUT_SECONDS:g} s for the template; try again"
-        raise OverloadedError(message, RETRY_AFTER_SECONDS) from None
+        raise _WORKERS.overloaded() from None
 
 
 def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> dict[str, object]:

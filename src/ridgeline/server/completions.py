@@ -140,7 +140,7 @@ def _last_ids(prompt: list[int], count: int, bos: int | None) -> list[int]:
 
 
 async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[int]]:
-    """The ids of each prompt: a string, strings, ids, or lists of ids, each in front of the suffix where there is one. Raises ApiError for
+    """The ids of each prompt: a string, ids, or a list of these, each in front of the suffix where there is one. Raises ApiError for
     what is none of these, RequestError and OverloadedError for texts that take too long."""
     prompt = payload.prompt
     if prompt is None:
@@ -151,8 +151,8 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
     prompts: list[Any] = [prompt] if single else list(prompt)
     if len(prompts) > MAX_PROMPTS:
         raise ApiError("invalid_value", f"{len(prompts)} prompts; at most {MAX_PROMPTS} are taken in one request", param="prompt")
-    if len({type(each) for each in prompts}) != 1 or isinstance(prompts[0], int):
-        raise ApiError("invalid_type", "prompt mixes strings and token ids; send one kind", param="prompt")
+    if any(isinstance(each, int) for each in prompts):
+        raise ApiError("invalid_type", "a prompt mixes strings and token ids; send one kind, or several prompts", param="prompt")
     add_bos, suffix = payload.add_special_tokens is not False, payload.suffix
     if suffix:
         fim, characters = await _fim(payload, model), sum(map(len, prompts)) + len(prompts) * len(suffix)
@@ -161,9 +161,10 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
     encoder = model.prompt_encoder(payload.cache_salt)
 
     def encode() -> list[list[int]]:
-        return [encoder.encode(each, add_bos, special=True) for each in prompts]
+        return [encoder.encode(each, add_bos, special=True) if isinstance(each, str) else each for each in prompts]
 
-    return await run_encoding(model.tokenizer, sum(map(len, prompts)), encode) if isinstance(prompts[0], str) else prompts
+    characters = sum(len(each) for each in prompts if isinstance(each, str))
+    return await run_encoding(model.tokenizer, characters, encode) if any(isinstance(each, str) for each in prompts) else prompts
 
 
 async def _fim(payload: wire.CompletionRequest, model: Model) -> Fim:

@@ -16,11 +16,12 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.events import Finish
 from ridgeline.engine.pooled import likeness
-from ridgeline.server import fields, replies, wire
+from ridgeline.server import fields, vector_shapes, wire
 from ridgeline.server.access import note_usage
 from ridgeline.server.answer import UsageCounter
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
+from ridgeline.server.routes import RERANK_PATHS
 from ridgeline.server.service import Service
 from ridgeline.server.transport import client_of, read_body, unless_disconnected
 from ridgeline.server.vectors import Asked, Text, Vectors, beside_loop, embed, numbers_json
@@ -33,7 +34,7 @@ def routes(service: Service) -> list[BaseRoute]:
         payload, notes = fields.EMBEDDING.read(await read_body(request))
         service.deployments.check_name(payload.model)
         asked = msgspec.structs.asdict(payload)
-        found = await _embed(request, service, _texts(payload.input), notes, _asked(payload, "input", asked))
+        found = await _embed(request, service, texts_of(payload.input), notes, _asked(payload, "input", asked))
         base64 = payload.encoding_format == "base64"
         make = partial(_pooled if pooled else _embeddings, service, found, base64)
         return Response(await beside_loop(found.vectors, make), headers=notes.tell(), media_type="application/json")
@@ -52,8 +53,8 @@ def routes(service: Service) -> list[BaseRoute]:
         ahead, behind = found.vectors[: len(first)], found.vectors[len(first) :]
         pairs = list(zip(ahead * len(behind) if len(ahead) == 1 else ahead, behind, strict=True))
         scores = await beside_loop(found.vectors, lambda: [likeness(a, b) for a, b in pairs])
-        data = [replies.Score(index, "score", each) for index, each in enumerate(scores)]
-        return _json(replies.ScoreList(f"score-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found)), notes)
+        data = [vector_shapes.Score(index, "score", each) for index, each in enumerate(scores)]
+        return _json(vector_shapes.ScoreList(f"score-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found)), notes)
 
     async def rerank(request: Request) -> Response:
         payload, notes = fields.RERANK.read(await read_body(request))
@@ -62,19 +63,22 @@ def routes(service: Service) -> list[BaseRoute]:
         found = await _embed(request, service, [payload.query or "", *documents], notes, _asked(payload, "documents"))
         query, *others = found.vectors
         scores = await beside_loop(found.vectors, lambda: [likeness(query, each) for each in others])
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: payload.top_n or None]
+        if payload.texts is not None:
+            shown = payload.return_text is True
+            return _json([vector_shapes.RankedByTei(index, scores[index], documents[index] if shown else None) for index in order], notes)
         shown = payload.return_documents is not False
         results = [
-            replies.RankedDocument(index, scores[index], replies.RankedText(documents[index]) if shown else None)
-            for index in order[: payload.top_n or None]
+            vector_shapes.RankedDocument(index, scores[index], vector_shapes.RankedText(documents[index]) if shown else None)
+            for index in order
         ]
-        return _json(replies.RerankResponse(f"rerank-{found.id}", service.model.name, _usage(found), results), notes)
+        return _json(vector_shapes.RerankResponse(f"rerank-{found.id}", service.model.name, _usage(found), results), notes)
 
     return [
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/pooling", pooling, methods=["POST"]),
         *(Route(path, score, methods=["POST"]) for path in ("/score", "/v1/score")),
-        *(Route(path, rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        *(Route(path, rerank, methods=["POST"]) for path in RERANK_PATHS),
     ]
 
 
@@ -102,16 +106,16 @@ def _asked(payload: wire.TextsRequest, param: str, more: dict[str, Any] | None =
     )
 
 
-def _texts(given: str | list[str | int | list[int]] | None) -> list[Text]:
-    """A text, texts, ids, or lists of ids, as a list. Raises ApiError for what is none of these."""
+def texts_of(given: str | list[str | int | list[int]] | None, param: str = "input") -> list[Text]:
+    """A text, ids, or several of either, as a list. Raises ApiError for what is none of these."""
     if given is None:
-        raise ApiError("missing_field", "input is missing; send a string, strings, token ids, or lists of token ids", param="input")
+        raise ApiError("missing_field", f"{param} is missing; send a string, strings, token ids, or lists of token ids", param=param)
     if given == []:
-        raise ApiError("empty_prompt", "input is empty; send at least one string or token id", param="input")
+        raise ApiError("empty_prompt", f"{param} is empty; send at least one string or token id", param=param)
     single = isinstance(given, str) or all(isinstance(each, int) for each in given)
     texts: list[Any] = [given] if single else list(given)
-    if len({type(each) for each in texts}) != 1 or isinstance(texts[0], int):
-        raise ApiError("invalid_type", "input mixes strings and token ids; send one kind", param="input")
+    if any(isinstance(each, int) for each in texts):
+        raise ApiError("invalid_type", f"a text of {param} mixes strings and token ids; send one kind", param=param)
     return texts
 
 
@@ -136,33 +140,38 @@ def _documents(payload: wire.RerankRequest) -> list[str]:
     """The documents' texts. Raises ApiError where query or documents are missing."""
     if not payload.query:
         raise ApiError("missing_field", "query is missing; send a string", param="query")
-    if not payload.documents:
+    if payload.texts is not None and payload.documents is not None:
+        raise ApiError("invalid_value", "documents and texts mean the same; send one", param="texts")
+    documents = payload.documents or payload.texts
+    if not documents:
         raise ApiError("missing_field", "documents are missing; send a list of strings", param="documents")
     if payload.top_n is not None and payload.top_n < 0:
         raise ApiError("invalid_value", f"top_n is {payload.top_n}; send the number of documents that you want, 0 for all", param="top_n")
-    return [each if isinstance(each, str) else each.text for each in payload.documents]
+    return [each if isinstance(each, str) else each.text for each in documents]
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _embeddings(service: Service, found: Vectors, base64: bool) -> bytes:
-    data = [replies.Embedding("embedding", index, _shown(each, base64)) for index, each in enumerate(found.vectors)]
-    answer = replies.EmbeddingList(f"embd-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found))
+    data = [vector_shapes.Embedding("embedding", index, _shown(each, base64)) for index, each in enumerate(found.vectors)]
+    answer = vector_shapes.EmbeddingList(f"embd-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found))
     return msgspec.json.encode(answer)
 
 
 def _pooled(service: Service, found: Vectors, base64: bool) -> bytes:
-    data = [replies.Pooled("pooling", index, _shown(each, base64)) for index, each in enumerate(found.vectors)]
-    return msgspec.json.encode(replies.PooledList(f"pool-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found)))
+    data = [vector_shapes.Pooled("pooling", index, _shown(each, base64)) for index, each in enumerate(found.vectors)]
+    return msgspec.json.encode(
+        vector_shapes.PooledList(f"pool-{found.id}", "list", int(time.time()), service.model.name, data, _usage(found))
+    )
 
 
 def _shown(vector: bytes, base64: bool) -> Any:
     return b64encode(vector).decode() if base64 else numbers_json(vector)
 
 
-def _usage(found: Vectors) -> replies.EmbeddingUsage:
-    return replies.EmbeddingUsage(found.prompt_tokens, found.prompt_tokens)
+def _usage(found: Vectors) -> vector_shapes.EmbeddingUsage:
+    return vector_shapes.EmbeddingUsage(found.prompt_tokens, found.prompt_tokens)
 
 
 def _json(value: msgspec.Struct, notes: Notes) -> Response:

@@ -4,18 +4,16 @@ How long a text takes depends on the model's file too: patterns of a tokenizer.j
 for thirty characters.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from ridgeline.errors import OverloadedError, RequestError
+from ridgeline.errors import RequestError
+from ridgeline.server.workers import Workers
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
 
 ENCODE_SECONDS: Final = 10.0
 """Time for the texts of a request to become ids, waiting included; a MiB takes some 0.5 s."""
-RETRY_AFTER_SECONDS: Final = 2
-_THREADS: Final = ThreadPoolExecutor(4, "encode")
+_WORKERS: Final = Workers("encode", 4, "texts wait to be tokenised", ENCODE_SECONDS)
 
 Result = TypeVar("Result")
 
@@ -24,20 +22,9 @@ async def run_encoding(tokenizer: Tokenizer, characters: int, work: Callable[[],
     """The result of `work`, which encodes so many characters. Raises RequestError and OverloadedError where that takes too long."""
     if characters <= tokenizer.quick_characters:
         return work()
-    has_begun = False
-
-    def begin() -> Result:
-        nonlocal has_begun
-        has_begun = True
-        return work()
-
     try:
-        async with asyncio.timeout(ENCODE_SECONDS):
-            return await asyncio.get_running_loop().run_in_executor(_THREADS, begin)
+        return await _WORKERS.run(work)
     except TimeoutError:
-        if not has_begun:
-            message = f"texts wait longer than {ENCODE_SECONDS:g} s to be tokenised; try again"
-            raise OverloadedError(message, RETRY_AFTER_SECONDS) from None
         message = f"the model's tokenizer takes longer than {ENCODE_SECONDS:g} s for these {characters:,} characters; send a shorter text"
         raise RequestError(message, param="prompt") from None
 

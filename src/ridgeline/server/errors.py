@@ -64,6 +64,8 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
 
 TOO_LONG: Final = "prompt is too long: "
 """Beginning of the message by which Anthropic's clients know that they have to shorten a conversation."""
+GGML_TOO_LONG: Final = "exceed_context_size_error"
+"""Type by which llama-server's clients know the same."""
 RETRY_AFTER_SECONDS: Final = 2
 """Retry-After while the engine starts or restarts."""
 
@@ -147,7 +149,8 @@ class ApiError(RidgelineError):
             detail = AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message, self.details)
             return msgspec.json.encode(AnthropicErrorBody(detail))
         if dialect == "ggml":
-            return msgspec.json.encode(GgmlErrorBody(GgmlErrorDetail(self.status, self.message, self.type)))
+            kind = GGML_TOO_LONG if self.code == "context_length_exceeded" else self.type
+            return msgspec.json.encode(GgmlErrorBody(GgmlErrorDetail(self.status, self.message, kind)))
         if dialect == "ollama":
             return msgspec.json.encode(OllamaErrorBody(self.message))
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))

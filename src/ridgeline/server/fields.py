@@ -81,12 +81,12 @@ OLLAMA_EMBED: Final = FieldTable(ollama_shapes.EmbedRequest, {})
 OLLAMA_EMBEDDINGS: Final = FieldTable(ollama_shapes.EmbeddingsRequest, {})
 GGML_COMPLETION: Final = FieldTable(ggml_shapes.GgmlCompletionRequest, unsupported.GGML)
 INFILL: Final = FieldTable(ggml_shapes.InfillRequest, unsupported.GGML)
-GGML_EMBEDDING: Final = FieldTable(ggml_shapes.GgmlEmbeddingRequest, {})
+GGML_EMBEDDING: Final = FieldTable(ggml_shapes.GgmlEmbeddingRequest, unsupported.GGML_EMBEDDING)
 RESPONSES: Final = FieldTable(ResponsesRequest, unsupported.RESPONSES, unsupported.RESPONSES_REASONS)
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
     each.shape: each.unsupported
     for each in (
         COMPLETION, CHAT, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK, MESSAGES, COUNT_TOKENS, OLLAMA_CHAT, OLLAMA_GENERATE,
-        GGML_COMPLETION, INFILL, RESPONSES,
+        GGML_COMPLETION, INFILL, GGML_EMBEDDING, RESPONSES,
     )
 } | {ollama_shapes.Options: {name.partition(".")[2]: values for name, values in unsupported.OLLAMA.items() if "." in name}}  # fmt: skip

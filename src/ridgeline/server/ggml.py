@@ -19,11 +19,13 @@ from ridgeline import __version__
 from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.admit import LOGIT_BIAS_BOUND
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.server import body, fields, ggml_shapes
 from ridgeline.server.answer import Idle, collect, deliver
 from ridgeline.server.chat import render_chat
 from ridgeline.server.completions import StartedCompletion, start_completion
+from ridgeline.server.embeddings import texts_of
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.ggml_shapes import Chunk, GgmlCompletion, GgmlCompletionRequest, InfillRequest, Timings, TokenProb, TopProb
@@ -103,10 +105,7 @@ def _other_routes(service: Service) -> list[BaseRoute]:
         payload, notes = fields.GGML_EMBEDDING.read(await read_body(request))
         notes.client = client_of(request)
         service.deployments.check_name(payload.model)
-        given = payload.input if payload.content is None else payload.content
-        if not given:
-            raise ApiError("missing_field", "content is missing; send a string, or strings", param="content")
-        texts = [given] if isinstance(given, str) else given
+        texts = texts_of(payload.input if payload.content is None else payload.content, "content")
         found = await unless_disconnected(request.receive, embed(service, texts, notes, Asked(param="content")))
         shown = await beside_loop(found.vectors, lambda: [numbers_json(each) for each in found.vectors])
         answer = json_response([ggml_shapes.GgmlEmbedding(at, [each]) for at, each in enumerate(shown)])
@@ -136,11 +135,23 @@ def _plain(payload: GgmlCompletionRequest, prompt: Any, notes: Notes) -> GgmlCom
     temperature: float | None = getattr(payload, "temperature")  # noqa: B009  (a field of the sampler's table)
     if temperature is not None and temperature < 0:
         found["temperature"] = 0.0
+    if isinstance(payload.logit_bias, list):
+        found["logit_bias"] = _biases(payload.logit_bias)
     if payload.repeat_penalty is not None and payload.repeat_last_n != 0:
         found["repetition_penalty"] = payload.repeat_penalty
         if payload.repeat_last_n not in (None, -1):
             notes.ignore("repeat_last_n", "the penalty counts the whole prompt and output")
     return structs.replace(payload, **found)
+
+
+def _biases(pairs: list[tuple[int | str, float | bool]]) -> dict[str, float]:
+    """Pairs of an id and its bias, of which false is the least, as other dialects write them. Raises ApiError for a text, which may be
+    several tokens."""
+    for token, bias in pairs:
+        if not isinstance(token, int) or bias is True:
+            message = "logit_bias has a pair that is no id and bias; /tokenize gives the ids of a text, and false is the least bias"
+            raise ApiError("invalid_value", message, param="logit_bias")
+    return {str(token): LOGIT_BIAS_BOUND.low if bias is False else bias for token, bias in pairs}
 
 
 async def _between(payload: InfillRequest, model: Model) -> tuple[list[int], frozenset[int]]:

@@ -12,13 +12,15 @@ SLOTS: Final[Mapping[str, Mapping[str, Any]]] = {"fail_on_no_slot": {"type": "st
 
 
 class GgmlCompletionRequest(wire.CompletionRequest, frozen=True):
-    """A completion with llama.cpp's fields. n_probs: likeliest tokens given beside each; 0: none."""
+    """A completion with llama.cpp's fields. n_probs: likeliest tokens given beside each; 0: none. logit_bias: also pairs of an id and its
+    bias, of which false is the least."""
 
     n_probs: int | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
+    logit_bias: dict[str, float] | list[tuple[int | str, float | bool]] | None = None  # type: ignore[assignment]
 
 
 class ExtraContext(Struct, frozen=True):
@@ -35,8 +37,8 @@ class InfillRequest(GgmlCompletionRequest, frozen=True):
 
 
 class GgmlEmbeddingRequest(Struct, frozen=True):
-    content: str | list[str] | None = None
-    input: str | list[str] | None = None
+    content: str | list[str | int | list[int]] | None = None
+    input: str | list[str | int | list[int]] | None = None
     model: str | None = None
 
 

@@ -247,9 +247,8 @@ _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
             "description": "A text, texts, token ids, or lists of token ids. Ids must be the model's.",
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}},
                 _IDS,
-                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _IDS},
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [{"type": "string"}, _IDS]}},
             ],
         }
     },

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from starlette.routing import BaseRoute, compile_path
 from starlette.types import Scope
 
-from ridgeline.server import anthropic, ggml_shapes, ollama_shapes, replies, vllm_shapes, wire
+from ridgeline.server import anthropic, ggml_shapes, ollama_shapes, replies, vector_shapes, vllm_shapes, wire
 from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.errors import Dialect
 from ridgeline.server.explain_shapes import Explanation
@@ -156,6 +156,9 @@ _GGML: Final = (
     ) for path in ("/embedding", "/embeddings")),
 )  # fmt: skip
 
+RERANK_PATHS: Final = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank")
+_RANKED: Final = (vector_shapes.RerankResponse, list[vector_shapes.RankedByTei])
+
 ROWS: Final = (
     Row("GET", "/", "The page; for programs other than browsers a text", "text/html, text/plain", access="public"),
     *(
@@ -215,15 +218,15 @@ ROWS: Final = (
         "GET", "/v1/responses/{id}/input_items", "Items of the conversation before a stored answer",
         shapes.ItemPage, (404,), dialect="responses", query=ITEM_PAGE,
     ),
-    Row("POST", "/v1/embeddings", "Vectors of texts", replies.EmbeddingList, GENERATES, wire.EmbeddingRequest, **TEXTS),
-    Row("POST", "/pooling", "Vectors of texts, as vLLM gives them", replies.PooledList, GENERATES, wire.EmbeddingRequest, **TEXTS),
+    Row("POST", "/v1/embeddings", "Vectors of texts", vector_shapes.EmbeddingList, GENERATES, wire.EmbeddingRequest, **TEXTS),
+    Row("POST", "/pooling", "Vectors of texts, as vLLM gives them", vector_shapes.PooledList, GENERATES, wire.EmbeddingRequest, **TEXTS),
     *(
-        Row("POST", path, "Likeness of texts, from -1 to 1", replies.ScoreList, GENERATES, wire.ScoreRequest, **TEXTS)
+        Row("POST", path, "Likeness of texts, from -1 to 1", vector_shapes.ScoreList, GENERATES, wire.ScoreRequest, **TEXTS)
         for path in ("/score", "/v1/score")
     ),
     *(
-        Row("POST", path, "Documents, the likest to a query first", replies.RerankResponse, GENERATES, wire.RerankRequest, **TEXTS)
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        Row("POST", path, "Documents, the likest to a query first", _RANKED, GENERATES, wire.RerankRequest, **TEXTS)
+        for path in RERANK_PATHS
     ),
     Row("POST", "/v1/load_lora_adapter", "Loads an adapter", "text/plain", BODY, wire.LoadLoraRequest, access="admin"),
     Row("POST", "/v1/unload_lora_adapter", "Forgets an adapter", "text/plain", BODY, wire.UnloadLoraRequest, access="admin"),

@@ -182,12 +182,10 @@ class Service:
     def _update_brown_out(self) -> None:
         """Called with what the engine tells of requests, and with every request, so that the level is that of now whenever it matters.
         An engine that has started again is told when its answers are checked: its own settings have been sent by then."""
-        current = self.deployments.current
-        client = current.client
-        if self.brown_out is not None and client is not None and current.is_checked:
-            now, rows = time.monotonic(), current.model.engine.info.rows
-            wait = self.waiting_room.wait_seconds(sum(client.open_choices.values()), rows, now)
-            self.brown_out.update(wait, now, client.starts)
+        client = self.deployments.current.client
+        if self.brown_out is not None and client is not None and self.deployments.current.is_checked:
+            now = time.monotonic()
+            self.brown_out.update(_expected_wait(self.waiting_room, self.deployments.current, now), now, client.starts)
             self.metrics.brown_out = self.brown_out.level
 
     def _detect_restart(self) -> None:
@@ -242,6 +240,7 @@ class Service:
         self._detect_restart()
         self._intake.catch_up()
         self._update_brown_out()
+        self.metrics.expected_wait = _expected_wait(self.waiting_room, self.deployments.current, time.monotonic())
         self.live.spending.sample(time.monotonic())
         return self.metrics
 
@@ -330,6 +329,13 @@ class Service:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
         self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
         return engine
+
+
+def _expected_wait(room: WaitingRoom, current: Deployment, now: float) -> float:
+    """Seconds for which a request that comes now should wait for a row."""
+    if current.client is None or not current.is_checked:
+        return 0.0
+    return room.wait_seconds(sum(current.client.open_choices.values()), current.model.engine.info.rows, now)
 
 
 def _meter(runner: str) -> EnergyMeter:

@@ -57,7 +57,12 @@ def _asked(payload: wire.GenerationRequest) -> Iterator[Asked]:
 def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs:
     kind = asked.get("type")
     if kind == "json_object":
-        return StructuredOutputs(json_object=True)
+        schema = asked.get("schema")  # llama.cpp's place for one
+        if schema is None:
+            return StructuredOutputs(json_object=True)
+        if not isinstance(schema, Mapping):
+            raise ApiError("invalid_type", "response_format.schema is a JSON Schema, an object", param="response_format")
+        return StructuredOutputs(json=schema)
     if kind == "structural_tag":
         return StructuredOutputs(structural_tag=asked)
     if kind != "json_schema":

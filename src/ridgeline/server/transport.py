@@ -48,8 +48,8 @@ async def read_body(request: Request) -> bytes:
     A body that is too large is read on for a while and discarded: closing on a client that still sends would hide the answer from it.
     """
     limit: int = request.scope[BODY_LIMIT_KEY]
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > MAX_DISCARDED_BYTES:
+    declared = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"0")
+    if declared.isdigit() and int(declared[:20]) > MAX_DISCARDED_BYTES:
         raise _too_large(limit)
     body, received, more = bytearray(), 0, True
     try:
@@ -92,17 +92,28 @@ def json_response(value: Any) -> Response:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it and raises Disconnected when the client goes first."""
-    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    """The result of `work`; cancels it and raises Disconnected when the client goes first. `work` runs in the caller's task, at once."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_over = has_gone = False
+
+    def end(watcher: "asyncio.Task[None]") -> None:
+        nonlocal has_gone
+        if not (is_over or watcher.cancelled()):
+            has_gone = True
+            task.cancel()
+
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    watcher.add_done_callback(end)
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Disconnected
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and not task.uncancel():
+            raise Disconnected from None
+        raise
     finally:
-        task.cancel()
+        is_over = True
         watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,6 +1,7 @@
 """Turns at what only one request can use at a time: clients by turns, the requests of one client in order.
 
-Owns who is next. A client that asks for much at once waits for itself: another's next request is behind one of its requests, not all.
+Owns who is next, and when who is refused should come again. A client that asks for much at once waits for itself: another's next request
+is behind one of its requests, not all. What would wait too long, as turns take, is refused when it comes.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ridgeline.errors import OverloadedError
+from ridgeline.server.promises import Promises, TurnTime
 
 
 class Turns:
@@ -20,6 +22,8 @@ class Turns:
         self._is_taken = False
         self._waiting: OrderedDict[bytes, deque[asyncio.Future[None]]] = OrderedDict()
         """Requests of each client that has some, in the order of the clients' turns."""
+        self._turn = TurnTime()
+        self._promises = Promises()
 
     @asynccontextmanager
     async def turn(self, client: bytes) -> AsyncIterator[None]:
@@ -27,15 +31,20 @@ class Turns:
         if self._is_taken:
             await self._wait(client)
         self._is_taken = True
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             yield
         finally:
+            self._turn.add(clock() - began)
             self._next()
 
     async def _wait(self, client: bytes) -> None:
         own, all_waiting = len(self._waiting.get(client, ())), sum(map(len, self._waiting.values()))
         if own >= self._most or all_waiting >= 4 * self._most:
-            raise OverloadedError(f"{own or all_waiting} requests wait for {self._what} already; try again", 1)
+            raise self._overloaded(client, f"{own or all_waiting} requests wait for {self._what} already")
+        if (wait := self._expected_wait(client)) > self._seconds:
+            raise self._overloaded(client, f"this request would wait {wait:.1f} s for {self._what}, {self._seconds:g} s at most")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(mine)
         try:
@@ -47,8 +56,18 @@ class Turns:
             else:
                 self._remove(client, mine)
             if isinstance(error, TimeoutError):
-                raise OverloadedError(f"others have kept {self._what} busy for {self._seconds:g} s: try again", 1) from None
+                raise self._overloaded(client, f"others have kept {self._what} busy for {self._seconds:g} s") from None
             raise
+
+    def _expected_wait(self, client: bytes) -> float:
+        """Seconds until those have had their turns who are before a new request of the client."""
+        own = len(self._waiting.get(client, ()))
+        before = sum(min(len(each), own + 1) for other, each in self._waiting.items() if other != client)
+        return (own + before + 1) * self._turn.seconds
+
+    def _overloaded(self, client: bytes, problem: str) -> OverloadedError:
+        wait, now = self._expected_wait(client), asyncio.get_running_loop().time()
+        return OverloadedError(f"{problem}; try again", self._promises.retry_after("", wait, self._turn.seconds, now))
 
     def _remove(self, client: bytes, mine: "asyncio.Future[None]") -> None:
         queue = self._waiting[client]

@@ -93,6 +93,9 @@ MESSAGES: Final[Fields] = {
     "mcp_servers": ([],),
 }
 
+GGML_EMBEDDING: Final[Fields] = {"embd_normalize": (2,), "encoding_format": ("float",)}
+"""Vectors have the length 1 and come as numbers."""
+
 _OWN: Final = ("n_probs", "repeat_penalty")
 _NOTED: Final = ("samplers", "t_max_predict_ms", "n_indent")
 """What editors send with every request: ignored, and told."""

@@ -8,18 +8,12 @@ server fills its own share and hears of it, and another one's next request has a
 from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import islice
-from math import ceil
 from typing import Final
 
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.server.keys import Caller
+from ridgeline.server.promises import Promises
 
-MAX_RETRY_AFTER_SECONDS: Final = 60
-"""The official clients wait no longer, whatever the header says."""
-RETURNING_SHARE: Final = 0.4
-"""Share of the places that become free which is promised to those who were refused; newcomers have the rest."""
-SPREAD, GOLDEN = 0.5, 0.618033988749895
-"""Who comes too late for a place that can be promised is told a time in the last half of the longest, spread evenly by the golden ratio."""
 MIN_ENDS: Final = 96
 
 
@@ -84,9 +78,8 @@ class WaitingRoom:
         self.max_waiting = max_waiting
         self._pace = QueuePace()
         self._weights: dict[str, int] = {}
-        self._promised: dict[str, float] = {}
-        """Time until which places are promised to those of a tenant who were refused."""
-        self._spread = 0.0
+        self._promises = Promises()
+        """To those of a tenant who were refused."""
 
     def check(
         self,
@@ -128,9 +121,10 @@ class WaitingRoom:
         message = f"at most {limit - int(rows * share)} may wait"
         if own + count <= limit:
             message = f"it would wait for {wait:.1f} s, and be too late for its target or deadline behind {seconds:.1f} s"
+        pace = self._pace.per_second() * share
         raise OverloadedError(
             f"{waiting} sequences wait already{whose} and this request brings {count}; {message}",
-            self._retry_after(caller.tenant, count, waiting, share, now),
+            self._promises.retry_after(caller.tenant, waiting / pace, count / pace, now),
         )
 
     def wait_seconds(self, total: int, rows: int, now: float) -> float:
@@ -147,15 +141,3 @@ class WaitingRoom:
         self._pace.advance(now, was_full)
         if was_full:
             self._pace.on_ended(count, rows)
-
-    def _retry_after(self, tenant: str, count: int, waiting: int, share: float, now: float) -> int:
-        """Seconds until those who wait should have been served, and places that were promised to others who were refused are taken: who
-        comes back then does not meet them all."""
-        pace = self._pace.per_second() * share
-        promised = max(now, self._promised.get(tenant, now)) + count / (pace * RETURNING_SHARE)
-        at = max(now + waiting / pace, promised)
-        if at - now > MAX_RETRY_AFTER_SECONDS:
-            self._spread = (self._spread + GOLDEN) % 1
-            return ceil(MAX_RETRY_AFTER_SECONDS * (1 - SPREAD * self._spread))
-        self._promised[tenant] = promised
-        return max(1, ceil(at - now))

@@ -236,12 +236,15 @@ class RerankDocument(Struct, frozen=True):
 
 
 class RerankRequest(TextsRequest, frozen=True):
-    """Documents to order by their likeness to a query. top_n: those that are answered; 0: all."""
+    """Documents to order by their likeness to a query. top_n: those that are answered; 0: all. texts: as text-embeddings-inference
+    calls them, which is answered in its form, with each text where `return_text` asks for it."""
 
     query: str | None = None
     documents: list[str | RerankDocument] | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    texts: list[str] | None = None
+    return_text: bool | None = None
 
 
 class LoadLoraRequest(Struct, frozen=True):

@@ -10,12 +10,12 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from heapq import heapify, heappop, heappush
 from struct import Struct
 from threading import Lock
 from typing import Final
 
 from ridgeline.engine.tiers.seal import NAME_BYTES
+from ridgeline.engine.tiers.worth import Worth
 
 SUFFIX: Final = ".kv"
 HEAD_BYTES: Final = 4_096
@@ -29,9 +29,7 @@ _READ_BYTES: Final = 1 << 20
 class FileTier:
     """Implements `Tier`. Another engine that has the file open keeps this one out: OSError.
 
-    What is worth least makes room. Worth is the chance that a block is asked for: the uses that it has had, behind the worth of the last
-    block that went (GreedyDual, Cao and Irani 1997), so that what nobody uses grows old. All blocks of a file are as large and cost about
-    as much to compute; each use of one is a use of those in front of it that are still seen, so that a prompt loses its end first.
+    What is worth least makes room (`Worth`).
 
     descriptor   of the folder
     label        names the file: one per layout and model
@@ -40,6 +38,7 @@ class FileTier:
     """
 
     name = "file"
+    takes = True
 
     def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
         self._slot_bytes = value_bytes
@@ -50,11 +49,8 @@ class FileTier:
         self._lock = Lock()
         self._file = _open_locked(descriptor, label + SUFFIX)
         self._slots: dict[bytes, int] = {}
-        self._worth = [0.0] * self._count
-        self._age = 0.0
+        self._worth = Worth()
         self._free: list[int] = []
-        self._order: list[tuple[float, int, bytes]] = []
-        """Heap of (worth, slot, name); entries that say what is no longer so are passed over."""
         try:
             self._load()
             remove_others(descriptor, label + SUFFIX, most_bytes - os.fstat(self._file).st_blocks * 512)
@@ -87,9 +83,10 @@ class FileTier:
             self._slots[name] = slot
             try:
                 _write_all(self._file, value, self._first + slot * self._slot_bytes)
-                self._enter(slot, name, self._age + 1.0)
+                self._enter(slot, name)
             except OSError:
                 del self._slots[name]
+                self._worth.forget(name)
                 self._free.append(slot)
                 raise
 
@@ -97,6 +94,7 @@ class FileTier:
         with self._lock:
             slot = self._slots.pop(name, None)
             if slot is not None:
+                self._worth.forget(name)
                 self._free.append(slot)
                 _write_all(self._file, _ENTRY.pack(_EMPTY, 0.0), HEAD_BYTES + slot * _ENTRY.size)
 
@@ -114,25 +112,16 @@ class FileTier:
                 return None
             value = os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
             with suppress(OSError):  # a full disk still reads
-                self._enter(slot, name, max(self._worth[slot], self._age) + 1.0)
+                self._enter(slot, name)
             return value
 
-    def _enter(self, slot: int, name: bytes, worth: float) -> None:
-        self._worth[slot] = worth
-        heappush(self._order, (worth, slot, name))
-        if len(self._order) > 4 * self._count + 64:
-            self._order = [(self._worth[slot], slot, name) for name, slot in self._slots.items()]
-            heapify(self._order)
-        _write_all(self._file, _ENTRY.pack(name, worth), HEAD_BYTES + slot * _ENTRY.size)
+    def _enter(self, slot: int, name: bytes) -> None:
+        """Notes a use of a value, also for the next engine."""
+        _write_all(self._file, _ENTRY.pack(name, self._worth.use(name)), HEAD_BYTES + slot * _ENTRY.size)
 
     def _evict(self) -> int:
         """Drops the block of least worth; returns its slot. Called where every slot has a name."""
-        while True:
-            worth, slot, name = heappop(self._order)
-            if self._slots.get(name) == slot and self._worth[slot] == worth:
-                del self._slots[name]
-                self._age = worth
-                return slot
+        return self._slots.pop(self._worth.evict())
 
     def _load(self) -> None:
         """Reads the table of a file of the same sizes; any other becomes empty."""
@@ -142,15 +131,14 @@ class FileTier:
             os.ftruncate(self._file, self._first)
             with suppress(OSError):  # of a full disk: found empty again by the next engine
                 _write_all(self._file, head, 0)
+        found = list[tuple[bytes, float]]()
         for slot, (name, worth) in enumerate(self._entries()):
             if name == _EMPTY or name in self._slots or not 0 <= worth < 1e15:
                 self._free.append(slot)
                 continue
             self._slots[name] = slot
-            self._worth[slot] = worth
-            self._order.append((worth, slot, name))
-        heapify(self._order)
-        self._age = self._order[0][0] if self._order and not self._free else 0.0
+            found.append((name, worth))
+        self._worth.load(found, is_full=not self._free)
         self._free.reverse()
 
     def _entries(self) -> Iterator[tuple[bytes, float]]:

@@ -1,16 +1,21 @@
 """Opens the tiers that settings name. What is wrong with settings ends the start; what is wrong with a tier leaves it out, and is said."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from ridgeline.config.groups import EngineConfig
+from ridgeline.config.peers import LISTEN_FLAG, PEERS_FLAG, parse_listen, parse_peers
 from ridgeline.config.redis import read_password
 from ridgeline.config.resolve import Decision
 from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.tiers.file import FileTier
+from ridgeline.engine.tiers.peer import PeerTier
+from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
 from ridgeline.engine.tiers.redis import PASSWORD_FLAG, RedisTier
 from ridgeline.engine.tiers.seal import Seal
+from ridgeline.engine.tiers.shelf import Shelf
 from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
@@ -23,7 +28,8 @@ LEAST_STAGED_BYTES: Final = 64 << 20
 def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | None, tuple[Decision, ...]]:
     """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError."""
     path, info, pages = tier_secret_file(config), executor.info, executor.pages
-    flag = FOLDER_FLAG if config.kv_cache_dir is not None else REDIS_FLAG
+    named = ((FOLDER_FLAG, config.kv_cache_dir), (REDIS_FLAG, config.kv_cache_redis), (LISTEN_FLAG, config.kv_cache_listen))
+    flag = next((flag for flag, value in named if value is not None), PEERS_FLAG)
     if path is None:
         raise ConfigError(f"{flag} needs a secret that engines share: {TIER_FLAG} FILE", fix={TIER_FLAG: "kv-secret"})
     if not config.enable_prefix_caching:
@@ -33,20 +39,44 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
         )
     if pages is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
-    seal = Seal(read_secret(path, TIER_FLAG), info.kv)
+    secret = read_secret(path, TIER_FLAG)
+    seal = Seal(secret, info.kv)
     tiers: list[Tier] = []
     decisions: list[Decision] = []
+    if config.kv_cache_listen is not None:
+        tiers.append(Shelf(seal.value_bytes, max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])))
     if config.kv_cache_dir is not None:
         decisions.append(_open_file(config, seal, info.kv.fingerprint, tiers))
     if config.kv_cache_redis is not None:
         decisions.append(_open_redis(config, seal, tiers))
+    if config.kv_cache_peers:
+        peers = parse_peers(config.kv_cache_peers)
+        tiers.append(PeerTier(peers, secret, seal.value_bytes))
+        decisions.append(
+            Decision("kv_cache_peers", ", ".join(config.kv_cache_peers), "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked")
+        )
     if not tiers:
         return None, tuple(decisions)
+    server = None
+    if config.kv_cache_listen is not None:
+        server, decision = _listen(config.kv_cache_listen, secret, tiers)
+        decisions.append(decision)
     seconds = 0.0 if info.seconds is None else info.seconds.token
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
     longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
-    store = BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_seconds=longest, most_staged_bytes=staged)
+    store = BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_seconds=longest, most_staged_bytes=staged, server=server)
     return store, tuple(decisions)
+
+
+def _listen(address: str, secret: bytes, tiers: Sequence[Tier]) -> tuple[PeerServer | None, Decision]:
+    """Gives other engines what this one holds itself."""
+    host, port, size = parse_listen(address)
+    try:
+        server = PeerServer([tier for tier in tiers if isinstance(tier, Shelf | FileTier)], secret, host, port)
+    except OSError as error:
+        return None, Decision("kv_cache_listen", "not used", "machine", f"{address}: {error.strerror or error}")
+    reason = f"{LISTEN_FLAG}: {size / (1 << 30):g} GiB of blocks for others, at port {server.port}"
+    return server, Decision("kv_cache_listen", address, "flag", reason)
 
 
 def _open_redis(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:

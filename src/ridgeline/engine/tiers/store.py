@@ -24,6 +24,7 @@ from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import Pages
+from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
 
@@ -63,6 +64,7 @@ class BlockStore:
     seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
     most_seconds       that a fetch takes
     most_staged_bytes  that wait for their sequences to start
+    server   that gives other engines what the tiers hold; it ends with them
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class BlockStore:
         seconds: float = 0.0,
         most_seconds: float = MOST_SECONDS,
         most_staged_bytes: int = 1 << 30,
+        server: PeerServer | None = None,
     ) -> None:
         self.tiers = tuple(tiers)
+        self._server = server
         self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier in tiers}
         """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
         self._told = {tier.name: Counter[str]() for tier in tiers}
@@ -156,8 +160,8 @@ class BlockStore:
         for _, block_id in fresh:
             entry = cache.index.by_block_id.get(block_id)
             if entry is None or self._written.qsize() >= self._most_queued:
-                for counts in self.counts.values():
-                    counts["dropped"] += 1
+                for tier in self.tiers:
+                    self.counts[tier.name]["dropped"] += tier.takes
                 continue
             content = Content(entry.key, entry.block_ids.index(block_id), entry.ids, entry.identity)
             self._written.put((content, self._pages.read(block_id)))
@@ -184,6 +188,8 @@ class BlockStore:
         self._written.put(None)
         for thread in self._threads:
             thread.join(PAUSE_SECONDS)
+        if self._server is not None:
+            self._server.close()
         for tier in self.tiers:
             tier.close()
         if not any(thread.is_alive() for thread in self._threads):  # one that a tier still holds may yet write to it
@@ -312,6 +318,8 @@ class BlockStore:
             content, data = item
             name, value = self._seal.name(content.key, content.group), self._seal.close(content, data)
             for tier in self.tiers:
+                if not tier.takes:
+                    continue
                 counts = self.counts[tier.name]
                 if not self._is_paused(tier) and self._attempt(tier, tier.put, name, value):
                     counts["kept"] += 1

@@ -10,6 +10,8 @@ class Tier(Protocol):
 
     name: str
     """As metrics and `explain` call it."""
+    takes: bool
+    """False: its values come from elsewhere, and it is given none."""
 
     def might_have(self, name: bytes) -> bool:
         """False if the value is surely not there. Returns at once: the engine's loop asks."""
