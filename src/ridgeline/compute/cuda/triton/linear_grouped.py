@@ -38,15 +38,18 @@ MIN_TILES: Final = 4
 """Least tiles that a program reads: with fewer its start costs more than its work."""
 
 STAGES: Final = 4
-"""Tiles prefetched at a time: 2 to 4 KB each for every program."""
+"""Tiles prefetched at a time: 2 to 4 KB each for every program. The loop says it, so that scales are prefetched as codes are, though none
+of them is a factor of a product."""
 
 _EXPONENT_OFFSETS: Final = {torch.float32: 0, torch.bfloat16: 128, torch.float16: 64}
 """Number that setting the exponent adds to a code."""
 
 
 @triton.jit
-def _operand(codes, SUBTRACT: tl.constexpr, OFFSET: tl.constexpr, kind: tl.constexpr):
+def _operand(codes, VALUES: tl.constexpr, SUBTRACT: tl.constexpr, OFFSET: tl.constexpr, kind: tl.constexpr):
     """Integers 0 … 255 as an operand: OFFSET + code, or code - SUBTRACT where OFFSET is 0. Exact."""
+    if VALUES == "e2m1":
+        codes = from_e2m1(codes)
     if OFFSET == 128:
         made = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
     elif OFFSET == 64:
@@ -78,16 +81,14 @@ def grouped_kernel(
     n, there, split = base + output + half * up_rows, output < columns, tl.program_id(1)
     TILE: tl.constexpr = FIELDS * WIDTH
     SUMS: tl.constexpr = ADDED != 0 or MINS or ZEROS
-    kind: tl.constexpr = x.dtype.element_ty
-    ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(kind)
+    ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(x.dtype.element_ty)
     zeros = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     total, dots, sums = zeros, zeros, zeros
-    super_scale, after = tl.zeros((BLOCK_N,), tl.int32), tl.zeros((BLOCK_N,), tl.int32)
-    # num_stages makes Triton prefetch scales as it does codes, though no product reads them.
+    above = tl.zeros((BLOCK_N,), tl.int32)
     for tile in tl.range(split * tiles_per_split, tl.minimum((split + 1) * tiles_per_split, tiles), num_stages=STAGES):
         row = tile * tl.cast(all_rows, tl.int64) + n
         if SUPERBLOCK > 0:
-            super_scale = _word(super_scales, tile * TILE // SUPERBLOCK, superblocks, all_rows, n, there)
+            above = _word(super_scales, tile * TILE // SUPERBLOCK, superblocks, all_rows, n, there)
         for field in tl.static_range(FIELDS):
             if field % (8 // LOW) == 0:
                 low_run = _run(low, row, there, field, LOW, TILE, WIDTH)
@@ -96,36 +97,21 @@ def grouped_kernel(
                 if field % (8 // HIGH) == 0:
                     high_run = _run(high, row, there, field, HIGH, TILE, WIDTH)
                 codes = codes | (field_of(high_run, field, HIGH) << LOW)
-            if VALUES == "e2m1":
-                codes = from_e2m1(codes)
             part = _inputs(x, x_row, present, x_stride, tile * TILE + field * WIDTH, inputs, EVEN, WIDTH)
-            dots = tl.dot(_operand(codes, SUBTRACT, OFFSET, kind), part, dots, input_precision="ieee")
+            dots = tl.dot(_operand(codes, VALUES, SUBTRACT, OFFSET, x.dtype.element_ty), part, dots, input_precision="ieee")
             if SUMS:
                 sums = tl.dot(ones, part, sums, input_precision="ieee")
             if SIZE > 0 and (field + 1) * WIDTH % SPAN == 0:
                 if ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4 == 0:
                     number = (tile * TILE + (field + 1) * WIDTH - SPAN) // SIZE * GROUP_BYTES // 4
-                    word = _word(scale_words, number, words, all_rows, n, there)
-                    if GROUP_BYTES == 8:
-                        after = _word(scale_words, number + 1, words, all_rows, n, there)
+                    word, after = _words(scale_words, number, words, all_rows, n, there, GROUP_BYTES)
                 total += _share(
-                    dots,
-                    sums,
-                    word,
-                    after,
-                    super_scale,
-                    SCALE_TYPE,
-                    ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4,
-                    MINS,
-                    ZEROS,
-                    ADDED,
+                    dots, sums, word, after, above, SCALE_TYPE, GROUP_BYTES, (field + 1) * WIDTH // SPAN - 1, MINS, ZEROS, ADDED
                 )
                 dots, sums = zeros, zeros
     if SIZE == 0:
-        word = _word(scale_words, 0, words, all_rows, n, there)
-        if GROUP_BYTES == 8:
-            after = _word(scale_words, 1, words, all_rows, n, there)
-        total = _share(dots, sums, word, after, super_scale, SCALE_TYPE, 0, MINS, ZEROS, ADDED)
+        word, after = _words(scale_words, 0, words, all_rows, n, there, GROUP_BYTES)
+        total = _share(dots, sums, word, after, above, SCALE_TYPE, GROUP_BYTES, 0, MINS, ZEROS, ADDED)
     total, output = _finished(total, bias, up_bias, base, output, half, there, GATE, BIAS, BLOCK_N, BLOCK_M)
     place = out + split.to(tl.int64) * out_split + m[None, :] * out_stride + output[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=(output < columns)[:, None] & present[None, :])
@@ -135,6 +121,16 @@ def grouped_kernel(
 def _word(words, number, most, all_rows, n, there):
     """Word `number` of the rows n, or the last one: int32 [N]."""
     return tl.load(words + tl.minimum(number, most - 1) * tl.cast(all_rows, tl.int64) + n, mask=there, other=0)
+
+
+@triton.jit
+def _words(words, number, most, all_rows, n, there, GROUP_BYTES: tl.constexpr):
+    """Word `number` of the rows n, and the one that follows where a group's scale has two."""
+    word = _word(words, number, most, all_rows, n, there)
+    after = word
+    if GROUP_BYTES == 8:
+        after = _word(words, number + 1, most, all_rows, n, there)
+    return word, after
 
 
 @triton.jit
@@ -177,11 +173,13 @@ def _run(plane, row, there, FIELD: tl.constexpr, BITS: tl.constexpr, TILE: tl.co
 
 @triton.jit
 def _share(
-    dots, sums, word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr,
-    ADDED: tl.constexpr,
+    dots, sums, word, after, above, SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, PLACE: tl.constexpr, MINS: tl.constexpr,
+    ZEROS: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
-    """The share of the result [N, M] of a group whose scale begins in byte BYTE; ADDED is the number that was added to every code."""
-    scale, zero = scale_of(word, super_scale, SCALE_TYPE, BYTE), zero_of(word, after, super_scale, SCALE_TYPE, BYTE, 0)
+    """The share of the result [N, M] of the group at PLACE among those whose scales begin with `word`; `above`: scales of superblocks;
+    ADDED is the number that was added to every code."""
+    scale = scale_of(word, above, SCALE_TYPE, PLACE * GROUP_BYTES % 4)
+    zero = zero_of(word, after, above, SCALE_TYPE, PLACE * GROUP_BYTES % 4, 0)
     if MINS:
         share = scale[:, None] * (dots - ADDED * sums) - zero[:, None] * sums
     elif ZEROS:
