@@ -26,6 +26,9 @@ class Given:
     def should_wait(self, running: list[Sequence]) -> bool:
         return self.waiting
 
+    def outlook(self, running: list[Sequence]) -> None:
+        """Weighs nothing."""
+
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         return ()
 

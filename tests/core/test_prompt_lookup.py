@@ -8,7 +8,7 @@ import pytest
 from ridgeline.core.drafts.depth import BARRIER_SECONDS, BARRIER_SECONDS_PER_ROW, StepCost, choose_depths
 from ridgeline.core.drafts.ngram import COMPARISON_DECAY, MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramPredictor
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
-from ridgeline.core.events import Computed
+from ridgeline.core.events import Computed, Drafting
 from ridgeline.core.params import RowParams
 from ridgeline.sim.laws.model import FakeModel
 
@@ -157,6 +157,8 @@ def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) ->
         assert len(run.plans) < 60
     elif type(model) is FakeModel:
         assert drafted < 10 and len(run.plans) >= 90
+        told = run.events_of(Drafting)
+        assert told[-1].step == 64 and told[-1].rows == 3 and 0 <= told[-1].depth < 1
 
 
 def test_waits_back_off_after_one_without_drafts() -> None:

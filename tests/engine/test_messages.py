@@ -42,6 +42,7 @@ EVENTS = [
     events.Waiting("r", 0, events.Wait.PREFIX, None),
     events.Ready("r", 1, events.Wait.PREFIX),
     events.PrefixMiss("r", 0, 1),
+    events.Drafting(64, 0.5, 3, 2, 0.75, 1.5, 0.25),
 ]
 UNSENT: list[events.Event] = [events.EndedProvisionally("r", 0, events.Finish.STOP)]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)

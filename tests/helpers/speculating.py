@@ -41,6 +41,9 @@ class Scripted:
     def should_wait(self, running: list[Running]) -> bool:
         return self.draw.random() < 0.9
 
+    def outlook(self, running: list[Running]) -> None:
+        """None: it weighs nothing."""
+
     def propose(self, rows: list[tuple[Running, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         self.wrong.clear()
         return [self._draft(sequence, room) for sequence, room in rows]

@@ -107,7 +107,10 @@ def draw(found: dict[str, Any]) -> "Group":
     for name in ("decode_tokens", "waiting", "kv"):
         values = found["history"][name][-SHOWN_SECONDS:]
         history.add_row(name.replace("_", " "), spark(values), f"at most {max(values, default=0):,.3g}")
-    parts: list[Any] = [head, facts, Text(""), Text(f"verdict: {verdict['text']}", "bold"), history]
+    parts: list[Any] = [head, facts, Text(""), Text(f"verdict: {verdict['text']}", "bold")]
+    if found.get("speculation"):
+        parts.append(Text(f"speculation: {found['speculation']}"))
+    parts.append(history)
     if verdict["levers"]:
         levers = Table("lever", "better", "by", "why", box=None, pad_edge=False, title="Levers", title_justify="left")
         for lever in verdict["levers"]:

@@ -222,6 +222,20 @@ class StepLate:
     prefill_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What speculation would do with the `rows` that decode, told now and then: of those that offer drafts (`offers`) the mean chance that
+    the first is right, the mean number of drafts that are worth their time, and the share by which one more token makes the step longer."""
+
+    step: int
+    time: float
+    rows: int
+    offers: int
+    chance: float
+    depth: float
+    token_cost: float
+
+
 class StepTimed(NamedTuple):
     step: int
     timings: Timings
@@ -243,6 +257,7 @@ Event = (
     | Closed
     | Rejected
     | StepTimed
+    | Drafting
     | StepLate
     | TierUsed
     | Idle

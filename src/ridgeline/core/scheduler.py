@@ -6,15 +6,16 @@ Owns the steps in flight and the order of decisions. Deterministic: time is pass
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
+from typing import Final
 
 from ridgeline.core.commands import Abort, AdapterReady, Admit, BlocksFetched, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
-from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
+from ridgeline.core.events import Computed, Drafting, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.pace import Pace
@@ -26,6 +27,8 @@ from ridgeline.core.preemption import Preemptor
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.step_time import UNBOUNDED
 
+OUTLOOK_STEPS: Final = 64
+"""Steps between two words about speculation."""
 _LOOKED_AT = frozenset({Wait.PREFIX, Wait.SLOT})
 """Reasons to wait that nobody clears: a sequence is looked at again in every step."""
 
@@ -352,6 +355,8 @@ class Scheduler:
         self._emit(_computed(step, lengths, now))
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
+            if not plan.step % OUTLOOK_STEPS and self.lifecycle.running:
+                _tell_outlook(self.drafter, self.lifecycle.running, plan.step, now, self._emit)
         self._emit(StepTimed(plan.step, result.timings))
         if self.pace is not None and result.timings.run > 0:
             self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)
@@ -362,3 +367,11 @@ def _computed(step: InFlightStep, lengths: bytearray, now: float) -> Computed:
     """Makes the event of a committed step whose rows sampled `lengths` ids each."""
     accepted = sum(lengths) - len(lengths) + lengths.count(0) if step.drafted else 0  # of a row's ids all but the last are drafts
     return Computed(step.plan.step, now, step.numbers, array("i", list(lengths)), step.drafted, accepted)
+
+
+def _tell_outlook(drafter: Drafter, running: list[Sequence], step: int, now: float, emit: Callable[[Event], None]) -> None:
+    """Emits what speculation would do with the rows that decode."""
+    decoding = [each for each in running if each.outputs]
+    outlook = drafter.outlook(decoding) if decoding else None
+    if outlook is not None:
+        emit(Drafting(step, now, *outlook))

@@ -163,6 +163,7 @@ EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Ready,
     events.PrefixMiss,
     events.TierUsed,
+    events.Drafting,
 )
 """Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}

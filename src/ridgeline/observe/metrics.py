@@ -42,6 +42,8 @@ class Metrics(Histograms):
         self.draft_tokens = 0
         self.accepted_tokens = 0
         """Drafted ids that were accepted."""
+        self.drafting: events.Drafting | None = None
+        """What speculation does; None where nothing drafts, or has been told yet."""
         self.evicted_blocks = 0
         self.blocks_to_host = 0
         self.blocks_from_host = 0
@@ -110,6 +112,8 @@ class Metrics(Histograms):
                 self.step_run.observe(event.timings.run)
             case events.Idle():
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
+            case events.Drafting():
+                self.drafting = event
             case events.StepLate():
                 self.late_steps += 1
             case events.Admitted() if event.request_id in self._open:
@@ -144,6 +148,7 @@ class Metrics(Histograms):
         self._rows.clear()
         self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
+        self.drafting = None
 
     def engine_replaced(self) -> None:
         """Gives choices in rows numbers that no sequence has: the engine of another model counts its own, and this one's go on beside."""

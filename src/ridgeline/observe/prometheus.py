@@ -102,6 +102,11 @@ class MetricsCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use (1 is all).", m.kv_cache_usage(blocks))
         yield self._gauge("ridgeline_expected_wait_seconds", "What a request that comes now should wait.", m.expected_wait)
         yield self._gauge("ridgeline_brown_out_level", "What is left out under load (--brown-out): 0 nothing … 4.", m.brown_out)
+        if m.drafting is not None:
+            told = m.drafting
+            yield self._gauge("ridgeline_draft_depth", "Drafts of a sequence that offers some, as many as are worth it now.", told.depth)
+            yield self._gauge("ridgeline_draft_chance", "Estimated chance that its first draft is right.", told.chance)
+            yield self._gauge("ridgeline_draft_token_cost", "Share by which one more token makes a step longer.", told.token_cost)
         yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks.", free)
         yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses.", m.cached_blocks)
 

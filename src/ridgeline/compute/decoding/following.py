@@ -19,6 +19,8 @@ from ridgeline.core.params import RowParams
 
 FEW_ROWS: Final = 2
 """Rows whose masks are ready when the last product begins; dear ones leave so few ids that it is over at once."""
+_FREE: Final = (0, 0, -1, 0, 0, 0, 0)
+"""The record of a row without a grammar."""
 
 
 class Following:
@@ -38,22 +40,26 @@ class Following:
         """calls: `Tokenizer.calls`. grammars, params: of each row. bits: uint32 [≥ S, W], room for masks. keep: of `Work`. Where the step
         makes all logits, or the largest alone, tokens may be chosen before there is a mask."""
         self._grammars, self._bits = grammars, bits
-        begin, step = bits.ctypes.data, bits.strides[0]
-        rows: list[tuple[int, ...]] = []
+        mask, room, kinds = bits.ctypes.data, bits.strides[0], set(keep.tolist())
+        are_whole, are_best = 0 in kinds, kinds == {1}
+        dear_too = are_whole or len(grammars) > FEW_ROWS
         self._raw: list[bool] = []
         """Rows that need logits which their mask forbids: log-probabilities are of these, and a draw before there is a mask."""
-        are_whole = not keep.all()
-        may_ask, are_few = are_whole or bool((keep == 1).all()), not are_whole and len(keep) <= FEW_ROWS
-        for place, (grammar, row) in enumerate(zip(grammars, params, strict=True)):
-            asks = grammar is not None and may_ask and _pays(grammar, are_few) and (not are_whole or is_free(row))
-            self._raw.append((asks and are_whole) or row.sampling.logprobs is not None)
+        records, addresses = [], []
+        for grammar, row in zip(grammars, params, strict=True):
+            raw = row.sampling.logprobs is not None
             if grammar is None:
-                rows.append((0, 0, -1, 0, 0, 0, 0))
+                records.append(_FREE)
             else:
+                pays = grammar.masks_leave_most or (dear_too and grammar.masks_are_dear)
+                asks = pays and (are_best or (are_whole and is_free(row)))
+                raw = raw or (asks and are_whole)
                 matcher, token = grammar.leave()
-                rows.append((matcher, begin + step * place, token, asks, 0, 0, 0))
-        records = np.array(rows, np.int64).reshape(len(rows), 7)
-        self.places = Places(calls, records, np.where(self._raw, 0, records[:, 1]))
+                records.append((matcher, mask, token, asks, 0, 0, 0))
+            addresses.append(0 if raw or grammar is None else mask)
+            self._raw.append(raw)
+            mask += room
+        self.places = Places(calls, np.array(records, np.int64).reshape(len(records), 7), np.array(addresses, np.int64))
 
     def masks(self, are_applied: bool) -> list[Mask | None]:
         """Behind the runner's step, what a sampler needs: uint32 [1, W] of each row; None: any id may come, or the row asks.
@@ -77,8 +83,3 @@ class Following:
                 except GrammarError as error:
                     lost.append((number, error))
         return lost
-
-
-def _pays(grammar: RowGrammar, are_few: bool) -> bool:
-    """Whether to ask before there is a mask."""
-    return grammar.masks_leave_most or (grammar.masks_are_dear and not are_few)

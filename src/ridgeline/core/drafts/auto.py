@@ -1,6 +1,7 @@
 """Repetition and a draft model beside each other: a row's drafts come from whoever brings it more ids per second."""
 
 from ridgeline.core.drafts.depth import StepCost
+from ridgeline.core.drafts.drafter import Outlook
 from ridgeline.core.drafts.model import ModelDrafter
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.plan import DraftSpan, Plan, Result
@@ -35,6 +36,11 @@ class AutoDrafter:
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         """What the model computes."""
         return self._model.spans(rows, tokens)
+
+    def outlook(self, running: list[Sequence]) -> Outlook:
+        """That of whoever would draft more."""
+        each = self._repetition.outlook(running), self._model.outlook(running)
+        return max(each, key=lambda found: found.depth * found.offers)
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Tells both what came."""

@@ -1,11 +1,30 @@
 """The protocol between the scheduler and a drafter: what is proposed for a row, and when drafts are worth a barrier."""
 
-from typing import Protocol
+from collections.abc import Sequence as Items
+from typing import NamedTuple, Protocol
 
+from ridgeline.core.drafts.depth import Offer, StepCost
 from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence
 
 Ids = tuple[int, ...]
+
+
+class Outlook(NamedTuple):
+    """What a drafter would do with rows: fields of `core.events.Drafting`."""
+
+    rows: int
+    offers: int
+    chance: float
+    depth: float
+    token_cost: float
+
+
+def outlook_of(cost: StepCost, rows: int, offers: Items[Offer], depths: Items[int], draft_seconds: float = 0.0) -> Outlook:
+    """The outlook on so many `rows`, given the `depths` chosen for `offers`. draft_seconds: that a draft takes to be made."""
+    plain, count = cost.seconds(rows), max(1, len(offers))
+    more = (cost.seconds(rows + 1) + draft_seconds) / plain - 1.0
+    return Outlook(rows, len(offers), sum([offer[0] for offer in offers]) / count, sum(depths) / count, max(0.0, more))
 
 
 class Drafter(Protocol):
@@ -22,6 +41,10 @@ class Drafter(Protocol):
         tokens      of the step without drafts
         max_drafts  of all rows together; the first rows are served first
         """
+        ...
+
+    def outlook(self, running: list[Sequence]) -> Outlook | None:
+        """Returns what it would do with the rows that run, were their ids all known; None where it does not weigh that."""
         ...
 
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ridgeline.core.drafts.acceptance import Acceptance
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
+from ridgeline.core.drafts.drafter import Outlook, outlook_of
 from ridgeline.core.plan import DRAFT, DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
@@ -138,6 +139,12 @@ class ModelDrafter:
                     tokens -= upto - row.computed
                     found.append(self._span(sequence, upto, 0))
         return tuple(found)
+
+    def outlook(self, running: list[Sequence]) -> Outlook:
+        """Returns what it would do with the rows that run, had they caught up."""
+        offers = [offer for each in running if (offer := self._offer(each, each.limit - len(each.known) - 1))[2] > 0]
+        depths = self._depths(len(running), offers, len(running), len(running) * self._max_depth)
+        return outlook_of(self._cost, len(running), offers, depths, self.pass_seconds(1))
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Moves each row behind what was accepted, and updates acceptance and costs."""

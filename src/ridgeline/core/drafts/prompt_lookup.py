@@ -8,6 +8,7 @@ itself is noticed without spending a step on it.
 from typing import Final
 
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depth, choose_depths
+from ridgeline.core.drafts.drafter import Outlook, outlook_of
 from ridgeline.core.drafts.forced import ForcedPredictor
 from ridgeline.core.drafts.ngram import NgramPredictor
 from ridgeline.core.drafts.repetition import RepetitionPredictor
@@ -107,6 +108,15 @@ class PromptLookupDrafter:
                     found[index] = rows[index][0].draft_state.propose(depth)
                     drafts += depth
         return found, drafts
+
+    def outlook(self, running: list[Sequence]) -> Outlook:
+        """Returns what it would do with the rows that run."""
+        found = [each.draft_state for each in running if each.draft_state is not None and each.draft_state.match >= 0]
+        most = self._max_depth
+        offers = [(each.acceptance, each.acceptance, most if each.reach > most else each.reach) for each in found]
+        rows = len(running)
+        depths = choose_depths(self._cost, rows, offers, rows - len(offers), len(offers) * most, self._barrier)
+        return outlook_of(self._cost, rows, offers, depths)
 
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: there is no draft model."""

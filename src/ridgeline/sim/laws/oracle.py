@@ -158,6 +158,9 @@ class OracleDrafter:
         self._on_propose()
         return [self._draft(sequence) for sequence, _ in rows]
 
+    def outlook(self, running: list[CoreSequence]) -> None:
+        """None: it weighs nothing."""
+
     def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: there is no draft model."""
         return ()
