@@ -36,6 +36,10 @@ def test_under_load_on_a_telephone_and_a_desk(serving: Callable[..., Any], brows
             browser.wait(f"document.querySelector('#tokens svg').viewBox.baseVal.width <= {width}")
             assert browser.value("document.documentElement.scrollWidth") <= width
             browser.screenshot(tmp_path / f"{width}.png")
+        browser.wait("document.querySelectorAll('#slowest button').length > 0")
+        name = browser.value("document.querySelector('#slowest button').click() || document.querySelector('#slowest button').textContent")
+        browser.wait("document.querySelectorAll('#request .waterfall li .bar').length > 2")
+        assert "decode" in text(browser, "#request") and len(name) == 8
         before = browser.value("document.querySelector('#tokens path.c0').getAttribute('d')")
         browser.wait(f"document.querySelector('#tokens path.c0').getAttribute('d') !== {json.dumps(before)}")
         assert browser.value("document.getElementById('tenants-panel').hidden"), "nobody has a key"

@@ -166,6 +166,25 @@ def plant(cause: str, rng: Random) -> Fault:
             return Fault("decode", Ask(at, 30, int(_around(rng, 200))), to_first=False)
 
 
+def apply_lever(fault: Fault) -> Fault:
+    """The same requests in a server with the lever that `observe.investigate` names for the cause."""
+    limits = fault.world.get("limits", LIMITS)
+    match fault.cause:
+        case "rows" | "preempted":
+            return replace(fault, world=fault.world | {"limits": replace(limits, rows=2 * limits.rows)})
+        case "blocks":
+            return replace(fault, world=fault.world | {"blocks": 2 * fault.world["blocks"]})
+        case "budget":  # another replica
+            return replace(fault, others=fault.others[::2])
+        case "others_prefill":
+            return replace(fault, world=fault.world | {"limits": replace(limits, mixed_tokens=64)})
+        case _:  # prefill: its prefix is cached
+            ids = tuple(range(1, fault.probe.prompt + 1))
+            return replace(fault, probe=replace(fault.probe, at=fault.probe.at + 9.0, ids=ids), others=[Ask(0.0, len(ids), 1, ids=ids)])
+
+
+APPLIED = ("rows", "blocks", "budget", "others_prefill", "preempted", "prefill")
+"""Causes whose lever can be applied in this world."""
 FAULTS = (
     "network", "template", "tokenise", "grammar", "detokenise", "slow_reader", "rows", "blocks", "budget", "others_prefill", "prefix",
     "preempted", "host", "prefill", "decode",

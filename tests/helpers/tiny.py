@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,10 +107,12 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
 
 
 def add_vocabulary(writer: "gguf.GGUFWriter", size: int) -> None:
-    """Four control tokens, 256 bytes, then letters and pairs as pieces."""
+    """Four control tokens, 256 bytes, then letters and, as many as are wanted, what two and three of them make, as pieces."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>"]
     letters = [*"abcdefghijklmnopqrstuvwxyz", "▁", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
-    pieces = (letters + [f"▁{letter}" for letter in letters])[: size - 260]
+    marked = [f"▁{letter}" for letter in letters]
+    longer = ("".join(each) for length in (2, 3) for each in product(letters[:26], repeat=length))
+    pieces = [*islice(chain(letters, marked, longer), max(0, size - 260))]
     tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from ledgers import FAULTS, background, plant, serve
+from ledgers import APPLIED, FAULTS, Fault, apply_lever, background, plant, serve
 
 from ridgeline.core import events
 from ridgeline.observe.charges import CAUSES, charge, wall
@@ -61,6 +61,23 @@ def first_cause(cause: str, seed: int) -> str | None:
 @pytest.mark.parametrize("cause", FAULTS)
 def test_a_planted_fault_is_the_first_cause(cause: str) -> None:
     assert first_cause(cause, 1) == cause
+
+
+def waited(fault: Fault) -> float:
+    """Seconds of the request with the fault, to its first token or its end."""
+    ledger = serve([fault.probe, *fault.others], **fault.world)
+    record = ledger.find(fault.probe.name)
+    assert record is not None
+    times = record.choices[0].times
+    assert times is not None and times.first_token_at is not None
+    return (times.first_token_at if fault.to_first else times.ended) - fault.probe.at
+
+
+@pytest.mark.parametrize("cause", APPLIED)
+def test_the_named_lever_helps(cause: str) -> None:
+    for seed in range(3):
+        fault = plant(cause, Random(seed))
+        assert waited(apply_lever(fault)) < 0.9 * waited(fault), seed
 
 
 @pytest.mark.night

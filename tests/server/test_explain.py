@@ -52,6 +52,8 @@ def test_a_client_sees_its_own_and_an_admin_all(new_site: Any, tmp_path: Path) -
         refused = site.get(f"/v1/requests/{name}/explain", headers=bearer(key))
         assert refused.status_code == 404 and "X-Request-Id" in refused.json()["error"]["message"]
     assert site.get(f"/v1/requests/{told[late]['id']}/explain").status_code == 401
+    slowest = {key: [each["id"] for each in site.get("/live", headers=bearer(key)).json()["slowest"]] for key in (*told, "key-root")}
+    assert slowest == {**{key: [told[key]["id"]] for key in told}, "key-root": [told[late]["id"], told[early]["id"]]}
 
 
 def test_a_client_cannot_confirm_what_another_tenant_has_sent(new_site: Any, tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ def random_weights(kind: str) -> Callable[[Path], str]:
         import torch
         from convert import KINDS, write_gguf
         from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
         target = folder / f"llama-{kind}"
         if not target.exists():
+            disable_progress_bar()
             torch.manual_seed(1)
             model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
             if kind in KINDS:

@@ -44,7 +44,8 @@ LEVERS: Final = {
     "others_prefill": "lower --step-ms: prompts get fewer tokens in steps with decoding rows",
     "others_decode": "lower --max-num-seqs, or raise --step-ms: streams take the steps that prompts would have",
     "decode": "a format of fewer bits, --speculative ngram, or fewer streams per server: decoding reads the weights once a step",
-    "preempted": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: too many sequences share the blocks",
+    "preempted": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: too many sequences share the blocks; raise --max-num-seqs where "
+    "requests of a higher class took its row",
     "recompute": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: what a preemption drops is computed again",
     "restart": "read the log for why the engine ended; `incidents` in the state folder has what led to it",
     "detokenise": "give the front end a core of its own; `ridgeline admin profile` names its functions",

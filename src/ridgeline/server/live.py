@@ -12,17 +12,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
+from ridgeline.observe.charges import slowest_choice, wall
 from ridgeline.observe.live import Second
 from ridgeline.observe.requests import OTHER_TENANTS
+from ridgeline.observe.shares import slowest
 from ridgeline.observe.speculation import explain_drafts
 from ridgeline.observe.verdict import WINDOW_SECONDS, Served, Verdict, judge
 from ridgeline.server.callers import current_caller
-from ridgeline.server.live_shapes import KV, History, Latency, Lever, Live, LiveTenant, LiveVerdict, Rates
+from ridgeline.server.live_shapes import KV, History, Latency, Lever, Live, LiveTenant, LiveVerdict, Rates, SlowRequest
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
 HISTORY_SECONDS: Final = 120
 FRESH_SECONDS: Final = 1.0
+SLOWEST_SECONDS: Final = 60.0
+MOST_SLOW, MOST_COMPARED = 5, 512
+"""Requests that are told of, and the last ones among which they are the slowest: it is asked every second."""
 
 
 class Judge:
@@ -67,6 +72,7 @@ def describe_live(service: Service, verdict: Verdict) -> Live:
         speculation=explain_drafts(metrics.drafting),
         verdict=LiveVerdict(**{**asdict(verdict), "levers": [Lever(**asdict(each)) for each in verdict.levers]}),
         tenants=_tenants(service),
+        slowest=_slowest(service, now),
         history=_history(service.live.history(now, HISTORY_SECONDS), info.kv.blocks),
     )  # fmt: skip
 
@@ -82,6 +88,18 @@ def _tenants(service: Service) -> list[LiveTenant]:
             label, tenant.open_choices, tenant.prompt_tokens, tenant.generation_tokens, spent.seconds, spent.kv_token_seconds,
             spending.dollars(spent.seconds), spending.tenant_joules(label),
         ))  # fmt: skip
+    return found
+
+
+def _slowest(service: Service, now: float) -> list[SlowRequest]:
+    caller, found = current_caller(), []
+    ended = service.ledger.ended_since(now - SLOWEST_SECONDS)
+    visible = [each for each in ended if caller.is_admin or each.owner == caller.owner]
+    for record in slowest(visible[-MOST_COMPARED:], MOST_SLOW):
+        number = slowest_choice(record)
+        seconds, first = wall(record, number)
+        output = sum(choice.output_tokens for choice in record.choices.values())
+        found.append(SlowRequest(record.request_id, seconds, first, record.prompt_tokens, output))
     return found
 
 

@@ -66,6 +66,16 @@ class LiveTenant(Struct, frozen=True):
     joules: float | None
 
 
+class SlowRequest(Struct, frozen=True):
+    """A request that has ended: its id, by which `/v1/requests/{id}/explain` knows it, seconds, and tokens of prompt and answer."""
+
+    id: str
+    seconds: float
+    first_token_seconds: float | None
+    prompt_tokens: int
+    output_tokens: int
+
+
 class History(Struct, frozen=True):
     """One number per second, the last second last; running and waiting are means over steps, kv is a share."""
 
@@ -78,7 +88,7 @@ class History(Struct, frozen=True):
 
 
 class Live(Struct, frozen=True):
-    """What a server does now. `tenants`: all for a key of scope admin, else the key's own."""
+    """What a server does now. `tenants`, `slowest` (of the last minute): all for a key of scope admin, else the key's own."""
 
     model: str
     version: str
@@ -94,4 +104,5 @@ class Live(Struct, frozen=True):
     """What it does and why; empty where nothing drafts."""
     verdict: LiveVerdict
     tenants: list[LiveTenant]
+    slowest: list[SlowRequest]
     history: History

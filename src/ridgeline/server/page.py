@@ -21,7 +21,7 @@ FILES: Final = {
     "/": ("index.html", HTML),
     "/dashboard": ("dashboard.html", HTML),
     "/ui/icon.svg": ("icon.svg", SVG),
-    **{f"/ui/{name}.css": (f"{name}.css", CSS) for name in ("dashboard", "style", "text")},
+    **{f"/ui/{name}.css": (f"{name}.css", CSS) for name in ("dashboard", "style", "text", "waterfall")},
     "/ui/report.css": ("report:style.css", CSS),
     "/ui/plot.js": ("report:plot.js", JAVASCRIPT),
     **{f"/ui/{name}.js": (f"{name}.js", JAVASCRIPT) for name in SCRIPTS},

@@ -1,6 +1,7 @@
 // The dashboard: asks `live` every second and draws what it says. Texts become text nodes, plots are the reports' (plot.js).
 import * as api from "./api.js";
 import { $, make } from "./dom.js";
+import { show } from "./waterfall.js";
 
 const SECOND = 1000;
 let found = null;
@@ -44,6 +45,10 @@ function draw() {
     each.name || "(no key)", each.open_choices, whole(each.prompt_tokens), whole(each.generation_tokens), each.seconds.toFixed(1),
     each.dollars === null ? "–" : each.dollars.toFixed(4), each.joules === null ? "–" : whole(each.joules),
   ]));
+  table("slowest", ["request", "time", "first token", "in", "out"], found.slowest.map((each) => [
+    link(each.id), plot.seconds(each.seconds), each.first_token_seconds === null ? "–" : plot.seconds(each.first_token_seconds),
+    whole(each.prompt_tokens), whole(each.output_tokens),
+  ]), !$("request").firstChild);
 }
 
 function lines(name, label, curves, format = (value) => plot.amount(value), least = 1) {
@@ -57,9 +62,16 @@ function lines(name, label, curves, format = (value) => plot.amount(value), leas
   });
 }
 
-function table(name, heads, rows) {
-  $(`${name}-panel`).hidden = rows.length === 0;
-  const cell = (value) => make("td", { className: String(value).length > 40 ? "words" : "" }, String(value));
+// A request's id, which shows where its time went.
+function link(id) {
+  const made = make("button", { type: "button", className: "link" }, id.slice(0, 8));
+  made.addEventListener("click", () => show($("request"), id));
+  return made;
+}
+
+function table(name, heads, rows, hides = true) {
+  $(`${name}-panel`).hidden = hides && rows.length === 0;
+  const cell = (value) => make("td", { className: String(value).length > 40 ? "words" : "" }, value instanceof Node ? value : String(value));
   $(name).replaceChildren(
     make("thead", {}, make("tr", {}, ...heads.map((each) => make("th", {}, each)))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell)))),

@@ -25,6 +25,12 @@ function rows(part) {
 export async function toggle(place, id) {
   const old = place.querySelector(".waterfall");
   if (old) return void old.remove();
+  await show(place, id);
+}
+
+// Shows the waterfall of a request below `place`, instead of another's.
+export async function show(place, id) {
+  place.querySelector(".waterfall")?.remove();
   const box = make("div", { className: "waterfall" });
   place.append(box);
   try {
