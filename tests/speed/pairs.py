@@ -16,24 +16,13 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
 
-THINGS = [
-    "lamp",
-    "river",
-    "clock",
-    "garden",
-    "letter",
-    "bridge",
-    "violin",
-    "harbour",
-    "ladder",
-    "orchard",
-    "candle",
-    "window",
-    "mirror",
-    "basket",
-    "engine",
-]
-PLACES = ["Bern", "Lisbon", "Oslo", "Prague", "Turin", "Ghent", "Split", "Cork", "Porto", "Graz", "Lyon", "Bath", "Kiel", "Pisa", "Umea"]
+THINGS = (
+    "lamp", "river", "clock", "garden", "letter", "bridge", "violin", "harbour", "ladder", "orchard", "candle", "window", "mirror",
+    "basket", "engine",
+)  # fmt: skip
+PLACES = (
+    "Bern", "Lisbon", "Oslo", "Prague", "Turin", "Ghent", "Split", "Cork", "Porto", "Graz", "Lyon", "Bath", "Kiel", "Pisa", "Umea",
+)  # fmt: skip
 
 
 def prompts(count: int) -> dict[str, list[str]]:
@@ -42,7 +31,8 @@ def prompts(count: int) -> dict[str, list[str]]:
     for number in range(-(-count // len(kinds))):
         thing, place = THINGS[number % len(THINGS)], PLACES[(number * 7 + number // 15) % len(PLACES)]
         kinds["story"].append(f"Once upon a time in {place}, an old {thing} was found by a child who had never")
-        body = f"def count_{thing}(items):\n    total = 0\n    for item in items:\n        if item.kind == '{thing}':\n            total += item.number\n"
+        loop = f"    for item in items:\n        if item.kind == '{thing}':\n            total += item.number\n"
+        body = f"def count_{thing}(items):\n    total = 0\n{loop}"
         kinds["code"].append(f"{body}    return total\n\n# the same function for {place.lower()}\ndef count_{place.lower()}(items):\n")
         said = f"The {thing} of {place} was built by nine people in {1700 + number}, and the town has kept it ever since."
         kinds["quote"].append(f"Text: {said} Nobody knows who paid for it.\nFirst sentence of the text: The")
@@ -105,9 +95,8 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix"])
     parser.add_argument("--draft-model")
     options = parser.parse_args()
-    print(
-        "| model, drafter | prompts | number | drafts per token | right | times as fast | by processor time |\n|---|---|---|---|---|---|---|"
-    )
+    print("| model, drafter | prompts | number | drafts per token | right | times as fast | by processor time |")
+    print("|---|---|---|---|---|---|---|")
     for model in options.models:
         for drafter in options.drafters:
             draft = {"draft_model": options.draft_model} if drafter in ("draft", "auto") else {}
