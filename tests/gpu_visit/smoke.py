@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from machine import TINY, open_machine
 from say import say
-from tiny_sizes import TINY_CONFIG
+from tiny_sizes import TINY_CONFIG, TINY_SPARSE
 
 from ridgeline.compute.cuda.bench.model import RandomModel, Types
 from ridgeline.compute.cuda.device import Device
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
 from ridgeline.facts.model import ModelFacts
-from ridgeline.models.table import MEASURED
+from ridgeline.models.table import MEASURED, SPARSE
 
 LAYERS = 2
 ROWS = (1, 3) if TINY else (1, 2, 31, 32, 33, 64, 256)
@@ -27,11 +27,11 @@ CONTEXT = 8 if TINY else 600
 TYPES = ("f32",) if TINY else ("bf16", "fp8")
 
 
-def two_layers() -> ModelFacts:
-    """The measured model's widths."""
+def two_layers(name: str) -> ModelFacts:
+    """A known model's widths."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        given = TINY_CONFIG if TINY else find_config(MEASURED)
+        given = find_config(name) if not TINY else TINY_CONFIG if name == MEASURED else TINY_SPARSE
         config.write_text(json.dumps(json.loads(given.read_text()) | {"num_hidden_layers": LAYERS}))
         return read_config_facts(config)
 
@@ -63,29 +63,30 @@ def compare(model: RandomModel, eager: dict[str, Any], name: str, counts: list[i
     return {"equal": True, "graphs": model.runner.graphs}
 
 
-def check(dtype: str, device: Device) -> None:
+def check(dtype: str, device: Device, name: str = MEASURED) -> None:
     """All sizes in one type: eager first, then captured."""
+    known = {"dtype": dtype, "model": name}
     tokens = max(total for _, total in MIXED)
     kv = "fp8" if dtype == "fp8" else dtype
     made: dict[str, Any] = {}
     kept: list[RandomModel] = []
 
     def build() -> dict[str, Any]:
-        model = RandomModel(two_layers(), Types(dtype, kv), device, tokens=tokens, rows=max(ROWS), positions=CONTEXT + tokens)
+        model = RandomModel(two_layers(name), Types(dtype, kv), device, tokens=tokens, rows=max(ROWS), positions=CONTEXT + tokens)
         kept.append(model)
         return {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
 
-    say({"smoke": "start", "dtype": dtype}, build)
+    say({"smoke": "start", **known}, build)
     sizes = {f"{rows} rows": ([1] * rows, [CONTEXT] * rows) for rows in ROWS}
     # The prompt begins where others write: no step reads what an earlier one of other ids wrote.
     sizes |= {f"{rows} rows in {total} tokens": ([1] * rows + [total - rows], [CONTEXT] * (rows + 1)) for rows, total in MIXED}
 
-    def run(name: str) -> dict[str, Any]:
-        made[name] = step(kept[0], *sizes[name])
+    def run(size: str) -> dict[str, Any]:
+        made[size] = step(kept[0], *sizes[size])
         return {"finite": True}
 
-    for name in sizes:
-        say({"smoke": "eager", "dtype": dtype, "size": name}, lambda name=name: run(name))
+    for size in sizes:
+        say({"smoke": "eager", **known, "size": size}, lambda size=size: run(size))
 
     def capture() -> dict[str, Any]:
         if not device.real:
@@ -93,13 +94,14 @@ def check(dtype: str, device: Device) -> None:
         kept[0].runner.warm_up(lambda stage, part: None)
         return {"graphs": kept[0].runner.graphs}
 
-    say({"smoke": "capture", "dtype": dtype}, capture)
-    for name, size in sizes.items():
-        if name in made:
-            say({"smoke": "graph", "dtype": dtype, "size": name}, lambda name=name, size=size: compare(kept[0], made, name, *size))
+    say({"smoke": "capture", **known}, capture)
+    for size, counts in sizes.items():
+        if size in made:
+            say({"smoke": "graph", **known, "size": size}, lambda size=size, counts=counts: compare(kept[0], made, size, *counts))
 
 
 if __name__ == "__main__":
     machine = open_machine()
     for kind in TYPES:
         check(kind, machine)
+    check(TYPES[0], machine, SPARSE)

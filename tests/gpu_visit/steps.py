@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from left_out import STAND_INS
-from tiny_sizes import TINY_CONFIG, TINY_SETTINGS
+from tiny_sizes import TINY_CONFIG, TINY_SETTINGS, TINY_SPARSE
 from walk import Row, Step
 
 from ridgeline.bench.gpu import DTYPES, Job, make_jobs
@@ -48,7 +48,7 @@ def _first(dry: bool) -> list[Step]:
 
 
 def _second(rows: Sequence[Row], dry: bool) -> list[Step]:
-    """What failed again, each test in a process whose launches wait; kernels, prompts, decode in fp8; profiles; the processor's engine."""
+    """What failed again, each test in a process whose launches wait; kernels, decode in fp8, with experts; profiles; the engine on the CPU."""
     blocking = ("env", "CUDA_LAUNCH_BLOCKING=1")
     failed = list(dict.fromkeys(row["test"] for row in rows if row.get("part") == 1 and "test" in row))[:MOST_AGAIN]
     again = [Step(f"again {test}", (*blocking, *PYTEST, str(ROOT / test)), AGAIN_SECONDS, beside=True) for test in failed]
@@ -57,7 +57,7 @@ def _second(rows: Sequence[Row], dry: bool) -> list[Step]:
         _measured("kernels", "bf16", dry),
         _measured("decode", "fp8", dry),
         _script("profiles", 60, dry),
-        _measured("prefill", "bf16", dry),
+        _measured("experts", "bf16", dry),
         _script("cpu_engine", 180, dry),
     ]
 
@@ -94,7 +94,7 @@ def _measured(part: str, dtype: str, dry: bool, settings: dict[str, Any] | None 
 def _bench(job: Job, dry: bool) -> Step:
     settings = dict(job.settings)
     if dry:
-        settings |= {"device": "cpu", "model": str(TINY_CONFIG), **TINY_SETTINGS[job.part]}
+        settings |= {"device": "cpu", "model": str(TINY_SPARSE if job.part == "experts" else TINY_CONFIG), **TINY_SETTINGS[job.part]}
     return Step(f"bench {job.part} {job.dtype}", (sys.executable, str(HERE / "bench_part.py"), json.dumps(settings)), job.budget_seconds)
 
 

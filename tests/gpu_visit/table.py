@@ -8,7 +8,7 @@ from walk import Row, Visit
 from ridgeline.bench.gpu_targets import Parts, TargetResult, batch_invariant_costs, compare_with_targets
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
-from ridgeline.models.table import MEASURED
+from ridgeline.models.table import MEASURED, SPARSE
 
 HEAD = ("| what | target | measured | command |", "|---|---|---|---|")
 UNMEASURED = "unmeasured"
@@ -33,7 +33,10 @@ def table(rows: Sequence[Row]) -> list[str]:
     kernels = [row for row in parts.get(("kernels", "bf16"), ()) if "share_of_ceiling" in row]
     median = f"{len(kernels)} cases, median {sorted(row['share_of_ceiling'] for row in kernels)[len(kernels) // 2]:.0%}" if kernels else ""
     tests = _tests(rows)
+    sparse = [row for row in parts.get(("experts", "bf16"), ()) if "tokens_per_second" in row and "top_p" not in row]
+    decoded = "; ".join(f"batch {row['batch']}: {row['tokens_per_second']:.0f} tok/s" for row in sparse if row["graphs"])
     rest = (
+        (f"decode bf16 with experts, {SPARSE}'s shape", "–", decoded, "ridgeline bench gpu --only experts"),
         ("the price of the batch-invariant mode", "–", costs, "ridgeline bench gpu --only decode,invariant"),
         ("each kernel, share of the ceiling", "–", median, "ridgeline bench gpu --only kernels"),
         ("eager = graph, bit for bit, two layers of real widths", "all", _share(rows, "smoke", "graph"), "make gpu ARGS=1"),

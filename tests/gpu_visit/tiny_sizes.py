@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-TINY_CONFIG = Path(__file__).with_name("tiny.json")
+TINY_CONFIG, TINY_SPARSE = (Path(__file__).with_name(f"{name}.json") for name in ("tiny", "tiny_sparse"))
 
 _DECODE: dict[str, Any] = {"batches": [1], "context": 4, "steps": 2}
 TINY_SETTINGS: dict[str, dict[str, Any]] = {
     "ceilings": {},
     "decode": _DECODE,
     "invariant": _DECODE,
+    "experts": _DECODE,
     "adapters": {"batches": [2], "context": 4, "steps": 2, "adapters": 2, "rank": 4},
     "prefill": {"prompts": [4], "repeats": 1},
     "kernels": {"tokens": [1], "contexts": [[1, 4]], "prompts": [4]},

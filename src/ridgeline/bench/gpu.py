@@ -19,7 +19,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import Gpu, gpu_missing, read_gpus
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
-from ridgeline.models.table import MEASURED
+from ridgeline.models.table import MEASURED, SPARSE
 
 DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
 """Type of weights → type of the KV cache."""
@@ -27,15 +27,15 @@ DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
 DTYPE_FREE: Final = ("ceilings", "kernels")
 """Parts that cover both types in one run."""
 
-FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "adapters", "host", "soak")
+FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "adapters", "experts", "host", "soak")
 """Parts that run for the first type alone."""
 
 REFERENCE_DTYPE: Final = "bf16"
 """Type that transformers computes with, and of the Ridgeline runs it is compared with."""
 
-ON_REQUEST: Final = ("adapters", "host", "soak")
-"""Parts that run only where --only names them: ten minutes have no room for adapters, `decode` and `serving` report the host's time beside
-a device, and a soak takes longer than all others together."""
+ON_REQUEST: Final = ("adapters", "experts", "host", "soak")
+"""Parts that run only where --only names them: ten minutes have no room for adapters and a second model, `decode` and `serving` report the
+host's time beside a device, and a soak takes longer than all others together."""
 
 BOUNDED: Final = ("decode", "prefill", "serving", "ttft")
 """Parts whose targets are shares of what the ceilings allow, which are measured before them."""
@@ -59,6 +59,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "transformers": {"budget_seconds": 85.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
     "invariant": {"budget_seconds": 30.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
     "adapters": {"budget_seconds": 30.0, "batches": [1, 32], "context": CONTEXT, "steps": 48, "adapters": 8, "rank": 16},
+    "experts": {"budget_seconds": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 64},
     "kernels": {
         "budget_seconds": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
         "prompts": [2048, 8192],
@@ -134,7 +135,8 @@ def _job(part: str, dtype: str, config: Path, minutes: float, is_alone: bool) ->
         budget_seconds += 60 * minutes
     if part == "transformers" and is_alone:
         own["modes"] = list(ALL_MODES)
-    common = {"part": part, "model": str(config), "dtype": dtype, "kv_dtype": DTYPES[dtype]}
+    model = find_config(SPARSE) if part == "experts" else config
+    common = {"part": part, "model": str(model), "dtype": dtype, "kv_dtype": DTYPES[dtype]}
     common["device"] = "cpu" if part in WITHOUT_GPU else "cuda"
     return Job(part, dtype, budget_seconds, {**common, "invariant": part == "invariant", **own})
 

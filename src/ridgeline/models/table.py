@@ -33,6 +33,8 @@ KNOWN: Final = FOLDER / "known"
 """Folder with a config.json per known model, named after the model. Numbers only."""
 MEASURED: Final = "llama-3-8b"
 """Known model whose shape GPU benchmarks use, because published figures of other engines are of it."""
+SPARSE: Final = "qwen3-30b-a3b"
+"""Known model with experts whose shape GPU benchmarks use."""
 
 
 def known_names() -> tuple[str, ...]:

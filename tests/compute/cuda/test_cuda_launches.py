@@ -18,7 +18,7 @@ from ridgeline.compute.cuda.weights import FloatMatrix
 from ridgeline.compute.ops.definition import floats
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
-from ridgeline.models.table import MEASURED
+from ridgeline.models.table import MEASURED, SPARSE
 
 MOST = {"bf16": 8, "fp8": 8}
 """Launches of a layer, of kernels and of torch together."""
@@ -28,6 +28,9 @@ MOST_CHANGED = 17
 
 SECONDS = {32: 0.3e-3, 256: 1.5e-3}
 """Of the host for a step, by rows."""
+
+MOST_SPARSE = 13
+"""Of a layer with experts in bf16: attention's and its norms' seven, and scores, choice, order, gate and up, down, weighted sum."""
 
 CONTEXT = 1024
 
@@ -46,24 +49,32 @@ class Launches(TorchDispatchMode):
 
 
 def launches(
-    folder: Path, layers: int, dtype: str, batch: int, context: int, monkeypatch: pytest.MonkeyPatch, adapters: int = 0
+    folder: Path,
+    layers: int,
+    dtype: str,
+    batch: int,
+    context: int,
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: int = 0,
+    model: str = MEASURED,
 ) -> list[str]:
-    """Names of what a decode step launches, of a model with the heads and types of the measured one, and narrow."""
+    """Names of what a decode step launches, of a model with the heads and types of a known one, and narrow."""
     from triton.runtime.interpreter import GridExecutor
 
-    given = json.loads(find_config(MEASURED).read_text())
+    given = json.loads(find_config(model).read_text())
     narrow = {"hidden_size": 512, "head_dim": 16, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": layers}
+    narrow |= {"moe_intermediate_size": 64}
     config = folder / "narrow.json"
     config.write_text(json.dumps(given | narrow))
     sizes = {"tokens": batch, "rows": batch, "positions": context + 1, "adapters": adapters}
-    model = RandomModel(read_config_facts(config), Types(dtype, dtype), device(), **sizes)
+    random = RandomModel(read_config_facts(config), Types(dtype, dtype), device(), **sizes)
     counted = Launches()
     monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: counted.names.append(self.fn.__name__))
-    inputs, sampling = model._inputs([1] * batch, [context] * batch)
-    model.runner.launch(inputs, sampling)
+    inputs, sampling = random._inputs([1] * batch, [context] * batch)
+    random.runner.launch(inputs, sampling)
     counted.names.clear()
     with counted:
-        model.runner.replay()
+        random.runner.replay()
     return counted.names
 
 
@@ -77,6 +88,12 @@ def test_launches_of_a_layer(dtype: str, batch: int, context: int, tmp_path: Pat
 def test_launches_of_a_layer_with_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, three = (launches(tmp_path, layers, "bf16", 32, 64, monkeypatch, adapters=4) for layers in (1, 3))
     assert (len(three) - len(one)) / 2 <= MOST_CHANGED, three
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_launches_of_a_layer_with_experts(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, three = (launches(tmp_path, layers, "bf16", batch, 64, monkeypatch, model=SPARSE) for layers in (1, 3))
+    assert (len(three) - len(one)) / 2 <= MOST_SPARSE, three
 
 
 @pytest.mark.parametrize("kind", ["bf16", "Q4_K"])

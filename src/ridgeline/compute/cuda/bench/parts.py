@@ -145,6 +145,6 @@ def _row(names: Row, measure: Callable[[], Row]) -> Row:
 
 
 PARTS: Final[Mapping[str, Callable[[ModelFacts, Device, Settings], Iterator[Row]]]] = {
-    "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "adapters": adapters, "prefill": prefill,
-    "transformers": transformers,
+    "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "adapters": adapters, "experts": decode,
+    "prefill": prefill, "transformers": transformers,
 }  # fmt: skip
