@@ -48,7 +48,7 @@ def _first(dry: bool) -> list[Step]:
 
 
 def _second(rows: Sequence[Row], dry: bool) -> list[Step]:
-    """What failed again, each test in a process whose launches wait; kernels, decode in fp8, with experts; profiles; the engine on the CPU."""
+    """What failed again, each test in a process whose launches wait; kernels, decode in fp8, with experts; profiles; the CPU."""
     blocking = ("env", "CUDA_LAUNCH_BLOCKING=1")
     failed = list(dict.fromkeys(row["test"] for row in rows if row.get("part") == 1 and "test" in row))[:MOST_AGAIN]
     again = [Step(f"again {test}", (*blocking, *PYTEST, str(ROOT / test)), AGAIN_SECONDS, beside=True) for test in failed]

@@ -59,7 +59,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "transformers": {"budget_seconds": 85.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
     "invariant": {"budget_seconds": 30.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
     "adapters": {"budget_seconds": 30.0, "batches": [1, 32], "context": CONTEXT, "steps": 48, "adapters": 8, "rank": 16},
-    "experts": {"budget_seconds": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 64},
+    "experts": {"budget_seconds": 20.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 64},
     "kernels": {
         "budget_seconds": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
         "prompts": [2048, 8192],
