@@ -131,8 +131,8 @@ def _bottleneck(window: Second, info: ExecutorInfo, busy: float, host: float, kv
 
 
 def _itl(served: Served, planned: Deployment, batch: int) -> float:
-    """Seconds of a step of `batch` sequences and the prompts that come with them. On a CPU as the start measured steps: the roofline is flat
-    up to its ridge and steep behind it, which no step is, and levers act near it."""
+    """Seconds of a step of `batch` sequences and the prompts that come with them. On a CPU as the start measured steps: the roofline is
+    flat up to its ridge and steep behind it, which no step is, and levers act near it."""
     measured = served.info.seconds
     if measured is None or planned.device.is_gpu:
         return mixed_itl(planned, batch)
