@@ -26,7 +26,7 @@ clients:
 ray:
 	tests/deploy/ray.sh $(VENV)
 
-# A visit to a machine with a GPU: facts, tests, speeds, the table of docs/gpu.md, in build/gpu or $OUT. ARGS=1, 2 or 3 is a part of nine
+# A visit to a machine with a GPU: facts, tests, speeds, the table of docs/gpu.md, in build/gpu or $OUT. ARGS=1, 2, 3 or 4 is a part of nine
 # minutes; ARGS=--dry-run goes through all of it without a GPU.
 gpu:
 	$(PYTHON) tests/gpu_visit/visit.py $(ARGS)

@@ -15,13 +15,14 @@ from ridgeline.bench.gpu import DTYPES, Job, make_jobs
 from ridgeline.facts.headers.read import find_config
 from ridgeline.models.table import MEASURED
 
-PARTS = (1, 2, 3)
+PARTS = (1, 2, 3, 4)
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TESTS = ROOT / "tests/compute/cuda"
 
 FIRST_DECODE: dict[str, Any] = {"batches": [1, 32, 256], "steps": 64}
 """Of part 1: enough to see whether it is fast."""
+SOAK_MINUTES = 2.0
 TEST_SECONDS, AGAIN_SECONDS, MOST_AGAIN = 270.0, 90.0, 24
 PYTEST = (sys.executable, "-m", "pytest", "-p", "rows_plugin", "-p", "no:cacheprovider", "-q", "-n", "0", "-W", "default")
 """Libraries of any version may warn. Kernels are compiled in tests: tests/compute/cuda/conftest.py gives them ten minutes."""
@@ -31,7 +32,7 @@ def make_steps(part: int, rows: Sequence[Row], *, dry: bool) -> list[Step]:
     """The steps of a part. rows: of the parts before it."""
     if part == 2:
         return _second(rows, dry)
-    return _first(dry) if part == 1 else _third(dry)
+    return _first(dry) if part == 1 else _third(dry) if part == 3 else _fourth(dry)
 
 
 def _first(dry: bool) -> list[Step]:
@@ -66,6 +67,17 @@ def _third(dry: bool) -> list[Step]:
     jobs = [job for job in make_jobs([], list(DTYPES), find_config(MEASURED)) if job.part != "kernels"]
     jobs.sort(key=lambda job: job.part == "transformers")
     return [_bench(job, dry) for job in jobs]
+
+
+def _fourth(dry: bool) -> list[Step]:
+    """For a visit with time left: random steps, the sanitizer, tiles that the tables do not have, minutes under load."""
+    (soak,) = make_jobs(["soak"], ["bf16"], find_config(MEASURED), SOAK_MINUTES)
+    return [
+        _script("random_steps", 100, dry),
+        _script("sanitizer", 120, dry),
+        _script("sweep", 110, dry),
+        _bench(replace(soak, budget_seconds=60 * SOAK_MINUTES + 90), dry),
+    ]
 
 
 def _script(name: str, limit: float, dry: bool, *, beside: bool = False) -> Step:

@@ -133,8 +133,8 @@ def test_its_first_step(tmp_path: Path) -> None:
 
 
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
-    done = dry_run(tmp_path, "4")
-    assert done.returncode == 2 and "the parts are 1, 2, 3, got 4" in done.stderr
+    done = dry_run(tmp_path, "5")
+    assert done.returncode == 2 and "the parts are 1, 2, 3, 4, got 5" in done.stderr
 
 
 @pytest.mark.night
@@ -147,6 +147,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert time.monotonic() - began <= 180
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert sum(row.get("smoke") == "graph" and row["equal"] for row in rows) == 3
-    assert {row["step"].split()[1] for row in rows if row["step"].startswith("bench")} == {*gpu.PARTS} - {*gpu.ON_REQUEST}
+    assert {row["step"].split()[1] for row in rows if row["step"].startswith("bench")} == {*gpu.PARTS} - {*gpu.ON_REQUEST} | {"soak"}
+    assert all(row["equal"] for row in rows if "random steps" in row) and any("sweep" in row for row in rows)
     files = list(tmp_path.iterdir())
     assert len(files) <= 8 and sum(file.stat().st_size for file in files) < 1 << 20

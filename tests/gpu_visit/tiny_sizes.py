@@ -15,6 +15,16 @@ TINY_SETTINGS: dict[str, dict[str, Any]] = {
     "kernels": {"tokens": [1], "contexts": [[1, 4]], "prompts": [4]},
     "serving": {"prompt_tokens": 2, "output_tokens": 4, "phases": [[1, 0.0]], "budget": 8, "memory_bytes": 1 << 20},
     "ttft": {"prompt_tokens": 3, "repeats": 1, "engine": {"max_num_seqs": 1, "kv_cache_memory_bytes": 1 << 20}},
+    "soak": {
+        "prompt_tokens": 4,
+        "output_tokens": 3,
+        "rows": 2,
+        "budget": 8,
+        "memory_bytes": 1 << 20,
+        "seconds": 2.0,
+        "every_seconds": 1.0,
+        "swing_seconds": 1.0,
+    },
     "transformers": {"batches": [1], "context": 8, "steps": 2, "modes": [None]},
 }
 """Settings of parts of `ridgeline bench gpu`, by part."""

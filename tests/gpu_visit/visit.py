@@ -1,10 +1,11 @@
-"""A visit to a machine with a GPU, in three parts of at most nine minutes each.
+"""A visit to a machine with a GPU, in parts of at most nine minutes each.
 
     python tests/gpu_visit/visit.py [PART …] [--out FOLDER] [--after FOLDER] [--minutes 9] [--dry-run]
 
 Part 1: facts and ceilings of the machine, layers of real widths eager and as graphs, a first decode, the tests, one process a file. Part 2:
-what failed again, kernel by kernel, profiles, the engine on the machine's processor. Part 3: the table of docs/gpu.md. Each step is a
-process with a limit of its own, and the most telling steps come first, so that a visit that is cut short still has said most.
+what failed again, kernel by kernel, profiles, the engine on the machine's processor. Part 3: the table of docs/gpu.md. Part 4, where time
+is left: 500 random steps eager and as graphs, compute-sanitizer, other tiles, two minutes under load. Each step is a process with a limit
+of its own, and the most telling steps come first, so that a visit that is cut short still has said most.
 
 FOLDER (`$OUT`, or build/gpu; of a dry run build/gpu-dry) gets five small files: `steps.jsonl`, `rows.jsonl`, `log.txt`, `table.md` and
 `failed.md`. Steps that they name as done are left out, so the same command goes on where another ended; --after names a folder with the
@@ -35,7 +36,7 @@ MINUTES = 9.0
 def main(words: list[str] | None = None) -> int:
     """Walks through the parts; 1 where a step failed."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", type=int, metavar="PART", help="1, 2, 3 [all]")
+    parser.add_argument("parts", nargs="*", type=int, metavar="PART", help="1, 2, 3, 4 [all]")
     parser.add_argument("--out", type=Path, help="folder of the files [$OUT, or build/gpu; of a dry run build/gpu-dry]")
     parser.add_argument("--after", type=Path, help="folder of the files of an earlier part")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of each part")

@@ -7,7 +7,7 @@ from ledgers import Ask, serve
 
 from ridgeline.core.events import PrefixMiss
 from ridgeline.core.params import Adapter, Admitted
-from ridgeline.observe.doctor import diagnose
+from ridgeline.observe.doctor import diagnose, found_in
 from ridgeline.observe.ledger import ChoiceRecord, Ledger, RequestRecord
 from ridgeline.observe.prefixes import MAX_PROMPTS, MAX_UNALIGNED, WIDTH, PromptLog, _find
 
@@ -115,6 +115,12 @@ def test_what_a_miss_cost() -> None:
     miss = misses["miss"]
     assert miss is not None and miss.tokens == 2_000 and miss.at == 0
     assert miss.ms == pytest.approx(1e3 * (ttft["miss"] - ttft["hit"]), rel=0.15)
+
+
+def test_the_tier_of_what_was_found_is_named() -> None:
+    found = [{"file": 32, "peer": 16}, {}, {"peer": 48}]
+    records = [RequestRecord(str(n), "a", 99, 1, 0.0, 0.0, 0, choices={0: ChoiceRecord(tier_tokens=each)}) for n, each in enumerate(found)]
+    assert found_in([*records, RequestRecord("waits", "a", 99, 1, 0.0, 0.0, 0)]) == {"file": 32, "peer": 64}
 
 
 def test_what_is_kept_is_bounded_and_no_text() -> None:

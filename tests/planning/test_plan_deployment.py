@@ -22,6 +22,7 @@ from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report, min_devices_that_fit
 from ridgeline.planning.step import IDEAL, RowGroup, attended_pairs, link_seconds, pass_seconds, resource_seconds, step_work
+from ridgeline.planning.tiers import tier_prices
 
 GIB = 2**30
 
@@ -438,3 +439,10 @@ def test_speculation_helps_by_acceptance_and_a_draft_model_takes_memory() -> Non
     assert notes[1].count("(0 drafts)") == 2 and "does not help" in notes[1]
     assert rich.memory.draft > 4 * 1.2e9 and plain.memory.draft == 0
     assert plain.memory.kv_budget - rich.memory.kv_budget == pytest.approx(rich.memory.draft, rel=1e-6)
+
+
+def test_a_tier_pays_where_it_is_faster_than_computing() -> None:
+    prices = {each.tier: each for each in tier_prices(prompt_bytes=6e9, computing_seconds=4.0)}
+    assert list(prices) == ["host", "file", "redis", "peer"]
+    assert prices["file"].seconds == pytest.approx(3.0 + 4.0) and prices["file"].of_computing == pytest.approx(7 / 4)
+    assert prices["host"].of_computing < 1

@@ -2,11 +2,11 @@
 
 import asyncio
 import heapq
-import time
 from bisect import bisect
 from collections.abc import Callable
 from random import Random
 from statistics import median
+from threading import Event
 
 import pytest
 
@@ -169,16 +169,26 @@ def test_who_goes_away_does_not_keep_the_turn() -> None:
 
 
 def test_work_that_would_not_begin_in_time_is_refused_when_it_comes() -> None:
-    """A thread whose work takes a tenth of a second: three of five cannot begin within a quarter."""
+    """One thread, whose work takes three seconds: one may wait, the next would begin too late."""
+
+    def refuse() -> None:
+        raise OverloadedError("the knife is in use", 1)
 
     async def work() -> None:
-        workers = Workers("slow", 1, "loaves wait for the oven", 0.25)
-        await workers.run(lambda: time.sleep(0.1))
-        found = await asyncio.gather(*(workers.run(lambda: time.sleep(0.1)) for _ in range(8)), return_exceptions=True)
-        refused = [each for each in found if isinstance(each, OverloadedError)]
-        assert 3 <= len(refused) < 8 and all("loaves wait for the oven longer than 0.25 s" in str(each) for each in refused)
-        assert workers._waiting == 0 and all(each.retry_after_seconds >= 1 for each in refused)
-        with pytest.raises(TimeoutError):
-            await workers.run(lambda: time.sleep(0.5))
+        workers, baked = Workers("slow", 1, "loaves wait for the oven", 5.0), Event()
+        workers._turn.add(3.0)
+        running, waiting = (asyncio.create_task(workers.run(baked.wait)) for _ in range(2))
+        while workers._waiting != 1 or running.done():
+            await asyncio.sleep(0.001)
+        workers._waiting += 1  # a third
+        with pytest.raises(OverloadedError, match="loaves wait for the oven longer than 5 s") as told:
+            await workers.run(baked.wait)
+        assert told.value.retry_after_seconds == 8, "of the turns 40 % are promised"
+        workers._waiting -= 1
+        baked.set()
+        assert await running and await waiting and not workers._waiting
+        with pytest.raises(OverloadedError, match="the knife is in use") as told:
+            await workers.run(refuse)
+        assert told.value.retry_after_seconds > 8, "behind who was told to come again before"
 
     asyncio.run(work())

@@ -21,12 +21,13 @@ import os
 import sys
 import time
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -160,10 +161,11 @@ KEYS = ("a", "b", "c", "d")
 
 
 class Server:
-    """A server whose keys a … d are of a tenant each, with these options. `jobs`: what its clients ask for, each the same at each start."""
+    """A server whose keys a … d are of a tenant each, with these options. Clients ask for what `jobs` draws from `seed`."""
 
     def __init__(
-        self, *flags: str, queue: int = QUEUE, model: str = FAKE, jobs: Callable[[Random], Job] = short, **options: str
+        self, *flags: str, queue: int = QUEUE, model: str = FAKE, jobs: Callable[[Random], Job] = short, seed: int = 1,
+        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._folder = TemporaryDirectory()
         keys = Path(self._folder.name) / "keys"
@@ -171,7 +173,7 @@ class Server:
         keys.chmod(0o600)
         flags = ("--max-num-queued-reqs", str(queue), "--api-key-file", str(keys), *flags)
         self.process = ServerProcess([model, *flags], {**os.environ, "PYTHONPATH": str(SOURCE)})
-        self.load = Load(self.process.url, 1, jobs)
+        self.load = Load(self.process.url, seed, jobs)
 
     def __enter__(self) -> Load:
         return self.load
@@ -272,21 +274,22 @@ async def slo(seconds: float) -> None:
     with Server(queue=256, model=MIXED, jobs=mixed) as load:
         most = await capacity(load, 64, 2 * 8.0)
     for number in range(3):
-        goods, tokens = {}, {}
+        goods, tokens, refused = {}, {}, {}
         for policy in ("fcfs", "slo"):
-            with Server("--scheduling-policy", policy, queue=256, model=MIXED, jobs=mixed) as load:
+            with Server("--scheduling-policy", policy, queue=256, model=MIXED, jobs=mixed, seed=number) as load:
                 found = await load.open({"a": most}, seconds)
             ended = max(each.came + each.ended for each in found) - min(each.came for each in found)
             goods[policy], tokens[policy] = goodput(found, seconds), sum(each.tokens for each in found) / ended
+            refused[policy] = sum(not each.tokens for each in found)
         gains.append(goods["slo"] / goods["fcfs"])
         throughputs.append(tokens["slo"] / tokens["fcfs"])
-        told = ", ".join(f"{policy} {goods[policy]:.2f}/s, {tokens[policy]:.0f} tokens/s" for policy in goods)
+        told = ", ".join(f"{name} {goods[name]:.2f}/s, {tokens[name]:.0f} tokens/s, {refused[name]} refused" for name in goods)
         print(f"{number}: {told}: goodput {gains[-1]:.3f}, throughput {throughputs[-1]:.3f}", flush=True)
     print(f"slo over fcfs, medians: goodput {median(gains):.3f}, throughput {median(throughputs):.3f}")
 
 
 async def abuser(seconds: float) -> None:
-    with Server(a="weight=1", b="weight=2", c="weight=4", d="weight=1") as load:
+    with Server(options={"a": "weight=1", "b": "weight=2", "c": "weight=4", "d": "weight=1"}) as load:
         most = await capacity(load)
         for total in (0.9, 2.0):
             for other in ("equal", "20 ×"):
@@ -297,8 +300,8 @@ async def abuser(seconds: float) -> None:
                 told = f"TTFT p95 {share(times, 0.95) * 1e3:.0f} ms, {refused} of {len(mine)} refused"
                 print(f"{total} × in all, beside {other}: {told}", flush=True)
         found = await load.open({"a": most / 2, "d": 10 * most}, seconds)
-        mine, whole = (sum(each.tokens for each in found if each.key in keys) for keys in ("a", "ad"))
-        print(f"asks for its fair half, the other for 20 times that: has {mine / whole / 0.5:.1%} of it", flush=True)
+        own, whole = (sum(each.tokens for each in found if each.key in keys) for keys in ("a", "ad"))
+        print(f"asks for its fair half, the other for 20 times that: has {own / whole / 0.5:.1%} of it", flush=True)
         found = await load.open(dict.fromkeys(KEYS, most), seconds)
         weights = dict(zip(KEYS, (1, 2, 4, 1), strict=True))
         shares = [sum(each.tokens for each in found if each.key == key) / weight for key, weight in weights.items()]
@@ -313,7 +316,7 @@ async def ladder(seconds: float) -> None:
     for number in range(3):
         rates = {}
         for flags in ((), ("--brown-out", "0.3")):
-            with Server(*flags, queue=2 * QUEUE, **options) as load:
+            with Server(*flags, queue=2 * QUEUE, options=options) as load:
                 rates[flags] = goodput(await load.open({"a": most, "b": most}, seconds), seconds)
         without, with_ladder = rates.values()
         ratios.append(with_ladder / without)

@@ -80,7 +80,7 @@ def step_seconds(llm: LLM, rows: int, tokens: int, context: int, rounds: int) ->
     groups, size = len(backend._shape.groups), backend._shape.block_tokens
     width = -(-(context + tokens) // size)
     given = [tokens] * rows
-    inputs = dummy_step(given, groups=groups, block_tokens=size, starts=[context] * rows, samples=given, blocks=width * rows)
+    inputs = dummy_step(given, groups=groups, block_tokens=size, starts=[context] * rows, samples=given, row_blocks=width)
     found = []
     for _ in range(rounds + 1):
         began = time.perf_counter()

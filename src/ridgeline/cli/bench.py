@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.main import group
-from ridgeline.cli.output import format_giga, print_json, print_notes, print_table, progress_bar
+from ridgeline.cli.output import format_giga, print_json, print_notes, print_status, print_table, progress_bar
 from ridgeline.cli.setting_flags import OF_TEXTS, located, read_engine_flags, with_engine_flags
 from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError
@@ -256,7 +256,7 @@ def offline(
     load = OfflineLoad(parse_numbers("--batch", batch), prompt_tokens, output_tokens, repeats, busy_processes)
     settings = read_engine_flags(given, model)
     for note in settings.notes:
-        print_notes(f"note: {note}")
+        print_status(f"note: {note}")
     config = replace(settings.engine, **{name: value for name, value in OFFLINE.items() if name not in settings.origins})
     with LoadingProgress() as loading, located(settings):
         report = offline(config, load, loading.show)

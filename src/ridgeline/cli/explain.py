@@ -56,8 +56,8 @@ def make_query(request: str | None, slowest: int | None, window: str) -> dict[st
 
 
 def _print_request(found: dict[str, Any]) -> None:
-    tiers = "".join(f", {tokens} in tier {tier}" for tier, tokens in found["cached_in"].items())
-    tokens = f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached{tiers}, {found['output_tokens']} of output"
+    cached = f"{found['cached_tokens']} of them cached{_tiers(found)}"
+    tokens = f"{found['prompt_tokens']} prompt tokens, {cached}, {found['output_tokens']} of output"
     of = f", tenant {found['tenant']}" if found["tenant"] else ""
     print_notes(f"{found['id']} ({found['state']}{of}): {tokens}", found["summary"])
     for title, part in (("to the first token", found["ttft"]), ("in all", found["total"])):
@@ -74,13 +74,19 @@ def _explain_prefixes(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_notes(f"{found['requests']} requests, {found['prompt_tokens']:,} prompt tokens, {found['cached_tokens']:,} of them cached.")
+    print_notes(
+        f"{found['requests']} requests, {found['prompt_tokens']:,} prompt tokens, {found['cached_tokens']:,} of them cached{_tiers(found)}."
+    )
     rows = [
         (each["cause"], str(each["at"]), str(each["requests"]), f"{each['tokens']:,}", f"{each['ms']:,.0f}", _example(each))
         for each in found["offenders"]
     ]
     if rows:
         print_table("Misses", ("cause", "at token", "requests", "tokens", "ms", "what it is"), rows, wrapped="what it is")
+
+
+def _tiers(found: dict[str, Any]) -> str:
+    return "".join(f", {tokens:,} in tier {tier}" for tier, tokens in found["cached_in"].items())
 
 
 def _example(offender: dict[str, Any]) -> str:

@@ -242,6 +242,7 @@ def physics_table(report: "Report") -> Tabulated:
         ["floor of a prompt's prefill", milliseconds(report.prefill_floor_seconds)],
         ["estimate of a prompt's prefill", milliseconds(report.prefill_seconds)],
     ]
+    rows += [[f"a prompt's blocks from {each.tier}", f"{milliseconds(each.seconds)}, {each.of_computing:.1%}"] for each in report.tiers]
     return "Physics: what memory and arithmetic allow", ["quantity", "value"], rows
 
 

@@ -114,10 +114,16 @@ class Backend(Protocol):
     """Computes steps in the order in which they are enqueued.
 
     timed_rows, timed_tokens  rows and tokens of the steps that are timed at the start; 0: time on this backend means nothing
+    reads_tables              False where block tables are kept by the backend, from plans: `Work.inputs` then has none
     """
 
     timed_rows: int
     timed_tokens: int
+
+    @property
+    def reads_tables(self) -> bool:
+        """See above."""
+        ...
 
     def use_grammars(self, compiler: GrammarCompiler) -> None:
         """Rows may follow grammars that the compiler has compiled. Only before work is enqueued."""

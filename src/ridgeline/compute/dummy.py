@@ -14,15 +14,15 @@ def dummy_step(
     block_tokens: int,
     starts: Sequence[int] | None = None,
     samples: Sequence[int] | None = None,
-    blocks: int = 0,
+    row_blocks: int = 0,
 ) -> StepInputs:
     """A step whose rows have so many tokens each, all of them the id 0.
 
-    starts   positions of the rows' first tokens; None: 0
-    samples  number of selected positions of each row, its last ones; None: 1
-    blocks   of each KV group, which the rows divide evenly, in order, from block 1 on; 0: all is on the reserved block 0
+    starts      positions of the rows' first tokens; None: 0
+    samples     number of selected positions of each row, its last ones; None: 1
+    row_blocks  blocks that each row has to itself in each KV group, row after row from block 1 on; 0: all is on the reserved block 0
 
-    ValueError where the rows need more blocks.
+    ValueError where a row needs more blocks.
     """
     count = np.array(counts, np.int32)
     start = np.zeros(len(count), np.int32) if starts is None else np.array(starts, np.int32)
@@ -32,10 +32,10 @@ def dummy_step(
     row = np.arange(len(count), dtype=np.int32).repeat(count)
     at = np.arange(cu_q[-1], dtype=np.int32) + (start - cu_q[:-1])[row]
     width = -(-int((start + count).max()) // block_tokens)
-    if blocks and width * len(count) > blocks:
-        raise ValueError(f"{len(count)} rows of {width} blocks need {width * len(count)} blocks per group, not {blocks}")
-    first = 1 + np.arange(len(count) * width, dtype=np.int32).reshape(len(count), width)
-    tables = tuple(first + group * blocks if blocks else np.zeros_like(first) for group in range(groups))
+    if row_blocks and width > row_blocks:
+        raise ValueError(f"a row of {width} blocks does not fit {row_blocks} blocks")
+    place = np.arange(len(count), dtype=np.int32)[:, None] * (groups * row_blocks) + np.arange(1, 1 + width, dtype=np.int32)
+    tables = tuple(place + group * row_blocks if row_blocks else np.zeros_like(place) for group in range(groups))
     return StepInputs(
         ids=np.zeros(len(row), np.int32),
         positions=at[None],

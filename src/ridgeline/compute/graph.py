@@ -156,7 +156,8 @@ class StepInputs:
     row_of_token  int32 [T]     which of the R rows a token belongs to
     cu_q          int32 [R + 1] row r owns tokens cu_q[r] … cu_q[r + 1]
     kv_len        int32 [R]     length of each row's sequence, this step's tokens included
-    tables        int32 [R, P] per KV group: block ids of positions 0, block_tokens, …; 0 where there is none
+    tables        int32 [R, P] per KV group: block ids of positions 0, block_tokens, …; 0 where there is none. None at all for a runner
+                  that keeps tables by itself
     slots         int64 [T] per KV group: block id · block_tokens + offset, where the token's K and V go
     select        int32 [S]     tokens whose logits are wanted, ascending
     adapter       int32 [T]     slot of each token's adapter, -1 for none; None where no row has one

@@ -4,6 +4,7 @@ Reads what `observe.prefixes` and the ledger keep; texts are made here, of a few
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -105,6 +106,15 @@ def offenders(
             each.example = miss
         each.ids = [*each.ids, record.request_id][-3:]
     return sorted(found.values(), key=lambda each: (-each.ms, -each.requests))
+
+
+def found_in(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """Tier → prompt tokens that were found there and not on the device."""
+    found = Counter[str]()
+    for each in records:
+        if 0 in each.choices:
+            found.update(each.choices[0].tier_tokens)
+    return dict(found)
 
 
 def _not_there(ledger: Ledger, record: RequestRecord, found: Divergence) -> str:

@@ -21,6 +21,7 @@ from ridgeline.planning.speed import (
     prefill_work,
     ridge,
 )
+from ridgeline.planning.tiers import TierPrice, tier_prices
 
 CURVE = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 """Contexts of the curve of context against users, up to the model's context."""
@@ -64,6 +65,7 @@ class Report:
     bound_by          the bottleneck
     workload          an average request: tokens of prompt and output, share of the prompt in the cache, peak over mean arrivals
     recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by is its limit
+    tiers             what bringing a prompt's KV blocks takes, beside computing them
     objective_met     True where the estimates meet the objective for all users; None without an objective
     """
 
@@ -120,6 +122,7 @@ class Report:
     flags: list[Flag]
     scaling: list[Scaling]
     self_hosting: SelfHosting | None
+    tiers: list[TierPrice]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -193,7 +196,14 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         flags=flags(deployment, objective, batch, limit) if batch else [],
         scaling=scaling(deployment),
         self_hosting=_self_hosting(deployment, run, api_price),
+        tiers=_tiers(deployment),
     )
+
+
+def _tiers(deployment: Deployment) -> list[TierPrice]:
+    """Of a whole prompt, whatever part of it the prefix cache is expected to have."""
+    cold = replace(deployment, workload=replace(deployment.workload, reused=0.0))
+    return tier_prices(deployment.memory.kv_token * deployment.workload.prompt, prefill_seconds(cold))
 
 
 def _batch(deployment: Deployment, objective: Objective, users_given: bool) -> tuple[int, Limit]:

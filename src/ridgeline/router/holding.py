@@ -34,7 +34,7 @@ class HoldingRoom:
         """Waits for a replica with a request of so many bytes; False where it cannot wait, or has waited in vain."""
         if not self.is_open or self._bytes + size > MOST_HELD_BYTES:
             return False
-        waiting = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         self.count += 1
         self._bytes += size

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.observe.charges import CAUSES, Charges, charge, slowest_choice, wall
-from ridgeline.observe.doctor import MISSES, Miss, diagnose, offenders
+from ridgeline.observe.doctor import MISSES, Miss, diagnose, found_in, offenders
 from ridgeline.observe.ledger import Ledger, RequestRecord
 from ridgeline.observe.shares import Distribution, distribution, slowest
 from ridgeline.server import explain_shapes as shapes
@@ -141,6 +141,7 @@ async def explain_prefixes(service: Service, query: Mapping[str, str]) -> shapes
             )
             for each in found[:MAX_OFFENDERS]
         ),
+        found_in(records),
     )  # fmt: skip
 
 

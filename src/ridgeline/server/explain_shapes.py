@@ -67,12 +67,14 @@ class PrefixOffender(Struct, frozen=True):
 
 
 class PrefixReport(Struct, frozen=True):
-    """Misses of a window, the dearest first. `requests` were looked at, of `prompt_tokens` tokens, of which `cached_tokens` were found."""
+    """Misses of a window, the dearest first. `requests` were looked at, of `prompt_tokens` tokens, of which `cached_tokens` were found:
+    `cached_in` says in which tier those that were not on the device."""
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
     offenders: tuple[PrefixOffender, ...]
+    cached_in: dict[str, int] = {}
 
 
 class Explanation(Struct, frozen=True):

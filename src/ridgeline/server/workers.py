@@ -29,8 +29,8 @@ class Workers:
         self._promises = Promises()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`. Raises OverloadedError where it does not begin in time, or could not, and TimeoutError where it is not
-        done in time."""
+        """The result of `work`. Raises OverloadedError where it does not begin in time, could not, or says so itself, and TimeoutError
+        where it is not done in time."""
         if self._expected_wait() > self._seconds:
             raise self.overloaded()
         with self._lock:
@@ -43,6 +43,8 @@ class Workers:
             if running.cancel():
                 raise self.overloaded() from None
             raise
+        except OverloadedError as error:  # what its work shares with others knows nothing of those who wait here
+            raise OverloadedError(str(error), max(error.retry_after_seconds, self.overloaded().retry_after_seconds)) from None
         finally:
             if running.cancel():  # it had not begun, and never will
                 with self._lock:

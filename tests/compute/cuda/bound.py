@@ -125,6 +125,7 @@ class _Inputs:
         if "cu_q" in given:
             counts = np.diff(given["cu_q"])
             self.columns["row_of_token"] = on_device(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+            self.columns["table_row"] = on_device(np.arange(len(counts), dtype=np.int32))
             self.bucket = Bucket(int(counts.sum()), len(counts), given["tables"].shape[1], int(counts.max()))
         if ("slots" in given and "y" in given) or "y0" in given:
             self.columns |= tiles_of(given["slots"].reshape(-1), SLOTS)

@@ -32,7 +32,7 @@ def launch(
     layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), kv_heads, head_dim, kind, CPU).layer(0)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
     work = work_bytes(tokens, rows, max_kv=max_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
-    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows + 1,), (rows,)))
+    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows,), (rows + 1,), (rows,)))
     q, out = (torch.empty(tokens, heads * head_dim, dtype=dtype) for _ in range(2))
     how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "max_q": max_q, "invariant": invariant}
     counters = counters_of(tokens, rows, kv_heads, CPU)

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from compile_only import Case
 
+from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton import copy, elements, norm, rope
 from ridgeline.core.plan import KVGroup, KVShape
@@ -73,7 +74,14 @@ def every_element(width: int) -> None:
         call()
 
 
+def begin() -> None:
+    """Of a step, with changes of block tables."""
+    ids, rows = (torch.empty(count, dtype=torch.int32) for count in (16, 257))
+    tables.begin(ids, ids, rows, ids, torch.empty(1, 257, 512, dtype=torch.int32), torch.empty(2, 256, dtype=torch.int32), 16, 256)()
+
+
 CASES = [
+    Case("begin", begin),
     Case("norms", partial(every_norm, 4096)),
     Case("norms of wide rows", partial(every_norm, 16384)),
     Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))),

@@ -57,7 +57,7 @@ def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, 
     attention.attention(
         q,
         cache.layer(0),
-        *(on_device(x.astype(np.int32)) for x in (tables, cu_q, kv_len)),
+        *(on_device(x.astype(np.int32)) for x in (tables[::-1], np.arange(len(tables))[::-1], cu_q, kv_len)),
         **{name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")},
         sinks=None if arguments.get("sinks") is None else on_device(arguments["sinks"]),
         out=out,

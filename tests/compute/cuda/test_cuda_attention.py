@@ -94,7 +94,7 @@ def test_strided_rows() -> None:
     expected, wide = attend(arguments, cache, torch.float32), poisoned(5, 100)
     q = wide[:, 20:84]
     q.copy_(on_device(arguments["q"]))
-    integers = [on_device(x) for x in (arguments["tables"], arguments["cu_q"], arguments["kv_len"])]
+    integers = [on_device(x) for x in (arguments["tables"], np.arange(2, dtype=np.int32), arguments["cu_q"], arguments["kv_len"])]
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
     triton_attention.attention(q, cache.layer(0), *integers, out=q, work=None, counters=COUNTERS, max_q=4, **how)()
     assert torch.equal(wide[:, 20:84], expected)
@@ -202,6 +202,7 @@ def test_too_little_scratch() -> None:
     arguments = with_heads(paged_sample("", [(600, 1)], block_tokens=16), 4, 2, 16)
     cache = stored(arguments["keys"], arguments["values"], 16, "f32")
     q, integers = on_device(arguments["q"]), [on_device(arguments[name]) for name in ("tables", "cu_q", "kv_len")]
+    integers.insert(1, integers[2])  # never read
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
     with pytest.raises(ValueError, match="bytes of scratch, got 8"):
         triton_attention.attention(q, cache.layer(0), *integers, out=q, work=poisoned(2), counters=COUNTERS, max_q=1, **how)

@@ -14,6 +14,7 @@ from ridgeline.compute.cuda.buckets import Bucket, Buckets, block_buckets, row_b
 from ridgeline.compute.cuda.device import interpreted
 from ridgeline.compute.cuda.graphs import Graphs, Launch, segments
 from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers, layout
+from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.triton.launch import BoundLaunch
 from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import Op, StepInputs
@@ -211,7 +212,8 @@ def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
 
 
 def buffers() -> StepBuffers:
-    return StepBuffers(interpreted(1 << 30), 2, BUCKETS.largest, depth=2, dummy_row=64)
+    device = interpreted(1 << 30)
+    return StepBuffers(device, BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2), BUCKETS.largest, depth=2, dummy_row=64)
 
 
 @pytest.mark.parametrize(("counts", "starts"), [([1, 1, 1], [40, 3, 0]), ([5, 1, 20], [0, 33, 17]), ([16], [0])])
@@ -233,11 +235,9 @@ def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], s
     assert np.array_equal(got["kv_len"][:rows], inputs.kv_len) and np.array_equal(got["cu_q"][: rows + 1], inputs.cu_q)
     assert np.array_equal(got["source"][:tokens], place[inputs.row_of_token]) and (got["source"][tokens:] == 64).all()
     assert np.array_equal(got["target"][:rows], np.where(samples, place, 64)) and (got["target"][rows:] == 64).all()
+    assert np.array_equal(got["table_row"][:rows], place) and (got["table_row"][rows:] == 64).all()
     assert np.array_equal(got["select"][:rows], inputs.select)
     for group in range(2):
-        width = inputs.tables[group].shape[1]
-        assert np.array_equal(got["tables"][group, :rows, :width], inputs.tables[group])
-        assert not got["tables"][group, :rows, width:].any() and not got["tables"][group, rows:].any()
         assert np.array_equal(got["slots"][group, :tokens], inputs.slots[group]) and not got["slots"][group, tokens:].any()
     # Rows of padding have a token each in a decode step, else none.
     ends = np.diff(got["cu_q"])
@@ -258,8 +258,8 @@ def test_a_step_that_nobody_reads_is_on_block_0() -> None:
         room._ring[room._next].fill_(0x7F)
         room.send(bucket, dummy_step(even_counts(bucket.tokens, rows), groups=2, block_tokens=16), NO_SAMPLING)
         got = {name: value.numpy() for name, value in room.device_views(bucket).columns.items()}
-        assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and got["slots"].max() < 16
-        assert (got["target"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
+        assert np.diff(got["cu_q"]).sum() == bucket.tokens and got["slots"].max() < 16
+        assert (got["target"] == 64).all() and (got["table_row"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
 
 
 def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
@@ -313,15 +313,15 @@ def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(room._staging_views) == 4
 
 
-def test_columns_of_tokens_lie_where_rows_and_tables_do_not_move_them() -> None:
+def test_columns_of_tokens_lie_where_rows_do_not_move_them() -> None:
     """Segments are captured for a number of tokens, whatever rows there are."""
-    few, _ = layout(Bucket(16, 2, 32, 16), 2)
-    many, size = layout(Bucket(16, 24, 512, 16), 2)
-    long, _ = layout(Bucket(16, 24, 32, 2), 2)
-    for name in ("slots", "ids", "positions", "row_of_token", "source"):
+    few, _ = layout(Bucket(16, 2, 32, 16), 2, 48)
+    many, size = layout(Bucket(16, 24, 512, 16), 2, 48)
+    long, _ = layout(Bucket(16, 24, 32, 2), 2, 48)
+    for name in ("changes", "slots", "ids", "positions", "row_of_token", "source"):
         assert few[name] == many[name]
-    assert all(long[name] == many[name] for name in long if name != "tables")
-    assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2)[1]
+    assert long == many
+    assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2, 48)[1]
 
 
 def test_the_copy_to_the_device_is_one() -> None:
@@ -338,4 +338,4 @@ def test_the_copy_to_the_device_is_one() -> None:
     room.send(bucket, inputs, NO_SAMPLING)
     with Counting():
         room.send(bucket, inputs, NO_SAMPLING)
-    assert copies == [torch.Size([layout(bucket, 2)[1]])]
+    assert copies == [torch.Size([layout(bucket, 2, room.tables.capacity)[1]])]

@@ -10,6 +10,7 @@ import torch
 from small import ARCHITECTURES, DeviceDriver, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
 from ridgeline.compute.cuda.step import SAMPLING_COLUMNS, DeviceSampling
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runner import diff, relative_error
@@ -45,6 +46,12 @@ def greedy(inputs: StepInputs, rows: list[int]) -> DeviceSampling:
     return DeviceSampling(np.array(rows, np.int32), np.ones(len(rows), np.bool_), columns)
 
 
+def launch(runner: CudaRunner, inputs: StepInputs, rows: list[int]) -> LaunchedStep:
+    """Starts a step of these permanent rows, with its block tables."""
+    runner.tables.write(rows, inputs.tables)
+    return runner.launch(inputs, greedy(inputs, rows))
+
+
 def test_every_value_is_the_numpy_runners(driver: DeviceDriver) -> None:
     inputs = driver.inputs([(0, IDS[:4]), (1, IDS[4:6])], select=[1, 3, 5])
     assert diff(driver.cuda, driver.runner, inputs, driver.cache, driver.kv, tolerance=TOLERANCE) is None
@@ -59,7 +66,7 @@ def test_greedy_ids_are_the_numpy_runners_and_stay_on_the_device(driver: DeviceD
     for count in range(3):
         chunk = IDS[:5] if not count else [-1]
         inputs = driver.inputs([(0, chunk)], select=[len(chunk) - 1])
-        launched.append((inputs, runner.launch(inputs, greedy(inputs, [2]))))
+        launched.append((inputs, launch(runner, inputs, [2])))
         if len(launched) == 2:
             found += runner.read(launched.pop(0)[1])[0]
     found += runner.read(launched.pop(0)[1])[0]
@@ -98,11 +105,11 @@ def test_a_row_that_is_not_finite_is_told(llama: DeviceDriver) -> None:
     runner = llama.cuda
     runner.attach(llama.cache)
     inputs = llama.inputs([(0, IDS[:2]), (1, IDS[2:5])], select=[1, 4])
-    assert runner.read(runner.launch(inputs, greedy(inputs, [0, 1])))[1].tolist() == [True, True]
+    assert runner.read(launch(runner, inputs, [0, 1]))[1].tolist() == [True, True]
     block = llama._tables[1][0][0]
     llama.cache.pool[0, :, block].fill_(0xFF)
     inputs = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
-    assert runner.read(runner.launch(inputs, greedy(inputs, [0, 1])))[1].tolist() == [True, False]
+    assert runner.read(launch(runner, inputs, [0, 1]))[1].tolist() == [True, False]
 
 
 class Strict(TorchDispatchMode):
@@ -149,10 +156,10 @@ def test_a_step_allocates_nothing_and_waits_for_nothing(llama: DeviceDriver, mon
     planned = steps(llama)
     without_kernels(llama, monkeypatch)
     for each in planned:
-        runner.read(runner.launch(each, greedy(each, [0, 1])))
+        runner.read(launch(runner, each, [0, 1]))
     with Strict():
         for each in planned:
-            runner.launch(each, greedy(each, [0, 1]))
+            launch(runner, each, [0, 1])
 
 
 @pytest.mark.parametrize("harm", ["allocation", "number"])
@@ -179,13 +186,13 @@ def test_graphs_give_what_launches_give(llama: DeviceDriver) -> None:
     runner._graphs.capture = lambda run, pool: Held(run)
     try:
         first = llama.inputs([(0, IDS[:2]), (1, IDS[2:4])], select=[1, 3])
-        runner.launch(first, greedy(first, [0, 1]))
+        launch(runner, first, [0, 1])
         assert not replayed
         decode = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
         bucket = runner.buckets.of([1, 1], decode.tables[0].shape[1])
-        launched = runner.read(runner.launch(decode, greedy(decode, [0, 1])))[0]
+        launched = runner.read(launch(runner, decode, [0, 1]))[0]
         runner._graphs.add_decode(bucket, *runner._launches.launches(bucket))
-        again = runner.launch(replace(decode, ids=np.array(IDS[2:4], np.int32)), greedy(decode, [0, 1]))
+        again = launch(runner, replace(decode, ids=np.array(IDS[2:4], np.int32)), [0, 1])
         assert len(replayed) == 1 and len(runner.read(again)[0]) == len(launched) == 2
     finally:
         runner._graphs.capture = runner.device.capture if runner.device.real else None
@@ -201,11 +208,11 @@ def test_a_gpu_neither_allocates_nor_waits(tmp_path_factory: pytest.TempPathFact
     runner.warm_up(lambda stage, part: None)
     planned = steps(driver)
     for each in planned:
-        runner.read(runner.launch(each, greedy(each, [0, 1])))
+        runner.read(launch(runner, each, [0, 1]))
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        launched = [runner.launch(each, greedy(each, [0, 1])) for each in planned[:2]]
+        launched = [launch(runner, each, [0, 1]) for each in planned[:2]]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

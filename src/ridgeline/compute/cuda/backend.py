@@ -100,6 +100,7 @@ class CudaBackend:
         if plan.new_rows or plan.freed_rows:
             self._state.apply(plan)
             self._columns.apply(plan)
+        self.runner.tables.apply(plan)
         if self._split is None or self._split.rows is not work.rows:
             self._split = self._split_sampling(work.rows)
         split = self._split
@@ -133,6 +134,7 @@ class CudaBackend:
         return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()))
 
     pages = None
+    reads_tables = False
 
     def must_read_first(self, ticket: _InFlight) -> bool:
         """True where the host samples or scores: the next step overwrites the logits and hidden states that it reads."""

@@ -103,7 +103,7 @@ class LaunchCache:
             key = (bucket.tokens,)
             if key not in self._shared:
                 self._shared[key] = [
-                    Launch(partial(self._ids.resolve, binding), name="resolve ids"),
+                    Launch(self._ids.begin(binding, self._buffers.tables), name="resolve ids"),
                     *self._bound(binding, 0, self._select),
                 ]
             body = [self._rebound(binding, launch) for launch in self._shared[key]]

@@ -142,7 +142,7 @@ def _attention(b: Binding, op: Op) -> Run:
     inputs, plan = b.inputs, b.plan
     counters = b.constant("counters", lambda: counters_of(plan.tokens, plan.rows, layer.kv_heads, plan.device.torch))
     return attention(
-        b.value(op.inputs[0]), layer, inputs.tables[group], inputs["cu_q"], inputs["kv_len"],
+        b.value(op.inputs[0]), layer, inputs.tables[group], inputs["table_row"], inputs["cu_q"], inputs["kv_len"],
         head_dim=op.attributes["head_dim"], scale=op.attributes["scale"], window=op.attributes["window"],  # type: ignore[arg-type]
         softcap=op.attributes["softcap"], sinks=b.vector(op) if op.weights else None, out=b.value(op.outputs[0]),  # type: ignore[arg-type]
         work=plan.scratch, counters=counters, max_q=inputs.bucket.max_q, invariant=plan.invariant,

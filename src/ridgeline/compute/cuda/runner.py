@@ -20,7 +20,8 @@ from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, M
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
 from ridgeline.compute.cuda.sampler import SampledIds
-from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling, StepBuffers
+from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers
+from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
 from ridgeline.compute.dummy import dummy_step, even_counts
@@ -103,7 +104,8 @@ class CudaRunner:
             adapters=adapters,
         )  # fmt: skip
         columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
-        self.buffers = StepBuffers(device, len(shape.groups), largest, depth, dummy_row=rows, adapters=columns)
+        self.tables = BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
+        self.buffers = StepBuffers(device, self.tables, largest, depth, dummy_row=rows, adapters=columns)
         self.ids = SampledIds(device, rows, largest, vocab)
         self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
         self._next = 0
@@ -117,7 +119,7 @@ class CudaRunner:
     @property
     def nbytes(self) -> int:
         """Bytes on the device without weights, adapters, cache and graphs."""
-        return self.plan.nbytes + self.buffers.nbytes + self.ids.nbytes
+        return self.plan.nbytes + self.buffers.nbytes + self.tables.nbytes + self.ids.nbytes
 
     @property
     def planned_graphs(self) -> int:
@@ -180,11 +182,12 @@ class CudaRunner:
     def launch(self, inputs: StepInputs, sampling: DeviceSampling) -> LaunchedStep:
         """Starts a step and the copy of its results to the host. An id of -1 is the last one sampled for its row.
 
-        `inputs.select` has the last token of every row. At most `depth` steps may be launched and not yet read.
+        `inputs.select` has the last token of every row. Block tables are those of `tables`, by the permanent rows of `sampling`. At most
+        `depth` steps may be launched and not yet read.
         """
         tokens, rows = len(inputs.ids), len(inputs.kv_len)
         max_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
-        bucket = self.buckets.padded(tokens, rows, max_q, inputs.tables[0].shape[1])
+        bucket = self.buckets.padded(tokens, rows, max_q, -(-int(inputs.kv_len.max()) // self.shape.block_tokens))
         buffer = self._results[self._next]
         self._next = (self._next + 1) % len(self._results)
         buffer.start.record()
@@ -241,7 +244,7 @@ class CudaRunner:
     ) -> dict[str, Floats]:
         """One step by itself, for tests: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
         self.attach(kv)
-        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NO_SAMPLING))
+        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), _alone(inputs, self.tables)))
         hidden = self.hidden(inputs.sizes.T)
         found = {"logits": self.logits(hidden[inputs.select])}
         return found | ({"hidden": hidden} if "hidden" in taps else {})
@@ -257,9 +260,9 @@ class CudaRunner:
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
             adapters=self.adapters, reuse=False,
         )  # fmt: skip
-        self._send(most, inputs, NO_SAMPLING)
+        self._send(most, inputs, _alone(inputs, self.tables))
         binding = self._launches.binding(most, plan)
-        self.ids.resolve(binding)
+        self.ids.begin(binding, self.tables)()
         made: dict[str, NDArray[Any]] = {}
         for op in self.oplist.ops if until is None else self.oplist.ops[: until + 1]:
             self._launches.bind(binding, op)()
@@ -279,6 +282,13 @@ class CudaRunner:
     def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
         self._current = bucket
         self.buffers.send(bucket, inputs, sampling)
+
+
+def _alone(inputs: StepInputs, tables: BlockTables) -> DeviceSampling:
+    """Permanent rows of a step that no plan made, which get its block tables; nothing is sampled for them."""
+    rows = np.arange(len(inputs.kv_len), dtype=np.int32)
+    tables.write(rows.tolist(), inputs.tables)
+    return DeviceSampling(rows, np.zeros(len(rows), np.bool_), dict.fromkeys(SAMPLING_COLUMNS, np.zeros(len(rows))))
 
 
 def _result_buffer(device: Device, rows: int) -> ResultBuffer:

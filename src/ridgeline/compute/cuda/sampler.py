@@ -16,6 +16,7 @@ from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import Binding
 from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
+from ridgeline.compute.cuda.tables import BlockTables, begin
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.core.params import RowParams
@@ -65,22 +66,20 @@ class SampledIds:
     def __init__(self, device: Device, rows: int, largest: Bucket, vocab: int) -> None:
         self._vocab = vocab
         self._last = device.zeros(rows + 1, dtype=torch.int32)  # by permanent row; the last one is padding's
-        self._gathered, self.token_ids = device.zeros(2, largest.tokens, dtype=torch.int32)
-        self._unknown = device.zeros(largest.tokens, dtype=torch.bool)
+        self.token_ids = device.zeros(largest.tokens, dtype=torch.int32)
         self.results = device.zeros(2, largest.rows, dtype=torch.int32)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(tensor.nbytes for tensor in (self._last, self._gathered, self.token_ids, self._unknown, self.results))
+        return sum(tensor.nbytes for tensor in (self._last, self.token_ids, self.results))
 
-    def resolve(self, binding: Binding) -> None:
-        """Fills the step's ids: those that the host knows, else the last one of the token's row."""
-        tokens = binding.inputs.bucket.tokens
-        known, gathered, unknown = binding.inputs["ids"], self._gathered[:tokens], self._unknown[:tokens]
-        torch.index_select(self._last, 0, binding.inputs["source"], out=gathered)
-        torch.lt(known, 0, out=unknown)
-        torch.where(unknown, gathered, known, out=binding.ids)
+    def begin(self, binding: Binding, tables: BlockTables) -> Callable[[], None]:
+        """The launch that fills the step's ids, those that the host knows, else the last one of the token's row, and changes block
+        tables."""
+        inputs = binding.inputs
+        ids = inputs["ids"], inputs["source"], self._last, binding.ids
+        return begin(*ids, tables.tables, inputs["changes"], inputs.bucket.tokens, tables.capacity)
 
     def sampling(self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor) -> Callable[[], None]:
         """The launch that samples an id for every row from logits [R, V], and checks its final hidden states [T, D] for finite values."""

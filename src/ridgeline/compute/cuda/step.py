@@ -1,8 +1,8 @@
 """Inputs of a step on their way to the device: one packed host buffer, one copy.
 
 Owns the layout of the packed bytes and the buffers: a ring of pinned ones, so that a step is packed while those before it are still copied,
-and one on the device, which kernels read. Columns that depend on tokens come first, those of rows next, block tables last: columns that
-depend on fewer sizes then lie at offsets that depend on these alone.
+and one on the device, which kernels read. Changes of block tables come first, columns that depend on tokens next, those of rows last:
+columns that depend on fewer sizes then lie at offsets that depend on these alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cuda.adapters import AdapterColumns, put_in_order
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, Event
+from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.graph import StepInputs
 
 ALIGNMENT: Final = 16
@@ -32,7 +33,7 @@ COLUMN_DTYPES: Final = {"i32": (np.int32, torch.int32), "i64": (np.int64, torch.
 class DeviceSampling:
     """Sampling of a step, in the order of its rows.
 
-    rows       int32 [R]  permanent row of each, where its next token finds the sampling id
+    rows       int32 [R]  permanent row of each, which has its block tables, and where its next token finds the sampled id
     on_device  bool [R]   the device samples it in this step; others keep their last id
     columns    [R] each, by the names of `SAMPLING_COLUMNS`
     """
@@ -43,7 +44,7 @@ class DeviceSampling:
 
 
 NO_SAMPLING: Final = DeviceSampling(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
-"""Nothing is sampled, and every id is known."""
+"""Nothing is sampled, every id is known, and all rows are on block 0."""
 
 
 class Column(NamedTuple):
@@ -54,12 +55,13 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
 
-def step_columns(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
-    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or the dummy row. adapters:
-    how tokens are put in order by adapter; None: they have none."""
+def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
+    """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
+    `table_row`, `target`: of each row, or the dummy row. adapters: how tokens are put in order by adapter; None: they have none."""
     tokens, rows = bucket.tokens, bucket.rows
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
+        Column("changes", "i32", (2, changes)),
         Column("slots", "i64", (groups, tokens)),
         Column("ids", "i32", (tokens,)),
         Column("positions", "i32", (tokens,)),
@@ -67,19 +69,19 @@ def step_columns(bucket: Bucket, groups: int, adapters: AdapterColumns | None = 
         Column("source", "i32", (tokens,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("target", "i64", (rows,)),
+        Column("table_row", "i32", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
         Column("kv_len", "i32", (rows,)),
         Column("select", "i32", (rows,)),
         *(Column(name, kind, (rows,)) for name, kind in SAMPLING_COLUMNS.items()),
-        Column("tables", "i32", (groups, rows, bucket.blocks)),
     )
 
 
-def layout(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) -> tuple[dict[str, tuple[int, Column]], int]:
+def layout(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[dict[str, tuple[int, Column]], int]:
     """Offset in bytes of each column by its name, and bytes of all."""
     offsets: dict[str, tuple[int, Column]] = {}
     size = 0
-    for column in step_columns(bucket, groups, adapters):
+    for column in step_columns(bucket, groups, changes, adapters):
         offsets[column.name] = (size, column)
         count = int(np.prod(column.shape)) * np.dtype(COLUMN_DTYPES[column.kind][0]).itemsize
         size += -(-count // ALIGNMENT) * ALIGNMENT
@@ -90,7 +92,7 @@ def layout(bucket: Bucket, groups: int, adapters: AdapterColumns | None = None) 
 class DeviceInputs:
     """Columns of a step on the device: views of one buffer, the same for every step of a bucket.
 
-    tables  int32 [R, blocks] per KV group
+    tables  int32 [permanent rows + 1, blocks] per KV group
     slots   int64 [T] per KV group
     """
 
@@ -111,8 +113,8 @@ class StagingViews(NamedTuple):
     device: torch.Tensor
 
 
-LayoutKey = tuple[int, int, int]
-"""Tokens, rows and blocks of a bucket: its layout depends on nothing else."""
+LayoutKey = tuple[int, int]
+"""Tokens and rows of a bucket: its layout depends on nothing else."""
 
 MAX_LAYOUTS: Final = 256
 """Layouts whose views are kept."""
@@ -122,13 +124,13 @@ MAX_LAYOUTS: Final = 256
 class StepBuffers:
     """Packed inputs of the largest bucket, once on the device and `depth` + 1 times in pinned memory of the host.
 
-    groups     KV groups
-    dummy_row  the entry of `SampledIds` behind all permanent rows, for padding
+    tables     of permanent rows, whose changes travel with the inputs
+    dummy_row  the entry of `SampledIds` and of `tables` behind all permanent rows, for padding
     adapters   order of tokens by adapter; None: they have none
     """
 
     device: Device
-    groups: int
+    tables: BlockTables
     largest: Bucket
     depth: int
     dummy_row: int
@@ -142,7 +144,7 @@ class StepBuffers:
     """Bucket and sampling whose row columns each buffer of the ring holds already."""
 
     def __post_init__(self) -> None:
-        _, size = layout(self.largest, self.groups, self.adapters)
+        _, size = self._layout(self.largest)
         self._packed = self.device.empty(size, dtype=torch.uint8)
         self._ring = [self.device.host(size, dtype=torch.uint8) for _ in range(self.depth + 1)]
         self._copied = [self.device.event() for _ in self._ring]
@@ -153,15 +155,18 @@ class StepBuffers:
         """Bytes on the device."""
         return self._packed.nbytes
 
+    def _layout(self, bucket: Bucket) -> tuple[dict[str, tuple[int, Column]], int]:
+        return layout(bucket, len(self.tables.tables), self.tables.capacity, self.adapters)
+
     def device_views(self, bucket: Bucket) -> DeviceInputs:
         """The columns of a bucket on the device."""
-        offsets, _ = layout(bucket, self.groups, self.adapters)
+        offsets, _ = self._layout(bucket)
         found: dict[str, torch.Tensor] = {}
         for name, (start, column) in offsets.items():
             dtype = COLUMN_DTYPES[column.kind][1]
             count = int(np.prod(column.shape))
             found[name] = self._packed[start : start + count * dtype.itemsize].view(dtype).view(column.shape)
-        return DeviceInputs(found, bucket, found["tables"].unbind(), found["slots"].unbind())
+        return DeviceInputs(found, bucket, self.tables.tables[:, :, : bucket.blocks].unbind(), found["slots"].unbind())
 
     def send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
         """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done."""
@@ -173,17 +178,18 @@ class StepBuffers:
             pack_rows(columns, bucket, inputs, sampling, self.dummy_row)
             self._rows_packed[index] = (bucket, sampling) if bucket.is_decode and len(sampling.rows) else None
         pack_tokens(columns, inputs)
+        self.tables.pack(columns["changes"])
         device.copy_(host, non_blocking=True)
         self._copied[index].record()
 
     def _staging(self, bucket: Bucket) -> list[StagingViews]:
         """Views of a bucket, one for each buffer of the ring."""
-        key = bucket.tokens, bucket.rows, bucket.blocks
+        key = bucket.tokens, bucket.rows
         found = self._staging_views.get(key)
         if found is None:
             if len(self._staging_views) >= MAX_LAYOUTS:
                 del self._staging_views[next(iter(self._staging_views))]
-            offsets, size = layout(bucket, self.groups, self.adapters)
+            offsets, size = self._layout(bucket)
             found = self._staging_views[key] = []
             for host in self._ring:
                 memory = host.numpy()
@@ -203,22 +209,20 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
     into["ids"][:tokens] = inputs.ids
     into["positions"][:tokens] = inputs.positions[0]
     into["kv_len"][:rows] = inputs.kv_len
-    all_slots, tables = into["slots"], into["tables"]
-    for number, (slots, table) in enumerate(zip(inputs.slots, inputs.tables, strict=True)):
-        all_slots[number, :tokens] = slots
-        tables[number, :rows, : table.shape[1]] = table
+    for number, slots in enumerate(inputs.slots):
+        into["slots"][number, :tokens] = slots
 
 
 def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling, dummy_row: int) -> None:
     """Fills the columns that stay while the same rows decode with the same sampling, and the padding of all columns.
 
     Padding is on block 0. In a decode step each row of padding has one token. In any other step the tokens of padding belong to the first
-    row of padding, whose KV length is 0, so that attention skips them. Tables only grow while the rows are the same.
+    row of padding, whose KV length is 0, so that attention skips them.
     """
     tokens, rows = len(inputs.ids), len(inputs.kv_len)
     for name in ("ids", "positions"):
         into[name][tokens:] = 0
-    into["slots"][:, tokens:], into["tables"][:] = 0, 0
+    into["slots"][:, tokens:] = 0
     into["row_of_token"][:tokens] = inputs.row_of_token
     into["cu_q"][: rows + 1] = inputs.cu_q
     if bucket.is_decode:
@@ -232,6 +236,7 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
     into["select"][: len(inputs.select)], into["select"][len(inputs.select) :] = inputs.select, 0
     samples = len(sampling.rows) > 0
     into["source"][:tokens], into["source"][tokens:] = sampling.rows[inputs.row_of_token] if samples else dummy_row, dummy_row
+    into["table_row"][:rows], into["table_row"][rows:] = sampling.rows if samples else dummy_row, dummy_row
     into["target"][:rows], into["target"][rows:] = (
         np.where(sampling.on_device, sampling.rows, dummy_row) if samples else dummy_row,
         dummy_row,

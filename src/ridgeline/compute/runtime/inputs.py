@@ -74,10 +74,10 @@ class _DecodeInputs(NamedTuple):
 
 
 class Inputs:
-    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens."""
+    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens. tables: inputs have block tables."""
 
-    def __init__(self, rows: ResidentRows, block_tokens: int) -> None:
-        self._rows, self._block_tokens = rows, block_tokens
+    def __init__(self, rows: ResidentRows, block_tokens: int, *, tables: bool = True) -> None:
+        self._rows, self._block_tokens, self._tables = rows, block_tokens, tables
         self._step_rows: StepRows | None = None
         self._decode: _DecodeInputs | None = None
 
@@ -103,8 +103,7 @@ class Inputs:
             select = last_positions(cu_q, np.frombuffer(plan.sample, np.uint8))
         size = self._block_tokens
         blocks = -(-int(kv_len.max()) // size)
-        tables = tuple([table[rows.row_ids, :blocks] for table in self._rows.tables])
-        block = positions // size
+        block, row_ids = positions // size, rows.row_ids[tokens]
         offset = positions - block * size
         inputs = StepInputs(
             ids=ids,
@@ -112,8 +111,8 @@ class Inputs:
             row_of_token=tokens,
             cu_q=cu_q,
             kv_len=kv_len.astype(np.int32),
-            tables=tables,
-            slots=tuple([table[tokens, block] * np.int64(size) + offset for table in tables]),
+            tables=tuple([table[rows.row_ids, :blocks] for table in self._rows.tables]) if self._tables else (),
+            slots=tuple([table[row_ids, block] * np.int64(size) + offset for table in self._rows.tables]),
             select=select,
             adapter=None if rows.slots is None else rows.slots[tokens],
         )

@@ -191,6 +191,8 @@ class QueueBackend:
             work = replace(work, adapters=[self._adapters.get(fill.digest) for fill in work.plan.fills])
         self._thread.put(work)
 
+    reads_tables = True
+
     def must_read_first(self, ticket: None) -> bool:
         """Always False: the thread reads a step's results before it computes the next."""
         return False

@@ -52,7 +52,9 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     if config.kv_cache_peers:
         peers = parse_peers(config.kv_cache_peers)
         tiers.append(PeerTier(peers, secret, seal.value_bytes))
-        decisions.append(Decision("kv_cache_peers", config.kv_cache_peers, "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked"))
+        decisions.append(
+            Decision("kv_cache_peers", ", ".join(config.kv_cache_peers), "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked")
+        )
     if not tiers:
         return None, tuple(decisions)
     server = None

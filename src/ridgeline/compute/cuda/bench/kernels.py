@@ -225,10 +225,10 @@ def _attend(facts: ModelFacts, device: Device, kind: str, rows: int, queries: in
     shape = {"heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
     most: dict[str, Any] = {"max_q": queries, "max_kv": blocks * BLOCK_TOKENS}
     work = device.empty(attend.work_bytes(rows * queries, rows, **shape, **most, device=device.torch), dtype=torch.uint8)
+    row, queries_of = (torch.arange(count, dtype=torch.int32, device=device.torch) for count in (rows, rows + 1))
     return attend.attention(
-        q, cache.layer(0), tables, torch.arange(rows + 1, dtype=torch.int32, device=device.torch) * queries,
-        torch.full((rows,), context, dtype=torch.int32, device=device.torch), head_dim=facts.head_dim, scale=facts.attn_scale, window=0,
-        softcap=0.0, out=out, work=work, max_q=queries,
+        q, cache.layer(0), tables, row, queries_of * queries, torch.full((rows,), context, dtype=torch.int32, device=device.torch),
+        head_dim=facts.head_dim, scale=facts.attn_scale, window=0, softcap=0.0, out=out, work=work, max_q=queries,
         counters=attend.counters_of(rows * queries, rows, facts.kv_heads, device.torch),
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ class RandomModel:
         oplist, weights = random_weights(facts, record(facts)["step"], device, dtype, fp8=types.dtype == "fp8", adapters=adapters > 0)
         self.weights_bytes = weights.nbytes
         groups = kv_groups(facts)
-        self._groups, self._rows, self._blocks = len(groups), rows, -(-positions // BLOCK_TOKENS)
+        self._groups, self._blocks = len(groups), -(-positions // BLOCK_TOKENS)
         shape = KVShape(groups, BLOCK_TOKENS, rows * self._blocks * self._groups, b"")
         self._timed = TimedGraphs(device)
         slots = DeviceAdapterSlots(oplist, adapters, rank, dtype, device) if adapters else None
@@ -70,6 +70,7 @@ class RandomModel:
         cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)
         self.runner.attach(cache)
+        self.runner.tables.write(range(rows), self._step([1] * rows, [self._blocks * BLOCK_TOKENS - 1] * rows).tables)
         if slots is not None:
             one = slots.pack(_random_pairs(changed_matrices(oplist), rank))
             for slot in range(adapters):
@@ -121,10 +122,13 @@ class RandomModel:
             "device_seconds": device, "tokens_per_second": tokens / median(found[1:]),
         }  # fmt: skip
 
+    def _step(self, counts: Sequence[int], starts: Sequence[int]) -> StepInputs:
+        return dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, row_blocks=self._blocks)
+
     def _inputs(self, counts: Sequence[int], starts: Sequence[int], top_p: float | None = None) -> tuple[StepInputs, DeviceSampling]:
         """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has blocks of its own."""
         rows = len(counts)
-        inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
+        inputs = self._step(counts, starts)
         single = len(inputs.ids) == rows
         ids = np.full(rows, -1) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(inputs.ids))
         adapters = self.runner.adapters

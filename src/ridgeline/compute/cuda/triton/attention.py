@@ -188,13 +188,14 @@ def counters_of(tokens: int, rows: int, kv_heads: int, device: torch.device) -> 
 
 
 def attention(
-    q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, *,
+    q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, table_row: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, *,
     head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, counters: torch.Tensor,
     max_q: int, sinks: torch.Tensor | None = None, invariant: bool = False,
 ) -> Callable[[], None]:  # fmt: skip
     """The launch of the op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
 
-    tables        int32 [R, P]: block ids
+    tables        int32 [permanent rows, P]: block ids
+    table_row     int32 [R]: the row of `tables` that each row has
     cu_q          int32 [R + 1]: cumulative query counts
     kv_len        int32 [R]
     sinks         fp32 [H], contiguous, or None
@@ -209,7 +210,7 @@ def attention(
     heads = q.shape[1] // head_dim
     if not tokens or not rows:
         return one_by_one([])
-    if (cu_q.shape[0], tables.shape[0], layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
+    if (cu_q.shape[0], len(table_row), layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     schedules = make_schedules(
         tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=tables.shape[1] * layer.block_tokens,
@@ -220,7 +221,7 @@ def attention(
     for schedule in schedules:
         slots = rows if schedule.row_tokens == "one" else tokens
         partials = (*_partials(schedule, slots, heads, head_dim, work, out), counters)
-        launches.append(_bind(schedule, q, layer, (tables, cu_q, kv_len), out, partials, shape, sinks))
+        launches.append(_bind(schedule, q, layer, (tables, table_row, cu_q, kv_len), out, partials, shape, sinks))
     return one_by_one(launches)
 
 
@@ -228,7 +229,7 @@ def _bind(
     schedule: Schedule,
     q: torch.Tensor,
     layer: CacheLayer,
-    row_columns: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    row_columns: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     out: torch.Tensor,
     partials: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     shape: tuple[int, int, int, int, float, float],
@@ -240,7 +241,7 @@ def _bind(
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     arguments = (
         q, keys, values, keys if scales is None else scales, values if layer.value_scales is None else layer.value_scales,
-        q if sinks is None else sinks, *row_columns, out, *partials, len(row_columns[2]), schedule.splits,
+        q if sinks is None else sinks, *row_columns, out, *partials, len(row_columns[3]), schedule.splits,
         scale / softcap if softcap else scale * math.log2(math.e),
         softcap * math.log2(math.e), q.stride(0), out.stride(0), row_columns[0].stride(0), keys.stride(0),
         0 if scales is None else scales.stride(0),

@@ -165,7 +165,7 @@ def is_last(counter, programs):
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def attention_kernel(
-    q, keys, values, key_scales, value_scales, sinks, tables, cu_q, kv_len, out, partial, partial_sums, counters,
+    q, keys, values, key_scales, value_scales, sinks, tables, table_row, cu_q, kv_len, out, partial, partial_sums, counters,
     rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
     GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
@@ -194,7 +194,7 @@ def attention_kernel(
         lowest = length - count + query_block * BLOCK_Q
         first = tl.maximum(lowest - (WINDOW - 1), 0) if WINDOW else 0
         end = tl.minimum(lowest + BLOCK_Q, length)
-        table = tables + row.to(tl.int64) * table_stride
+        table = tables + tl.load(table_row + row).to(tl.int64) * table_stride
         target = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
         if PARTIAL:
             begin_split, end_split = first // SPLIT, tl.cdiv(end, SPLIT)
