@@ -129,9 +129,9 @@ def test_an_hour_of_mixed_traffic_leaves_the_server_as_it_was(serving: Callable[
         engine = server.engine_pid()
         soak = Soak(server)
         asyncio.run(soak.run())
-        assert server.engine_pid() == engine and "Traceback" not in server.output() and "incident" not in server.output()
         time.sleep(1)
-        assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
+        output, is_same, open_ = server.output(), server.engine_pid() == engine, server.metric("vllm:num_requests_running")
+        open_ += server.metric("vllm:num_requests_waiting")
     part = len(soak.samples) // 5
     early, late = ([median(column) for column in zip(*each, strict=True)] for each in (soak.samples[part : 2 * part], soak.samples[-part:]))
     logged = STEP_BYTES * (late[3] - early[3])
@@ -140,6 +140,7 @@ def test_an_hour_of_mixed_traffic_leaves_the_server_as_it_was(serving: Callable[
     print(f"{soak.seen.total()} requests: {dict(soak.seen)}")
     print(f"growth of front end (but for {logged / 1e6:.1f} MB of steps), engine, files: {told}")
     print("front end, engine in MB, files, steps:", [(a // 1e6, b // 1e6, c, d) for a, b, c, d in soak.samples[:: max(1, part // 5)]])
+    assert is_same and not open_ and " ERROR " not in output and "Traceback" not in output, "only warnings, as that many were late"
     paths = {"left", "/v1/completions", "/v1/messages", "/v1/chat/completions", "/v1/responses", "/tokenize"}
     assert set(soak.seen) <= paths, soak.seen
     assert all(each <= MOST_GROWTH for each in grown), grown

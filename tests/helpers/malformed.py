@@ -187,6 +187,8 @@ class Malformed:
         kind = rng.choice(kind) if isinstance(kind, list) else kind
         if kind == "object":
             return self._object(schema, rng, depth)
+        if kind == "array" and "prefixItems" in schema:
+            return [self._value(each, "", rng, depth + 1) for each in schema["prefixItems"]]
         if kind == "array":
             least = schema.get("minItems", 0)
             count = rng.randint(least, least + 2) if depth < 6 else 0

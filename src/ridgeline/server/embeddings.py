@@ -174,5 +174,5 @@ def _usage(found: Vectors) -> vector_shapes.EmbeddingUsage:
     return vector_shapes.EmbeddingUsage(found.prompt_tokens, found.prompt_tokens)
 
 
-def _json(value: msgspec.Struct, notes: Notes) -> Response:
+def _json(value: Any, notes: Notes) -> Response:
     return Response(msgspec.json.encode(value), headers=notes.tell(), media_type="application/json")

@@ -14,16 +14,17 @@ from tensors import DEVICE, numbers, on_device, poisoned, within
 from ridgeline.compute.cuda.adapters import AdapterColumns, DeviceAdapterSlots, is_change, put_in_order
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import DTYPES, interpreted, open_device
-from ridgeline.compute.cuda.plan import MERGED
+from ridgeline.compute.cuda.plan import FP32_OPS, MERGED
 from ridgeline.compute.cuda.providers import PROVIDERS
-from ridgeline.compute.cuda.weights import merged, place
+from ridgeline.compute.cuda.weights import merged, place, place_experts
 from ridgeline.compute.graph import Op, Weight
+from ridgeline.compute.lowering.experts import EXPERTS
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.fp8 import from_e4m3
 from ridgeline.compute.ops.lora import Pair
 from ridgeline.compute.quant.weight import DenseWeight
 
-FULL = {"turn"}
+FULL = {"turn", "weights"}
 """Inputs that are fp32 whatever the activations are."""
 
 CACHE_BLOCK = 4
@@ -46,12 +47,16 @@ class Binding:
     def __init__(self, definition: Definition, sample: Sample, dtype: torch.dtype, kv: str) -> None:
         given = dict(sample.arguments)
         self.values_ = {name: _value(name, given[name], dtype) for name in definition.inputs}
+        routed = definition.name in EXPERTS
         self.matrices = {
-            name: place(DenseWeight(given[name]), dtype, DEVICE, fp8="fp8" in definition.name) for name in _of(definition, "linear")
+            name: place(DenseWeight(given[name]), dtype, DEVICE, fp8="fp8" in definition.name)
+            for name in (() if routed or definition.name.startswith(("embed", "lora")) else definition.matrices)
         }
+        stacks = {name: place_experts(DenseWeight(given[name]), dtype, DEVICE) for name in definition.matrices if routed}
         self.tables = {name: on_device(given[name], dtype) for name in _of(definition, "embed")}
         pairs = [name for name in definition.weights if definition.name.startswith("lora")]
-        vectors = [name for name in definition.weights if name not in (*self.matrices, *self.tables, *pairs) and given[name] is not None]
+        others = (*self.matrices, *self.tables, *pairs, *stacks)
+        vectors = [name for name in definition.weights if name not in others and given[name] is not None]
         self.vectors = {name: on_device(given[name]) for name in vectors}
         self.cache = stored(given["keys"], given["values"], given.get("block_tokens", CACHE_BLOCK), kv) if "keys" in given else None
         self.inputs = _Inputs(given)
@@ -59,7 +64,7 @@ class Binding:
         if pairs:
             self.plan.adapters = filled_slots(definition, {name: given[name] for name in pairs}, given, dtype)
         exact = {name: numbers(value) for name, value in (self.values_ | self.tables | self.vectors).items()}
-        exact |= {name: dense(matrix).astype(np.float32) for name, matrix in self.matrices.items()}
+        exact |= {name: dense(matrix).astype(np.float32) for name, matrix in (self.matrices | stacks).items()}
         self.theirs = {**given, **{name: array.reshape(given[name].shape) for name, array in exact.items()}}
         self.theirs |= {name: given[name] for name, array in given.items() if isinstance(array, np.ndarray) and array.dtype == np.uint8}
         if self.cache is not None:
@@ -68,6 +73,7 @@ class Binding:
             whole = merged([self.matrices[name] for name in definition.weights])
             assert whole is not None
             self.matrices = {"out.0": whole}
+        self.stack = merged(list(stacks.values())) if stacks else None
 
     def results(self, definition: Definition, references: list[np.ndarray], dtype: torch.dtype) -> None:
         """Room for results like these, poisoned; those of a merged product beside each other."""
@@ -80,7 +86,7 @@ class Binding:
             parts = self.whole.split([each.shape[1] for each in references], dim=1)
         else:
             wholes = [poisoned(*each.shape, dtype=_type(definition, each, dtype)) for each in references]
-            parts = [whole if whole.shape[1:] == (1,) else within(whole) for whole in wholes]
+            parts = [whole if whole.shape[1:] == (1,) or whole.dtype == torch.int32 else within(whole) for whole in wholes]
         self.values_ |= {f"out.{number}": part for number, part in enumerate(parts)}
 
     def stored(self) -> list[np.ndarray]:
@@ -104,6 +110,9 @@ class Binding:
     def matrix(self, name: str) -> Any:
         return self.matrices.get(name)
 
+    def experts(self, op: Op) -> Any:
+        return self.stack
+
     def table(self, op: Op) -> torch.Tensor:
         return self.tables[op.weights[0].name]
 
@@ -122,6 +131,8 @@ class _Inputs:
         self.columns = {name: on_device(given[name]) for name in ("select", "cu_q", "kv_len") if name in given}
         self.slots = [on_device(given["slots"])] if "slots" in given else []
         self.tables = [on_device(given["tables"])] if "tables" in given else []
+        if "experts" in given:
+            self.columns["count"] = on_device(np.array([len(given["experts"])], np.int32))
         if "cu_q" in given:
             counts = np.diff(given["cu_q"])
             self.columns["row_of_token"] = on_device(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
@@ -210,4 +221,6 @@ def _type(definition: Definition, reference: np.ndarray, dtype: torch.dtype) -> 
     """Of a result: codes are e4m3, scales and rotations fp32, the rest is activations."""
     if reference.dtype == np.uint8:
         return torch.float8_e4m3fn
-    return torch.float32 if reference.shape[1:] == (1,) or definition.name == "rotation" else dtype
+    if reference.dtype == np.int32:
+        return torch.int32
+    return torch.float32 if reference.shape[1:] == (1,) or definition.name in FP32_OPS else dtype

@@ -7,6 +7,7 @@ from tensors import numbers
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix
+from ridgeline.compute.quant.float_codes import E2M1_DOUBLED, E8M0_HALVED
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
 from ridgeline.compute.quant.scaled import ScaledWeight
@@ -21,7 +22,9 @@ def blocks(kind: str, rows: int, columns: int, seed: int = 0) -> CodedWeight:
     """Random bytes, whose fp16 fields are normal numbers."""
     random, form = np.random.default_rng(seed), FORMATS[kind]
     codes = random.integers(0, 256, (rows * columns // form.block_elements, form.block_bytes)).astype(np.uint8)
-    for place in _HALVES.get(kind, (0,)):
+    if kind == "MXFP4":
+        codes[:, 0] = random.integers(120, 128, len(codes))
+    for place in _HALVES.get(kind, () if kind == "MXFP4" else (0,)):
         codes[:, place : place + 2] = (random.standard_normal((len(codes), 1)) * 0.1).astype(np.float16).view(np.uint8)
     return CodedWeight(kind, (rows, columns), codes.reshape(rows, -1))
 
@@ -67,6 +70,8 @@ def unpack(weight: IntegerMatrix) -> NDArray[np.float32]:
     if weight.high is not None:
         codes |= _unplane(weight.high, form.high, weight) << form.low
     values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
+    if form.values:
+        values = E2M1_DOUBLED[codes[:, :columns]].reshape(values.shape).astype(np.float32) + np.float32(form.centre)
     scales, zero = _unpacked_scales(weight, columns // size)
     scales, zero = scales[..., None], zero[..., None]
     dense = scales * values - zero if form.offset == "mins" else scales * (values - zero)
@@ -80,6 +85,7 @@ def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.flo
     scale_words = np.ascontiguousarray(weight.scale_words.cpu().numpy().T).view(np.uint8)
     read = {
         "i8": [("scale", np.int8)],
+        "e8m0": [("scale", np.uint8)],
         "u8 + min": [("scale", np.uint8), ("zero", np.uint8)],
         "fp16": [("scale", np.float16)],
         "fp16 + min": [("scale", np.float16), ("zero", np.float16)],
@@ -88,7 +94,7 @@ def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.flo
         "fp32 + zero": [("scale", np.float32), ("zero", np.uint32)],
     }
     records = scale_words[:, : groups * GROUP_BYTES[form.scale_type]].view(np.dtype(read[form.scale_type]))
-    scales = records["scale"].astype(np.float32)
+    scales = E8M0_HALVED[records["scale"]] if form.scale_type == "e8m0" else records["scale"].astype(np.float32)
     zero = records["zero"].astype(np.float32) if "zero" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
     if weight.super_scales is not None:
         super_scales = np.ascontiguousarray(weight.super_scales.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)

@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drafting import Hand
-from gguf_files import model_file
 from serving import SETTINGS, Answer, serve
 from small import SIZE, device
 from tiny import write_tiny
 
 from ridgeline.compute.cuda import backend
-from ridgeline.compute.opening import ModelSource
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
-from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
@@ -208,12 +205,3 @@ def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None
 def test_where_a_gpu_is(settings: dict[str, object], runner: str, dtype: str, kv_dtype: str) -> None:
     config, _ = resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=None, cpu_cores=2)  # type: ignore[arg-type]
     assert (config.runner, config.dtype, config.kv_dtype) == (runner, dtype, kv_dtype)
-
-
-def test_a_model_with_experts_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    """Its zeros would be found out, and no kernel of its ops exists."""
-    (tmp_path / "experts.gguf").write_bytes(model_file(architecture="qwen3moe").build())
-    source = ModelSource(EngineConfig(str(tmp_path), runner="cuda"), read_model_facts(tmp_path / "experts.gguf"), 1 << 30)
-    with pytest.raises(ConfigError, match="no kernels of experts for a GPU") as raised:
-        backend.open_cuda(source, lambda *_: None)
-    assert raised.value.fix == {"--runner": "native"}

@@ -4,12 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from small import device
+from tensors import on_device
+from test_cuda_experts import INPUTS, OUTPUTS, product, stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.bench.gpu_part import host, tiny_facts
 from ridgeline.compute.cuda.bench.model import RandomModel, Types
+from ridgeline.compute.cuda.weights import FloatMatrix
+from ridgeline.compute.ops.definition import floats
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
 from ridgeline.models.table import MEASURED
@@ -71,6 +77,30 @@ def test_launches_of_a_layer(dtype: str, batch: int, context: int, tmp_path: Pat
 def test_launches_of_a_layer_with_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, three = (launches(tmp_path, layers, "bf16", 32, 64, monkeypatch, adapters=4) for layers in (1, 3))
     assert (len(three) - len(one)) / 2 <= MOST_CHANGED, three
+
+
+@pytest.mark.parametrize("kind", ["bf16", "Q4_K"])
+def test_no_expert_is_read_that_no_token_chose(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    """By the addresses that the interpreter reads."""
+    weight = stack(kind, 1)
+    ids, x = np.array([[1, 3], [1, 4]], np.int32), on_device(floats(4, 2, INPUTS), torch.bfloat16)
+    rows = weight.values if isinstance(weight, FloatMatrix) else weight.scale_words  # type: ignore[union-attr]
+    read: set[int] = set()
+    load = InterpreterBuilder.create_masked_load
+
+    def spy(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        read.update(np.unique(pointers.data[mask.data]).tolist())
+        return load(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", spy)
+    product(x, ids, weight)
+    axis = 0 if isinstance(weight, FloatMatrix) else 1
+    places = {(address - rows.data_ptr()) // rows.element_size() for address in read if 0 <= address - rows.data_ptr() < rows.nbytes}
+    per_expert = OUTPUTS * rows.stride(axis)
+    found = {place % (rows.shape[1] if axis else rows.numel()) // per_expert for place in places}
+    assert found == {1, 3, 4}
 
 
 @pytest.mark.alone

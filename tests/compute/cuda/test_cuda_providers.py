@@ -21,7 +21,7 @@ ELSEWHERE = {
     "linear_codes": "integer products of the native runner",
     "linear_codes_add": "integer products of the native runner",
     "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
-    **dict.fromkeys(("route", "linear_experts", "combine"), "models with experts are refused on a GPU"),
+    "linear_experts": "lowering for a GPU makes products over sorted choices of it",
     **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
     "adapters": "on a GPU the host puts a step's tokens in the order of their adapters",
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",

@@ -242,8 +242,6 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     load    source of weights: the model's files, or random numbers (`compute.cuda.load.random_weights`), for benchmarks
     graphs  starts the runner's steps; None: its own
     """
-    if source.facts.experts is not None:
-        raise ConfigError("there are no kernels of experts for a GPU yet; the native runner has them", fix={"--runner": "native"})
     if source.facts.bidirectional:
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()

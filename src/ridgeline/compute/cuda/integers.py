@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ridgeline.compute.quant.bits import fields as fields_of
 from ridgeline.compute.quant.grouped import GroupedWeight, unpacked
 from ridgeline.compute.quant.groups import groups
 from ridgeline.compute.quant.weight import CodedWeight
@@ -22,7 +23,7 @@ CHUNK_ELEMENTS: Final = 1 << 22
 """Codes that are unpacked at a time: they stay in a core's cache."""
 
 
-GROUP_BYTES: Final = {"i8": 1, "u8 + min": 2, "fp16": 2, "fp16 + min": 4, "fp16 + zero": 4, "fp32": 4, "fp32 + zero": 8}
+GROUP_BYTES: Final = {"i8": 1, "e8m0": 1, "u8 + min": 2, "fp16": 2, "fp16 + min": 4, "fp16 + zero": 4, "fp32": 4, "fp32 + zero": 8}
 """Bytes of a group's scales, by their type."""
 
 
@@ -34,6 +35,7 @@ class IntegerFormat:
     size        inputs per group; 0: a group is a row
     scale_type  scales of a group:
                 i8           a signed integer, times the superblock's scale: k-quants, IQ4_XS
+                e8m0         half of a power of two
                 u8 + min     an integer of the scale and one of the min, times the superblock's scale and min
                 fp16         a scale
                 fp16 + min   a scale and a min
@@ -41,6 +43,7 @@ class IntegerFormat:
                 fp32         a scale
                 fp32 + zero  a scale and a zero of 32 bits
     centre      zero of every group, where groups have neither zero nor min
+    values      "e2m1": codes are those of small floats, which mean twice their value and, with the centre, are integers too
     """
 
     low: int
@@ -48,6 +51,7 @@ class IntegerFormat:
     size: int
     scale_type: str
     centre: int = 0
+    values: str = ""
 
     @property
     def superblock(self) -> int:
@@ -73,6 +77,7 @@ INTEGER_FORMATS: Final = {
     "Q6_K": IntegerFormat(4, 2, 16, "i8", 32),
     "IQ4_NL": IntegerFormat(8, 0, 32, "fp16", 128),
     "IQ4_XS": IntegerFormat(8, 0, 32, "i8", 128),
+    "MXFP4": IntegerFormat(4, 0, 32, "e8m0", 12, "e2m1"),
 }
 """GGUF's formats. IQ4 formats are stored as the values of their table, which take 8 bits."""
 
@@ -261,6 +266,9 @@ def _plane(split: Codes, bits: int) -> Codes:
 def _block_parts(kind: str, form: IntegerFormat, blocks: Codes, columns: int) -> dict[str, np.ndarray]:
     """Rows of a GGUF format, uint8 [n, bytes of a row] → the tensors of `IntegerMatrix` by name."""
     super_scales: dict[str, np.ndarray] = {}
+    if form.values:
+        parts = blocks.reshape(len(blocks), columns // form.size, -1)
+        return _parts(form, fields_of(np.ascontiguousarray(parts[:, :, 1:]), 4).reshape(len(blocks), columns), parts[:, :, 0])
     if form.superblock:
         superblocks = blocks.reshape(len(blocks) * (columns // form.superblock), -1).copy()
         both = np.zeros((len(superblocks), 4), np.uint8)

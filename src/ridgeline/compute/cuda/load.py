@@ -4,17 +4,22 @@ Owns what is quantised on load and what is merged. A file's codes are read once 
 """
 
 from collections.abc import Callable, Mapping
+from math import prod
+from typing import NamedTuple
 
 import torch
 
 from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.integers import IntegerMatrix
 from ridgeline.compute.cuda.plan import MERGED
 from ridgeline.compute.cuda.triton.launch import native_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place
+from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place, place_experts
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.lowering.adapters import add_adapters
+from ridgeline.compute.lowering.experts import EXPERTS
 from ridgeline.compute.lowering.lower import lower
+from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts
 
@@ -43,24 +48,43 @@ def place_weights(
     progress: Progress = lambda *_: None,
 ) -> tuple[OpList, DeviceWeights]:
     """As `load_weights`, from weights that are mapped already."""
-    embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
-    used = {weight.name for op in oplist.ops for weight in op.weights}
-    multiplied = {op.weights[0].name for op in oplist.ops if op.name == "linear"}
-    total, done = sum(mapped[name].nbytes for name in used), 0
-    matrices: dict[str, DeviceWeight] = {}
-    tables: dict[str, torch.Tensor] = {}
-    vectors: dict[str, torch.Tensor] = {}
-    for name in sorted(used):
-        weight = mapped[name]
-        if len(weight.shape) == 1:
-            vectors[name] = torch.from_numpy(weight.dense()).to(device.torch)
-        if name in multiplied:
-            matrices[name] = place(weight, dtype, device.torch, fp8=fp8)
-        if name in embedded:
-            tables[name] = _table(weight, matrices.get(name), dtype, device)
+    readers = _readers(oplist)
+    arrays = taken_as_arrays(oplist)
+    total, done = sum(mapped[name].nbytes for name in readers), 0
+    found = _Placed({}, {}, {}, {})
+    for name in sorted(readers):
+        weight, read = mapped[name], readers[name]
+        if name in arrays:
+            found.vectors[name] = torch.from_numpy(weight.dense()).to(device.torch)
+        elif "linear_experts" in read:
+            found.experts[name] = place_experts(weight, dtype, device.torch, fp8=fp8)
+        elif "linear" in read:
+            found.matrices[name] = place(weight, dtype, device.torch, fp8=fp8)
+        elif "route" in read:  # of floats whatever the others are: a choice depends on the last bits
+            found.matrices[name] = place(DenseWeight(weight.dense()), dtype, device.torch)
+        if "embed" in read:
+            found.tables[name] = _table(weight, found.matrices.get(name), dtype, device)
         done += weight.nbytes
         progress("placing weights", done / total)
-    return merge(add_adapters(oplist) if adapters else oplist, device, matrices, tables, vectors)
+    return merge(add_adapters(oplist) if adapters else oplist, device, found)
+
+
+class _Placed(NamedTuple):
+    """The parts of `DeviceWeights`, of a list that is not lowered."""
+
+    matrices: dict[str, DeviceWeight]
+    tables: dict[str, torch.Tensor]
+    vectors: dict[str, torch.Tensor]
+    experts: dict[str, DeviceWeight]
+
+
+def _readers(oplist: OpList) -> dict[str, set[str]]:
+    """Names of the ops that read each weight."""
+    found: dict[str, set[str]] = {}
+    for op in oplist.ops:
+        for weight in op.weights:
+            found.setdefault(weight.name, set()).add(op.name)
+    return found
 
 
 def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, device: Device) -> torch.Tensor:
@@ -71,35 +95,35 @@ def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, devi
     return placed.values
 
 
-def merge(
-    oplist: OpList,
-    device: Device,
-    matrices: dict[str, DeviceWeight],
-    tables: Mapping[str, torch.Tensor],
-    vectors: Mapping[str, torch.Tensor],
-) -> tuple[OpList, DeviceWeights]:
+def merge(oplist: OpList, device: Device, placed: _Placed) -> tuple[OpList, DeviceWeights]:
     """Lowers a model's list for the formats of its matrices, and merges those whose products it merges. Removes merged matrices from
-    `matrices`, so that at most the rows of one product exist twice.
+    `placed`, so that at most the rows of one product exist twice.
 
-    On a device that cannot multiply e4m3 activations stay as they are.
+    On a device that cannot multiply e4m3 activations stay as they are; those of experts do everywhere.
     """
     codes = native_fp8(device.torch)
-    formats = {}
-    for name, weight in matrices.items():
+    formats = {name: WeightFormat(_form(weight)) for name, weight in placed.experts.items()}
+    for name, weight in placed.matrices.items():
         # A matrix that ends within a block is of a format of its own: no other's rows can follow.
         ragged = isinstance(weight, Fp8Matrix) and weight.shape[0] % weight.block[0]
         kind = f"{weight.kind}, {name}" if ragged else weight.kind
         formats[name] = WeightFormat(kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32")
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
-        if op.name in MERGED:
-            names = [weight.name for weight in op.weights]
-            whole = merged([matrices[name] for name in names])
+        of, count = (placed.experts, EXPERTS[op.name]) if op.name in EXPERTS else (placed.matrices, len(op.weights))
+        if op.name in MERGED or (op.name in EXPERTS and count > 1):
+            names = [weight.name for weight in op.weights[:count]]
+            whole = merged([of[name] for name in names])
             if whole is not None:
                 for name in names:
-                    del matrices[name]
-                matrices[op.outputs[0]] = whole
-    return lowered, DeviceWeights(matrices, tables, vectors)
+                    del of[name]
+                of[op.outputs[0]] = whole
+    return lowered, DeviceWeights(*placed)
+
+
+def _form(weight: DeviceWeight) -> str:
+    """What stacks must share to be one."""
+    return f"{weight.kind} {weight.form if isinstance(weight, IntegerMatrix) else getattr(weight, 'block', '')}"
 
 
 def random_weights(
@@ -111,26 +135,24 @@ def random_weights(
     Matrices are normal numbers of the standard deviation K^-½, vectors ones; `fp8` as in `load_weights`.
     """
     generator = torch.Generator(device.torch).manual_seed(seed)
-    embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
-    multiplied = {op.weights[0].name for op in oplist.ops if op.name == "linear"}
-    matrices: dict[str, DeviceWeight] = {}
-    tables: dict[str, torch.Tensor] = {}
-    vectors: dict[str, torch.Tensor] = {}
+    readers, arrays = _readers(oplist), taken_as_arrays(oplist)
+    found = _Placed({}, {}, {}, {})
     used = {weight.name: weight for op in oplist.ops for weight in op.weights}
-    for number, weight in enumerate(used.values()):
+    for number, (name, weight) in enumerate(used.items()):
         progress("making weights", number / len(used))
-        if len(weight.shape) == 1:
-            vectors[weight.name] = torch.ones(weight.shape, dtype=torch.float32, device=device.torch)
+        if name in arrays:
+            found.vectors[name] = torch.ones(weight.shape, dtype=torch.float32, device=device.torch)
             continue
-        rows, columns = weight.shape
+        rows, columns = prod(weight.shape[:-1]), weight.shape[-1]
         values = device.empty(rows, columns, dtype=dtype).normal_(0, columns**-0.5, generator=generator)
-        if weight.name in embedded:
-            tables[weight.name] = values
-        if weight.name not in multiplied:
-            continue
-        if fp8:
-            scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
-            matrices[weight.name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
+        if "embed" in readers[name]:
+            found.tables[name] = values
+        own = found.experts if "linear_experts" in readers[name] else found.matrices
+        if "route" in readers[name] or not fp8:
+            own[name] = FloatMatrix(values)
         else:
-            matrices[weight.name] = FloatMatrix(values)
-    return merge(add_adapters(oplist) if adapters else oplist, device, matrices, tables, vectors)
+            scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
+            own[name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
+        if readers[name] == {"embed"}:
+            del own[name]
+    return merge(add_adapters(oplist) if adapters else oplist, device, found)

@@ -12,7 +12,7 @@ from ridgeline.compute.cuda import linear
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, is_change
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.triton import attention, lora, sampling
+from ridgeline.compute.cuda.triton import attention, experts, lora, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
 from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, Fp8Matrix, placed_bytes
 from ridgeline.compute.graph import OpList
@@ -52,11 +52,17 @@ def scratch_bytes(
         for op in oplist.ops
         if adapters is not None and is_change(op)
     )
+    routed = (
+        experts.route_bytes(rows, *op.weights[0].shape, invariant=invariant)  # type: ignore[call-arg]
+        for op in oplist.ops
+        if op.name == "route"
+    )
     return max(
         sampling.scratch_bytes(buckets.largest.rows),
         *changes,
         *products,
         *gated,
+        *routed,
         _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),
     )
 
@@ -119,8 +125,8 @@ def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
         elif tensor.kind.startswith("F8") or fp8:
-            total += prod(tensor.shape) + 4 * tensor.shape[0]
+            total += prod(tensor.shape) + 4 * prod(tensor.shape[:-1])
         else:
-            rows, columns = tensor.shape
-            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.quantised.group if tensor.quantised else 0)
+            *rows, columns = tensor.shape
+            total += placed_bytes(tensor.kind, (prod(rows), columns), dtype, tensor.quantised.group if tensor.quantised else 0)
     return total

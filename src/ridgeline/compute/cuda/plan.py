@@ -20,7 +20,7 @@ from ridgeline.core.plan import KVShape
 
 ALIGNMENT: Final = 256
 """Bytes: every value begins at a multiple."""
-FP32_OPS: Final = frozenset({"rotation"})
+FP32_OPS: Final = frozenset({"rotation", "route"})
 """Ops whose outputs are fp32 whatever the activations are."""
 
 MERGED: Final = frozenset({"linear_pair", "linear_triple", "linear_fp8_pair", "linear_fp8_triple", "linear_glu", "linear_fp8_glu"})
@@ -169,6 +169,11 @@ class Binding:
     def matrix(self, name: str) -> DeviceWeight | None:
         """A matrix by its own name, or by the first output of a merged product; None where those did not merge."""
         return self.plan.weights.matrices.get(name)
+
+    def experts(self, op: Op) -> DeviceWeight:
+        """The stack of a product with experts: of gate and up under the op's output, else under the weight's name."""
+        stacks = self.plan.weights.experts
+        return stacks[op.outputs[0] if op.outputs[0] in stacks else op.weights[0].name]
 
     def table(self, op: Op) -> torch.Tensor:
         """The op's table of embeddings."""

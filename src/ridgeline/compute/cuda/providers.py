@@ -5,20 +5,22 @@ Owns no memory and no arithmetic.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
 from ridgeline.compute.cuda.adapters import change_widths
+from ridgeline.compute.cuda.experts import experts_product
 from ridgeline.compute.cuda.linear import Fp8Activations, gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
-from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
+from ridgeline.compute.cuda.triton import elements, experts, norm, quantise, rope
 from ridgeline.compute.cuda.triton.attention import attention, counters_of
 from ridgeline.compute.cuda.triton.launch import one_by_one
 from ridgeline.compute.cuda.triton.lora import Tiles, add_changes
 from ridgeline.compute.cuda.weights import FloatMatrix, Fp8Matrix
 from ridgeline.compute.graph import Op
 from ridgeline.compute.lowering.adapters import CHANGES
+from ridgeline.compute.lowering.experts import EXPERTS
 from ridgeline.facts.model import Rope
 
 Provider = Callable[[Binding, Op], Run]
@@ -149,6 +151,34 @@ def _attention(b: Binding, op: Op) -> Run:
     )  # fmt: skip
 
 
+def _route(b: Binding, op: Op) -> Run:
+    weight = b.matrix(op.weights[0].name)
+    assert isinstance(weight, FloatMatrix), "routers are placed as floats"
+    bias = b.vector(op, 1) if len(op.weights) > 1 else None
+    x, (ids, weights) = b.value(op.inputs[0]), b.values(op.outputs)
+    said: dict[str, Any] = dict(op.attributes)
+    return experts.route(x, weight.values, bias, ids, weights, b.plan.scratch, invariant=b.plan.invariant, **said)
+
+
+def _sort_experts(b: Binding, op: Op) -> Run:
+    return experts.sort_experts(b.value(op.inputs[0]), b.inputs["count"], *b.values(op.outputs), int(op.attributes["count"]))  # type: ignore[arg-type]
+
+
+def _linear_experts(b: Binding, op: Op) -> Run:
+    """A product with one stack, or with gates and ups; behind their matrices the weights are biases."""
+    x, _, order, tiles = b.values(op.inputs)
+    matrices = EXPERTS[op.name]
+    bias = tuple(b.vector(op, number) for number in range(matrices, len(op.weights)))
+    gate: Any = op.attributes.get("activation", "")
+    return experts_product(
+        x, order, tiles, op.weights[0].shape[0], b.experts(op), b.value(op.outputs[0]), gate=gate, bias=bias, invariant=b.plan.invariant
+    )
+
+
+def _combine(b: Binding, op: Op) -> Run:
+    return experts.combine(*b.values(op.inputs), b.value(op.outputs[0]))
+
+
 PROVIDERS: Final[Mapping[str, Provider]] = {
     "embed": _embed,
     "select": _select,
@@ -173,5 +203,9 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "rotate_write": _rotate_write,
     "norm_rotate_write": _rotate_write,
     "attention": _attention,
+    "route": _route,
+    "sort_experts": _sort_experts,
+    **dict.fromkeys(EXPERTS, _linear_experts),
+    "combine": _combine,
 }
 """Op → its provider: (binding, op) → launch."""

@@ -57,7 +57,8 @@ class Column(NamedTuple):
 
 def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
     """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
-    `table_row`, `target`: of each row, or the dummy row. adapters: how tokens are put in order by adapter; None: they have none."""
+    `table_row`, `target`: of each row, or the dummy row; `count`: tokens that are no padding, the first ones. adapters: how tokens are put
+    in order by adapter; None: they have none."""
     tokens, rows = bucket.tokens, bucket.rows
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
@@ -67,6 +68,7 @@ def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterCol
         Column("positions", "i32", (tokens,)),
         Column("row_of_token", "i32", (tokens,)),
         Column("source", "i32", (tokens,)),
+        Column("count", "i32", (1,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("target", "i64", (rows,)),
         Column("table_row", "i32", (rows,)),
@@ -209,6 +211,7 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
     into["ids"][:tokens] = inputs.ids
     into["positions"][:tokens] = inputs.positions[0]
     into["kv_len"][:rows] = inputs.kv_len
+    into["count"][0] = tokens
     for number, slots in enumerate(inputs.slots):
         into["slots"][number, :tokens] = slots
 

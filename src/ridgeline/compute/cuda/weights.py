@@ -16,7 +16,7 @@ from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, merg
 from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.scaled import ScaledWeight
-from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
+from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, StackedWeight, Weight
 from ridgeline.facts.headers.quantisation import FP8
 
 FP8_MAX: Final = 448.0
@@ -95,12 +95,14 @@ class DeviceWeights:
 
     matrices  those of a merged product as one, under the name of the product's first output
     tables    of embeddings, floats [V, D]
-    vectors   fp32
+    vectors   fp32, and biases of experts [E, N]
+    experts   stacks, as `experts.py` has them; gates and ups of a fused product as one, under the name of its output
     """
 
     matrices: Mapping[str, DeviceWeight]
     tables: Mapping[str, torch.Tensor]
     vectors: Mapping[str, torch.Tensor]
+    experts: Mapping[str, DeviceWeight]
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +110,8 @@ class DeviceWeights:
         owned = {tensor.data_ptr(): tensor.nbytes for tensor in (*self.tables.values(), *self.vectors.values())}
         values = (getattr(weight, "values", None) for weight in self.matrices.values())
         twice = sum(tensor.nbytes for tensor in values if tensor is not None and tensor.data_ptr() in owned)
-        return sum(owned.values()) + sum(weight.nbytes for weight in self.matrices.values()) - twice
+        matrices = (*self.matrices.values(), *self.experts.values())
+        return sum(owned.values()) + sum(weight.nbytes for weight in matrices) - twice
 
 
 def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> DeviceWeight:
@@ -130,6 +133,25 @@ def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool
     for start, tile in _float_tiles(weight):
         values[start : start + len(tile)] = torch.from_numpy(tile).to(dtype)
     return FloatMatrix(values)
+
+
+def place_experts(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> DeviceWeight:
+    """A stored matrix per expert as a stack [E · N, K]; as `place` has it. Experts that are stored in several ways, grouped integers whose
+    inputs stand in orders of their own among them, become floats."""
+    if isinstance(weight, StackedWeight):
+        own = [part for part in weight.parts if not isinstance(part, GroupedWeight) or part.order is None]
+        placed = [_scaled_by_row(place(part, dtype, device, fp8=fp8)) for part in own]
+        whole = merged(placed) if len(own) == len(weight.parts) else None
+        return whole or place(_rows_of(DenseWeight(weight.dense())), dtype, device, fp8=fp8)
+    return place(_rows_of(weight), dtype, device, fp8=fp8)
+
+
+def _rows_of(weight: Weight) -> Weight:
+    """One matrix per expert [E, N, K] as one of all rows."""
+    experts, rows, columns = weight.shape
+    if isinstance(weight, CodedWeight):
+        return CodedWeight(weight.kind, (experts * rows, columns), weight.codes)
+    return DenseWeight(weight.dense().reshape(-1, columns))
 
 
 def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
@@ -166,6 +188,14 @@ def _merged_fp8(weights: Sequence[Fp8Matrix]) -> Fp8Matrix | None:
         return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
     return Fp8Matrix(codes, torch.cat([weight.scales for weight in weights]), block)
+
+
+def _scaled_by_row(weight: DeviceWeight) -> DeviceWeight:
+    """The same matrix with blocks of one row, where others would reach into the next expert."""
+    if not isinstance(weight, Fp8Matrix) or weight.shape[0] % weight.block[0] == 0:
+        return weight
+    height, width = weight.block
+    return Fp8Matrix(weight.codes, weight.scales.repeat_interleave(height, 0)[: weight.shape[0]].contiguous(), (1, width))
 
 
 def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8Matrix:

@@ -6,10 +6,12 @@ like any other, and nothing here reaches an answer.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import thread_time
 from typing import Final
 
-from ridgeline.compute.decoding.llguidance import Matcher
+from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer
+from ridgeline.core.params import Grammar
 
 MAX_IDS: Final = 9
 """Ids of forced text that are found at a time: no row drafts more than eight."""
@@ -42,6 +44,29 @@ class Pieces:
             found.append(token)
             text = text[len(self._pieces[token]) :]
         return tuple(found)
+
+
+class ForcedGrammars:
+    """Grammars over bytes. Compiled on one thread; rows follow them on another."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._tokenizer = Tokenizer([*map(bytes, zip(range(256))), b"<end>"], [256], [256], are_bytes=True)
+        self._compiled: dict[bytes, Matcher] = {}
+
+    def compile(self, grammar: Grammar) -> None:
+        """Compiles one, unless it has been."""
+        if grammar.digest not in self._compiled:
+            self._compiled[grammar.digest] = Matcher.of(self._tokenizer, grammar.text)
+
+    def keep(self, digests: Collection[bytes]) -> None:
+        """Forgets all others."""
+        for digest in self._compiled.keys() - digests:
+            del self._compiled[digest]
+
+    def start(self, digest: bytes, ids: Sequence[int]) -> "ForcedText":
+        """A row's place behind `ids`, its outputs so far; it tells nothing until the grammar has been compiled."""
+        return ForcedText(partial(self._compiled.get, digest), self._pieces, ids)
 
 
 class ForcedText:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import Mask
-from ridgeline.compute.decoding.forced import ForcedText, Pieces
+from ridgeline.compute.decoding.forced import ForcedGrammars, ForcedText, Pieces
 from ridgeline.compute.decoding.llguidance import Matcher, Tokenizer, allocated_bytes
 from ridgeline.core.params import Grammar
 
@@ -208,10 +208,7 @@ class GrammarCompiler:
         self.calls = np.zeros(0, np.int64)
         """`Tokenizer.calls` once there are grammars."""
         self._compiled: OrderedDict[bytes, Matcher] = OrderedDict()
-        self._pieces: Pieces | None = None
-        self._byte_tokenizer: Tokenizer | None = None
-        self._over_bytes: dict[bytes, Matcher] = {}
-        """Compiled grammars a second time, over bytes, where rows tell what is forced."""
+        self._forced: ForcedGrammars | None = None
         self._waiting: PriorityQueue[tuple[float, int, Grammar | None]] = PriorityQueue()
         """(seconds to compile, number, grammar): the cheapest is next, so that costly ones keep nobody else waiting."""
         self._numbers = count()
@@ -261,7 +258,7 @@ class GrammarCompiler:
         """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
         matcher = self._kept(grammar) or self._make(grammar)
         lost = partial(self._compiled.pop, grammar.digest, None)
-        forced = None if self._pieces is None else ForcedText(partial(self._over_bytes.get, grammar.digest), self._pieces, ids)
+        forced = None if self._forced is None else self._forced.start(grammar.digest, ids)
         return RowGrammar(matcher.copy(), self._ends, ids, lost, grammar.is_optional, forced)
 
     def close(self) -> None:
@@ -294,8 +291,8 @@ class GrammarCompiler:
             if grammar is not _NONE:
                 problem = lost or (self._kept(grammar) or self._make(grammar)).error
                 self._report(grammar.digest, problem and _reason(problem))
-                if not problem and self._byte_tokenizer is not None and grammar.digest not in self._over_bytes:
-                    self._over_bytes[grammar.digest] = Matcher.of(self._byte_tokenizer, grammar.text)
+                if not problem and self._forced is not None:
+                    self._forced.compile(grammar)
             self._trim()
 
     def _kept(self, grammar: Grammar) -> Matcher | None:
@@ -320,8 +317,8 @@ class GrammarCompiler:
             self._looked_at = monotonic()
             while len(self._compiled) > MIN_KEPT and allocated_bytes() - self._memory > MAX_COMPILED_BYTES:
                 self._compiled.popitem(last=False)
-        for digest in self._over_bytes.keys() - self._compiled.keys():
-            del self._over_bytes[digest]
+        if self._forced is not None:
+            self._forced.keep(self._compiled.keys())
 
     def _read_vocabulary(self) -> Tokenizer | None:
         vocabulary = self._load()
@@ -332,6 +329,5 @@ class GrammarCompiler:
         tokenizer = Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
         self.calls = tokenizer.calls(self._ends.nbytes)
         if self._tells_forced:
-            self._byte_tokenizer = Tokenizer([*map(bytes, zip(range(256))), b"<end>"], [256], [256], are_bytes=True)
-            self._pieces = Pieces(vocabulary.pieces, vocabulary.control)
+            self._forced = ForcedGrammars(Pieces(vocabulary.pieces, vocabulary.control))
         return tokenizer

@@ -10,6 +10,7 @@ from functools import reduce
 from ridgeline.compute.graph import Formats, Handle, Op, OpList, Weight, WeightFormat
 from ridgeline.compute.lowering.adapters import merge_changes
 from ridgeline.compute.lowering.early import select_early
+from ridgeline.compute.lowering.experts import sort_choices
 from ridgeline.compute.lowering.fuse import fuse_gates, fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.facts.model import Rope
 
@@ -126,7 +127,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
     "numpy": (),
     "native": (split_routing, select_early, share_rotations, quantise_activations, fuse_residuals),
     "native, all tokens": (split_routing, share_rotations, quantise_activations, fuse_residuals),
-    "cuda": (share_rotations, merge_products, merge_changes, fuse_gates, fuse_norms, fuse_writes, quantise_fp8),
+    "cuda": (share_rotations, merge_products, merge_changes, fuse_gates, sort_choices, fuse_norms, fuse_writes, quantise_fp8),
 }
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list. The native one has a second list, for steps
 that need the final hidden states of all tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.graph import Handle, Weight
-from ridgeline.compute.ops.definition import Floats, Ints, Sample, fits, floats, op
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Ints, Sample, fits, floats, on_cuda, op
 from ridgeline.compute.ops.linear import linear
 from ridgeline.compute.ops.quantised import linear_codes, quantise
 from ridgeline.compute.quant.bits import Groups
@@ -56,7 +56,7 @@ def _routing(x: Handle, experts: int, k: int, bias: Weight | None, **said: Any) 
 
 
 @op(samples=_route_samples, weights=("weight", "bias"), matrices=("weight",), per_token=True, rule=_route_rule,
-    tolerance={"numpy": 5e-6, "native": 5e-6})  # fmt: skip
+    tolerance={"numpy": 5e-6, "native": 5e-6, **on_cuda(f32=1e-5, bf16=1e-5, fp16=1e-5)})  # fmt: skip
 def route(
     x: Floats,
     weight: Floats,
@@ -159,7 +159,7 @@ def _sigmoid(logits: Floats) -> Floats:
     return made
 
 
-def _chosen(seed: int, tokens: int, k: int, experts: int) -> Ints:
+def chosen_experts(seed: int, tokens: int, k: int, experts: int) -> Ints:
     """k different experts per token, ascending."""
     random = np.random.default_rng(seed)
     rows = [np.sort(random.permutation(experts)[:k]) for _ in range(tokens)]
@@ -168,7 +168,7 @@ def _chosen(seed: int, tokens: int, k: int, experts: int) -> Ints:
 
 def _linear_samples() -> list[Sample]:
     def case(name: str, tokens: int, k: int, count: int, *, outputs: int, own: bool = False, bias: bool = False) -> Sample:
-        given = {"x": floats(1, tokens * (k if own else 1), 64), "experts": _chosen(3, tokens, k, count)}
+        given = {"x": floats(1, tokens * (k if own else 1), 64), "experts": chosen_experts(3, tokens, k, count)}
         weights = {"weight": floats(2, count, outputs, 64), "bias": floats(4, count, outputs) if bias else None}
         return Sample(name, {**given, **weights})
 
@@ -225,7 +225,14 @@ def _codes_samples() -> list[Sample]:
             )
             for expert in range(count)
         )  # fmt: skip
-        given = {"codes": codes, "scales": scales, "sums": sums, "experts": _chosen(3, tokens, k, count), "weight": weight, "bias": None}
+        given = {
+            "codes": codes,
+            "scales": scales,
+            "sums": sums,
+            "experts": chosen_experts(3, tokens, k, count),
+            "weight": weight,
+            "bias": None,
+        }
         return Sample(name, given)
 
     return [
@@ -261,7 +268,7 @@ def _combine_rule(y: Handle, weights: Handle) -> tuple[Handle, ...]:
     return (Handle("", weights.axis, y.width),)
 
 
-@op(samples=_combine_samples, per_token=True, rule=_combine_rule)
+@op(samples=_combine_samples, per_token=True, rule=_combine_rule, tolerance=ROUNDED)
 def combine(y: Floats, weights: Floats) -> Floats:
     """y [T · k, N], weights [T, k] → Σ_j weights[t, j] · y[t · k + j] [T, N].
 

@@ -36,6 +36,7 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.heads import check_drafts_alone
 from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
@@ -61,12 +62,14 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
 
 
 def _draft_facts(config: EngineConfig, progress: Progress) -> ModelFacts | None:
-    """Facts of the draft model; None where none drafts. Raises ConfigError where the runner has none."""
+    """Facts of the draft model; None where none drafts. Raises ConfigError where the runner has none, and for heads."""
     if config.draft_model is None:
         return None
     if config.runner == "cuda":
         raise ConfigError("--draft-model is for --runner native and numpy", fix={"--speculative": "ngram", "--draft-model": None})
-    return read_model_facts(resolve_model(config.draft_model, model_stores(), progress))
+    path = resolve_model(config.draft_model, model_stores(), progress)
+    check_drafts_alone(path)
+    return read_model_facts(path)
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:

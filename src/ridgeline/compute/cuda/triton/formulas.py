@@ -95,6 +95,13 @@ def field_of(run, FIELD: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
+def from_e2m1(codes):
+    """Codes of e2m1 → twice their values, plus 12: integers 0 … 24. Magnitudes stand in the nibbles of a constant."""
+    size = (0xC8643210 >> ((codes & 7).to(tl.uint32) * 4)) & 15
+    return tl.where((codes & 8) != 0, 12 - size, 12 + size).to(tl.uint8)
+
+
+@triton.jit
 def _half(word, BYTE: tl.constexpr):
     """The fp16 number in bytes BYTE and BYTE + 1 of a word."""
     return (word >> (8 * BYTE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -107,6 +114,10 @@ def scale_of(word, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr):
         scale = _half(super_scale, 0) * ((word << (24 - 8 * BYTE)) >> 24).to(tl.float32)
     elif SCALE_TYPE == "u8 + min":
         scale = _half(super_scale, 0) * ((word >> (8 * BYTE)) & 0xFF).to(tl.float32)
+    elif SCALE_TYPE == "e8m0":
+        exponent = (word >> (8 * BYTE)) & 0xFF
+        bits = tl.where(exponent > 1, (exponent - 1) << 23, 0x200000 << exponent)
+        scale = bits.to(tl.float32, bitcast=True)
     elif SCALE_TYPE == "fp32" or SCALE_TYPE == "fp32 + zero":
         scale = word.to(tl.float32, bitcast=True)
     else:
@@ -128,3 +139,26 @@ def zero_of(word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constex
     else:
         zero = word.to(tl.float32) * 0.0 + CENTRE
     return zero
+
+
+@triton.jit
+def program_rows(order, tiles, number, rows, columns, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(rows of the output int64 [BLOCK_M], which of them are there, their rows of x, first row of the matrix, or -1: nothing is to be done)
+    of block `number` of a product.
+
+    SHARED 0: consecutive rows. Else rows are choices, of a tile of `ops/sorted_experts.py` with TILE // BLOCK_M blocks; SHARED of them
+    read one row of x, and every expert has `columns` rows of the matrix.
+    """
+    if SHARED > 0:
+        place = tiles + number // (TILE // BLOCK_M) * 3
+        row, count = number % (TILE // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M), tl.load(place + 2)
+        there = row < count
+        m = tl.load(order + tl.load(place + 1) + row, mask=there, other=0).to(tl.int64)
+        x_row = m // SHARED
+        base = tl.where(tl.max(there.to(tl.int32), axis=0) > 0, tl.load(place) * tl.cast(columns, tl.int64), -1)
+    else:
+        m = (number * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        there = m < rows
+        x_row = m
+        base = tl.zeros((), tl.int64)
+    return m, there, x_row, base

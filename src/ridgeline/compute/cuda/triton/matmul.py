@@ -1,4 +1,4 @@
-"""Matrix products: of floats independent of the batch, of e4m3 with e4m3, of floats with e4m3, and gated units of both. One kernel.
+"""Matrix products: of floats independent of the batch, of e4m3 with e4m3, of floats with e4m3, of all with experts, and gated units.
 
 `matmul` has one tile shape at every number of rows, and sums inputs in one ascending loop: cuBLAS picks another kernel for another number
 of rows, and with it another order of sums. `linear_glu` makes gate and up in one program, which need not be stored between. `linear_fp8`
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.formulas import fp8_scale, gated, to_fp8
-from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, gated, program_rows, to_fp8
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, native_fp8, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
 
@@ -60,7 +60,7 @@ def codes_of_tile(numbers):
 @triton.jit
 def product_of_codes(x, weight, scale_at, start, mask, WIDTH: tl.constexpr):
     """Products of inputs from `start` on, times the scales of the blocks of weights that they lie in, where there are some."""
-    made = tl.dot(x, weight)
+    made = tl.dot(x, weight, input_precision="ieee")
     if WIDTH > 0:
         made *= tl.load(scale_at + start // WIDTH, mask=mask, other=0.0)[None, :]
     return made
@@ -68,72 +68,123 @@ def product_of_codes(x, weight, scale_at, start, mask, WIDTH: tl.constexpr):
 
 @triton.jit
 def matmul_kernel(
-    x, x_scales, weight, scales, out,
-    rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
-    CODES: tl.constexpr, QUANTISE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, x_scales, weight, scales, bias, up_bias, order, tiles, out,
+    rows, columns, inputs, up_rows, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
+    CODES: tl.constexpr, NATIVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    SHARED: tl.constexpr, TILE: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
 
-    CODES     weight is e4m3, and x; WIDTH 0: a scale per row of weights
-    QUANTISE  x is floats, whose codes are made here, each BLOCK_K of a row by their largest
-    GATE      an activation: rows n and columns + n of weight are gate and up of output n
+    CODES   "both": x and weight are e4m3; "quantise": weight is, and of x codes are made here, each BLOCK_K of a row by their largest;
+            "weight": of weight, as bytes, numbers are made; WIDTH 0: a scale per row of weights
+    GATE    an activation: rows n and up_rows + n of weight are gate and up of output n
+    BIAS    fp32 [E, N] are added to sums, `up_bias` to those of up
+    SHARED  choices that read the same row of x: rows are those of a tile of `tiles`, of TILE choices, whose expert has rows of weight
+            by itself; 0: there are no experts
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
-    weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
-    up_at = weight_at + columns * tl.cast(weight_stride, tl.int64)
-    scale_at = scales + (n // HEIGHT) * scales_stride
-    up_scale_at = scales + ((columns + n) // HEIGHT) * scales_stride
+    m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
+    if SHARED > 0:  # noqa: SIM102
+        if base < 0:
+            return
+    x_at = x + x_row[:, None] * x_stride + k[None, :]
+    weight_at = weight + (base + n)[None, :] * weight_stride + k[:, None]
+    up_at = weight_at + up_rows * tl.cast(weight_stride, tl.int64)
+    scale_at = scales + (base + n) // HEIGHT * scales_stride
+    up_scale_at = scales + (base + up_rows + n) // HEIGHT * scales_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = total
     for start in range(0, inputs, BLOCK_K):
         inside = k < inputs - start
-        left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
+        left = there[:, None] if EVEN else there[:, None] & inside[None, :]
         right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
-        part, codes = tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0)
-        if QUANTISE:
+        part, factor = tl.load(x_at + start, mask=left, other=0.0), 1.0
+        if CODES == "quantise":
             part, factor = codes_of_tile(part)
-            total += product_of_codes(part, codes, scale_at, start, n < columns, WIDTH) * factor[:, None]
-        elif CODES:
-            total += product_of_codes(part, codes, scale_at, start, n < columns, WIDTH)
-        else:
-            total = tl.dot(part, codes, total, input_precision="ieee")
+        total = _step(total, part, factor, weight_at + start, right, scale_at, start, n < columns, CODES, NATIVE, WIDTH)
         if GATE != "":
-            codes = tl.load(up_at + start, mask=right, other=0.0)
-            if CODES:
-                up += product_of_codes(part, codes, up_scale_at, start, n < columns, WIDTH)
-            else:
-                up = tl.dot(part, codes, up, input_precision="ieee")
-    if CODES and WIDTH == 0:
+            up = _step(up, part, factor, up_at + start, right, up_scale_at, start, n < columns, CODES, NATIVE, WIDTH)
+    if CODES != "" and WIDTH == 0:
         total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
         if GATE != "":
             up *= tl.load(up_scale_at, mask=n < columns, other=0.0)[None, :]
-    if CODES and not QUANTISE:
-        of_row = tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+    if CODES == "both":
+        of_row = tl.load(x_scales + m * x_scales_stride, mask=there, other=0.0)[:, None]
         total *= of_row
         up *= of_row
+    if BIAS:
+        total += tl.load(bias + base + n, mask=n < columns, other=0.0)[None, :]
+        if GATE != "":
+            up += tl.load(up_bias + base + n, mask=n < columns, other=0.0)[None, :]
     if GATE != "":
         total = gated(total, up, GATE)
-    place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
+    place = out + m[:, None] * out_stride + n[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=there[:, None] & (n < columns)[None, :])
 
 
-def _launch(
+@triton.jit
+def _step(
+    total, part, factor, at, mask, scale_at, start, inside, CODES: tl.constexpr, NATIVE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """total + part · the block of weights at `at`. factor: of the rows of part, where codes were made of it."""
+    numbers = tl.load(at, mask=mask, other=0.0)
+    if CODES == "weight":
+        numbers = from_fp8(numbers, NATIVE).to(part.dtype)
+    if CODES == "" or (CODES == "weight" and WIDTH == 0):
+        total = tl.dot(part, numbers, total, input_precision="ieee")
+    elif CODES == "quantise":
+        total += product_of_codes(part, numbers, scale_at, start, inside, WIDTH) * factor[:, None]
+    else:
+        total += product_of_codes(part, numbers, scale_at, start, inside, WIDTH)
+    return total
+
+
+class Choices(NamedTuple):
+    """Rows of a product with experts: those of `ops/sorted_experts.py`.
+
+    order   int32 [T · k, 1]
+    tiles   int32 [T · k, 3]
+    shared  choices that read one row of x: k, or 1 where x has a row per choice
+    height  choices of a tile
+    most    tiles that a step may have
+    """
+
+    order: Tensor
+    tiles: Tensor
+    shared: int
+    height: int
+    most: int
+
+
+def bound(
     x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, scales: tuple[Tensor, Tensor] | None = None, block: tuple[int, int] = (1, 0),
-    gate: str = "",
-) -> None:  # fmt: skip
-    """x [M, K], weight [N or 2 N, K] → out [M, N]. scales: of x [M], anything where x is floats, and of the weights' blocks, [1, K] as
-    (1, 0)."""
+    codes: str = "", gate: str = "", up_rows: int = 0, bias: tuple[Tensor, ...] = (), choices: Choices | None = None,
+) -> BoundLaunch:  # fmt: skip
+    """The launch of x [M, K], weight [N or 2 N, K] → out [M, N].
+
+    scales   of x [M] and of the weights' blocks, [1, K] as (1, 0)
+    up_rows  rows of weight in front of those of up
+    bias     of the product, or of gate and of up
+    choices  out has a row for each; weight has N rows, or twice as many, for each expert
+    """
     (rows, columns), inputs = out.shape, x.shape[1]
     of_x, of_weight = (x, weight) if scales is None else scales
-    matmul_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
-        x, of_x, weight, of_weight, out,
-        rows, columns, inputs, x.stride(0), of_x.stride(0), weight.stride(0), of_weight.stride(0), out.stride(0),
-        CODES=scales is not None, QUANTISE=x.dtype != weight.dtype, HEIGHT=block[0], WIDTH=block[1], GATE=gate, EVEN=inputs % tile.k == 0,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+    biases = (*bias, *bias) if bias else (x, x)
+    order, tiles = (x, x) if choices is None else (choices.order, choices.tiles)
+    blocks = ceil_div(rows, tile.m) if choices is None else choices.most * (choices.height // tile.m)
+    return BoundLaunch(
+        matmul_kernel, (ceil_div(columns, tile.n), blocks),
+        (
+            x, of_x, weight, of_weight, biases[0], biases[1], order, tiles, out,
+            rows, columns, inputs, up_rows, x.stride(0), of_x.stride(0), weight.stride(0), of_weight.stride(0), out.stride(0),
+        ),
+        {
+            "CODES": codes, "NATIVE": native_fp8(x.device), "HEIGHT": block[0], "WIDTH": block[1], "GATE": gate, "BIAS": bool(bias),
+            "SHARED": 0 if choices is None else choices.shared, "TILE": tile.m if choices is None else choices.height,
+            "EVEN": inputs % tile.k == 0, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
+        },
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -144,7 +195,7 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
         raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
     if not rows:
         return
-    _launch(x, weight, out, TILES[x.element_size()])
+    bound(x, weight, out, TILES[x.element_size()])()
 
 
 def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invariant: bool = False) -> None:
@@ -157,7 +208,7 @@ def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invar
         return
     fixed = invariant or x.element_size() == 4
     tile = TILES[x.element_size()] if fixed else next((tile for most, tile in GLU_TILES if rows <= most), GLU_LARGEST)
-    _launch(x, weight, out, tile, gate=activation)
+    bound(x, weight, out, tile, gate=activation, up_rows=columns)()
 
 
 def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False, activation: str = "") -> None:
@@ -179,4 +230,5 @@ def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor,
     tile = FP8_INVARIANT if invariant else next((tile for most, tile in few if rows <= most), largest)
     height, width = weight.block
     both = (weight.scales if scales is None else scales), weight.scales
-    _launch(x, weight.codes, out, tile, scales=both, block=(height, 0 if weight.per_channel else width), gate=activation)
+    block, codes = (height, 0 if weight.per_channel else width), "quantise" if scales is None else "both"
+    bound(x, weight.codes, out, tile, scales=both, block=block, codes=codes, gate=activation, up_rows=columns)()

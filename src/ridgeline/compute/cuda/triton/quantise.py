@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
-from ridgeline.compute.cuda.triton.formulas import field_of, fp8_scale, from_fp8, scale_of, to_fp8, zero_of
+from ridgeline.compute.cuda.triton.formulas import field_of, fp8_scale, from_e2m1, from_fp8, scale_of, to_fp8, zero_of
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -34,7 +34,8 @@ def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride,
 def dequantise_grouped_kernel(
     low, high, scale_words, super_scales, out, first, rows, columns, inputs, out_stride, words, superblocks,
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
-    SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
+    SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, VALUES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `IntegerMatrix` says how planes lie."""
     tile = tl.program_id(0)
@@ -55,6 +56,8 @@ def dequantise_grouped_kernel(
         if HIGH > 0:
             high_at = high + place[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
             codes = codes | (field_of(tl.load(high_at + w[None, :], mask=there[:, None], other=0), field, HIGH) << LOW)
+        if VALUES == "e2m1":
+            codes = from_e2m1(codes)
         number = (tile * TILE + field * WIDTH) // SIZE * GROUP_BYTES // 4 if SIZE > 0 else 0
         word = tl.load(scale_words + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
         if GROUP_BYTES == 8:
@@ -117,5 +120,5 @@ def dequantise(weight: IntegerMatrix | Fp8Matrix, first: int, out: Tensor) -> No
         1 if weight.super_scales is None else len(weight.super_scales),
         LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, SUPERBLOCK=form.superblock,
         SCALE_TYPE=form.scale_type, GROUP_BYTES=GROUP_BYTES[form.scale_type], MINS=form.offset == "mins", CENTRE=form.centre,
-        BLOCK_N=BLOCK_N,
+        VALUES=form.values, BLOCK_N=BLOCK_N,
     )  # fmt: skip
