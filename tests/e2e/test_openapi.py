@@ -127,7 +127,7 @@ def check_cases(server: Any, total: int, number: int) -> None:
     engine = server.engine_pid()
     statuses = run_cases(server, total, number)
     print(f"{sum(statuses.values())} cases: {sorted(statuses.items())}")
-    assert sum(statuses.values()) >= 0.95 * total
+    assert sum(statuses.values()) >= total
     for row in (row for row in DOCUMENTED if row.request is not None):
         # made cases know no name of a model, no id of its tokens and no width of its vectors
         reached = {403} if row.access == "admin" else {404} if row.dialect == "ollama" else {200}
@@ -140,7 +140,7 @@ def check_cases(server: Any, total: int, number: int) -> None:
 
 
 def test_cases_made_from_the_document(server: Any) -> None:
-    check_cases(server, 210, 1)
+    check_cases(server, 240, 1)
 
 
 @pytest.mark.night

@@ -33,7 +33,12 @@ class ServerProcess:
         began = time.monotonic()
         with self.log.open("w") as log:
             self.process = subprocess.Popen([*COMMAND, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
-        self.url = self._wait(began)
+        try:
+            self.url = self._wait(began)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
         self.ready_seconds = time.monotonic() - began
 
     def _wait(self, began: float) -> str:

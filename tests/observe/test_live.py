@@ -277,6 +277,14 @@ def test_a_lever_s_gain_is_the_planner_s(planned: Deployment) -> None:
     assert lever.figure == "throughput" and 1.0 < lever.gain <= after / before * 1.01
 
 
+def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Deployment) -> None:
+    cpu = replace(planned, device=replace(planned.device, is_gpu=False))
+    asked = replace(served(cpu, 8), info=replace(served(cpu, 8).info, seconds=StepSeconds(0.004, 0.001, 0.0005)))
+    found = judge(window(cpu, 8, waiting=40), asked)
+    assert found.knee == 2, "0.004 of each step, 0.001 + 2 · 0.0005 of each sequence, whose prompt is twice its answer"
+    assert (found.levers[0].name, found.levers[0].gain) == ("--max-num-seqs 16", pytest.approx(16 / 0.036 * 0.020 / 8))
+
+
 def test_exposition() -> None:
     live = live_of(price=1.0)
     admit(live, "a", 1, "alice", 0.0)

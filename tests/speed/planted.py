@@ -1,19 +1,24 @@
 """Speculation with planted acceptance: an oracle that errs at random drafts, so that only costs and the choice of depth are measured.
 
-    python tests/speed/llama_file.py 1b.gguf && python tests/speed/planted.py 1b.gguf [--streams 1 4 32] [--tokens 96] [--rounds 2]
+    python tests/speed/llama_file.py 1b.gguf && python tests/speed/planted.py 1b.gguf [--streams 1 4 32] [--tokens 192] [--rounds 2] [--cpu]
     python tests/speed/planted.py 1b.gguf --verify [--context 1024]
 
-The first prints c(m), the cost of a step of m tokens of one row over one of one token; then per number of streams and acceptance the
-tokens/s with drafts over those without, in turn, the most that any fixed depth could give, E(d) / c(1 + d), and the share of it that was
-reached; asked: ≥ 0.92 at 1 and 4 streams (and ≥ 1.8 × at 1 stream and acceptance 0.8), ≥ 0.98 × at 32. About two minutes with the 1B shape
-on two quiet cores. `--verify` compares a step of 4 tokens of one row with one of 4 rows, at the same context; asked: ≤ 0.95.
+The first prints c(m), the cost of a step of m tokens of one row over one of one token, with what greedy rows need of the head; then per
+number of streams and acceptance the decoding tokens/s (prompts apart) with drafts over those without, in turn, the most that any fixed
+depth could give, E(d) / c(1 + d), and the share of it that was reached; asked: ≥ 0.92 at 1 and 4 streams (and ≥ 1.8 × at 1 stream and
+acceptance 0.8), ≥ 0.98 × at 32. At one stream also how much of that share goes to the depths, and how much to time beside the products.
+About four minutes with the 1B shape on two quiet cores. `--verify` compares a step of 4 tokens of one row with one of 4 rows, at the same
+context; asked: ≤ 0.95. `--cpu` counts processor seconds, beside other programs.
 """
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from random import Random
 from statistics import median
 from typing import Any, ClassVar
+
+import numpy as np
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.compute.dummy import dummy_step
@@ -22,6 +27,7 @@ from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.sequence import Sequence
 
 PRIOR = 0.5
+clock = time.perf_counter
 DEPTH = 8
 
 
@@ -59,6 +65,8 @@ class Planted(PromptLookupDrafter):
     answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
     planted = 0.0
     drafted = steps = 0
+    tokens: ClassVar[Counter[int]] = Counter()
+    """Steps by their tokens, of those that decode."""
 
     def _new_predictor(self, sequence: Sequence) -> Any:
         return Oracle(sequence, self.answers[sequence.request.prompt], self.planted)
@@ -66,6 +74,8 @@ class Planted(PromptLookupDrafter):
     def on_commit(self, sequences: list[Sequence], plan: Any, result: Any) -> None:
         self.drafted += sum(plan.sample) - len(plan.sample) if plan.drafts else 0
         self.steps += 1
+        if sum(plan.sample) == len(plan.tokens):
+            self.tokens[len(plan.tokens)] += 1
         super().on_commit(sequences, plan, result)
 
 
@@ -81,11 +91,11 @@ def step_seconds(llm: LLM, rows: int, tokens: int, context: int, rounds: int) ->
     width = -(-(context + tokens) // size)
     given = [tokens] * rows
     inputs = dummy_step(given, groups=groups, block_tokens=size, starts=[context] * rows, samples=given, row_blocks=width)
-    found = []
+    found, keep = [], np.ones(len(inputs.select), np.int32)  # as greedy rows have it
     for _ in range(rounds + 1):
-        began = time.perf_counter()
-        backend._runner.run(inputs, backend._kv)
-        found.append(time.perf_counter() - began)
+        began = clock()
+        backend._runner.run(inputs, backend._kv, keep=keep)
+        found.append(clock() - began)
     return min(found[1:])
 
 
@@ -104,9 +114,9 @@ def verify(llm: LLM, options: Namespace) -> None:
 
 def run(llm: LLM, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    began = time.perf_counter()
+    began = clock()
     outputs = llm.generate(prompts, params)
-    return time.perf_counter() - began, [list(output.outputs[0].token_ids) for output in outputs]
+    return clock() - began, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def compare(llm: LLM, streams: int, options: Namespace) -> None:
@@ -128,28 +138,39 @@ def compare(llm: LLM, streams: int, options: Namespace) -> None:
         planted.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
         for number in range(options.rounds + 1):
             seconds = {}
+            prefill, _ = run(llm, prompts, 1)
+            planted.tokens.clear()
             for drafts in (False, True) if number % 2 else (True, False):
                 scheduler.drafter = planted if drafts else None
                 seconds[drafts], found = run(llm, prompts, options.tokens)
                 assert found == answers, "drafts changed the tokens"
-            ratios.append(seconds[False] / seconds[True])
+            ratios.append((seconds[False] - prefill) / (seconds[True] - prefill))
         got, depth = median(ratios[1:]), planted.drafted / max(1, planted.steps) / streams
         print(
             f"{streams} streams, acceptance {acceptance}: {got:.2f} ×, best fixed depth {best:.2f} ×, reached {got / best:.2f}; "
             f"{depth:.1f} drafts a row and step",
             flush=True,
         )
+        if streams == 1:  # the last round's steps, had they taken nothing beside their products
+            products = sum([count * ({0: 1.0} | costs)[tokens - 1] for tokens, count in planted.tokens.items()])
+            possible = (options.tokens - 1) / products
+            parts = f"of the bound {possible / best:.2f} by depths, {ratios[-1] / possible:.2f} by time"
+            print(f"    its steps by c(m) alone {possible:.2f} ×: {parts}", flush=True)
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 32])
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    if options.cpu:
+        global clock
+        clock = time.process_time
     rows = max(8, *options.streams)
     length = options.context + 64 if options.verify else 512
     drafts = {"speculative": "ngram", "num_speculative_tokens": DEPTH, "enable_prefix_caching": False}

@@ -154,14 +154,12 @@ class Lever:
     output: int = OUTPUT
 
 
-SHORT = ["--max-model-len", "512"]
+SHORT, CACHE = ["--max-model-len", "512"], ["--kv-cache-memory-bytes"]
 LEVERS = {
     "rows": Lever([*SHORT, "--max-num-seqs", "2"], [*SHORT, "--max-num-seqs", "4"], "--max-num-seqs 4", 12),
     "more rows": Lever([*SHORT, "--max-num-seqs", "8"], [*SHORT, "--max-num-seqs", "16"], "--max-num-seqs 16", 32),
-    "int8": Lever([*SHORT, "--kv-cache-memory-bytes", "24M"], [*SHORT, "--kv-cache-memory-bytes", "24M", "--kv-dtype", "int8"],
-                  "--kv-dtype int8", 16, 300, 100),
-    "cache": Lever([*SHORT, "--kv-cache-memory-bytes", "24M"], [*SHORT, "--kv-cache-memory-bytes", "48M"],
-                   "--kv-cache-memory-bytes × 2", 16, 300, 100),
+    "int8": Lever([*SHORT, *CACHE, "16M"], [*SHORT, *CACHE, "16M", "--kv-dtype", "int8"], "--kv-dtype int8", 16, 40, 200),
+    "cache": Lever([*SHORT, *CACHE, "16M"], [*SHORT, *CACHE, "32M"], "--kv-cache-memory-bytes × 2", 16, 40, 200),
     "knee": Lever([*SHORT, "--max-num-seqs", "48"], [*SHORT, "--max-num-seqs"], "--max-num-seqs", 48),
 }  # fmt: skip
 ROUNDS = 2

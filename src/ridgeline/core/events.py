@@ -77,7 +77,7 @@ class Scheduled(NamedTuple):
     step: int
     time: float
     sequences: tuple[int, ...]
-    count: IntColumn
+    count: IntColumn  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls
     waiting: int
     free_blocks: int
     cached_blocks: int

@@ -14,7 +14,7 @@ from ridgeline.observe.live import Second
 from ridgeline.planning.deployment import Deployment, Workload
 from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.levers import ACCEPTANCE, DRAFT_TOKENS, accepted_tokens
-from ridgeline.planning.speed import decode_itl, decode_work, knee, mixed_itl
+from ridgeline.planning.speed import candidate_batches, decode_itl, decode_work, mixed_itl
 from ridgeline.planning.step import IDEAL, RowGroup, StepWork, pass_seconds, reached, resource_seconds, step_work
 
 Bottleneck = Literal["none", "kv_cache", "rows", "host", "compute", "memory", "device"]
@@ -89,7 +89,7 @@ def judge(window: Second, served: Served) -> Verdict:
         estimated = resource_seconds(planned, work, reached(planned))
         bound = "compute" if estimated[0] > estimated[1] else "memory"
     bottleneck = _bottleneck(window, info, busy, host, kv, bound)
-    at_knee = None if planned is None else knee(planned, MOST_BATCH)
+    at_knee = None if planned is None else _knee(served, planned)
     found = () if planned is None else tuple(sorted(_levers(served, planned, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
     verdict = Verdict(
         bottleneck, "", busy, host, shares and shares[0], shares and shares[1], kv, rows, at_knee,
@@ -130,6 +130,21 @@ def _bottleneck(window: Second, info: ExecutorInfo, busy: float, host: float, kv
     return "host" if host > HOST_SHARE else bound
 
 
+def _itl(served: Served, planned: Deployment, batch: int) -> float:
+    """Seconds of a step of `batch` sequences and the prompts that come with them. On a CPU as the start measured steps: the roofline is
+    flat up to its ridge and steep behind it, which no step is, and levers act near it."""
+    measured = served.info.seconds
+    if measured is None or planned.device.is_gpu:
+        return mixed_itl(planned, batch)
+    prompt = served.prompt / max(1.0, served.output)
+    return measured.fixed + (measured.row + measured.token * prompt) * batch
+
+
+def _knee(served: Served, planned: Deployment) -> int:
+    """As `planning.speed.knee`: the batch of the greatest throughput over latency."""
+    return max(candidate_batches(MOST_BATCH), key=lambda batch: batch / _itl(served, planned, batch) ** 2)
+
+
 def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: float, waiting: float, busy: float) -> Iterator[Lever]:
     """Levers that act on what binds, each alone, with the planner's estimate of its gain."""
     batch, wanted, config = max(1, round(rows)), max(1, ceil(rows + waiting)), served.config
@@ -137,7 +152,7 @@ def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: f
     def more(most: int) -> float:
         """The gain in tokens per second where so many rows may run."""
         after = max(batch, min(most, wanted))
-        return after / mixed_itl(planned, after) * mixed_itl(planned, batch) / batch
+        return after / _itl(served, planned, after) * _itl(served, planned, batch) / batch
 
     if bottleneck == "rows":
         twice = min(4096, 2 * served.info.rows)
@@ -154,9 +169,9 @@ def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: f
         if sum(class_bytes(planned.model, "q4_k").values()) < 0.9 * sum(class_bytes(planned.model, planned.dtype).values()):
             gain = decode_itl(planned, batch) / decode_itl(narrow, batch)
             yield Lever("weights in 4 bits (another file)", "itl", gain, "fewer bytes per step; check quality")
-        best = knee(planned, MOST_BATCH)
+        best = _knee(served, planned)
         if batch > 1.5 * best:
-            gain = mixed_itl(planned, batch) / mixed_itl(planned, best)
+            gain = _itl(served, planned, batch) / _itl(served, planned, best)
             yield Lever(f"--max-num-seqs {best}", "itl", gain, "beyond the knee latency grows faster than throughput; more requests wait")
     if bottleneck in ("memory", "none") and config.speculative == "off":
         verify = step_work(planned, [RowGroup(round(served.prompt), DRAFT_TOKENS + 1, batch, sampled=DRAFT_TOKENS + 1)])

@@ -104,7 +104,7 @@ CASES = [
     Case("fp8 of floats, block, 256 rows", partial(fp8, 256, (128, 128), floats=True), WGMMA, capabilities=FP8_UNITS),
     *(
         Case(f"gated unit, fp8, {rows} rows", partial(fp8, rows, (1, HIDDEN), activation="silu"), capabilities=FP8_UNITS)
-        for rows in (1, 32, 64)
+        for rows in (1, 32, 64, 256)
     ),
     Case("gated unit, fp8 block, 256 rows", partial(fp8, 256, (128, 128), activation="silu"), WGMMA, capabilities=FP8_UNITS),
     Case("quantise", numbers),

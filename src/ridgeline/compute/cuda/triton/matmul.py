@@ -42,7 +42,8 @@ FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
 """The tile for every number of rows in the batch-invariant mode."""
 
 FP8_GLU_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)), (64, Tile(64, 32, 128, 4, 4)))
-FP8_GLU_LARGEST: Final = Tile(128, 64, 128, 8, 2)
+FP8_GLU_LARGEST: Final = {True: Tile(128, 64, 128, 8, 2), False: Tile(64, 32, 128, 4, 4)}
+"""By whether rows of weights have a scale each: scales of blocks take registers that larger tiles lack on capability 8.9 and 12.x."""
 FLOATS_FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)))
 FLOATS_FP8_LARGEST: Final = Tile(64, 64, 128, 4, 3)
 """Of floats with e4m3: to make codes takes longer than larger tiles gain."""
@@ -223,7 +224,7 @@ def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor,
     if not rows:
         return
     few, largest = (
-        (FLOATS_FP8_TILES, FLOATS_FP8_LARGEST) if scales is None else (FP8_GLU_TILES, FP8_GLU_LARGEST) if activation
+        (FLOATS_FP8_TILES, FLOATS_FP8_LARGEST) if scales is None else (FP8_GLU_TILES, FP8_GLU_LARGEST[weight.per_channel]) if activation
         else (FP8_TILES, FP8_LARGEST)
     )  # fmt: skip
     tile = FP8_INVARIANT if invariant else next((tile for most, tile in few if rows <= most), largest)
