@@ -161,7 +161,7 @@ def test_a_setting(name: str) -> None:
 def test_defaults_all_at_once() -> None:
     """A script that says all that vLLM would do anyhow."""
     settings = {name: by_default for name, (by_default, _) in SETTINGS.items() if name not in OF_LLM}
-    read_arguments("m", settings)
+    assert read_arguments("m", settings).model == "m"
 
 
 @pytest.mark.parametrize(

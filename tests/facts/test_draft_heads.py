@@ -27,12 +27,8 @@ def test_heads_are_refused_by_name(tmp_path: Path, config: dict[str, Any], kind:
     (tmp_path / "config.json").write_text(json.dumps(config))
     if kind is None:
         check_drafts_alone(tmp_path)
+        check_drafts_alone(tmp_path / "draft.gguf")
     else:
         with pytest.raises(ConfigError, match=f"has {kind} heads.*a small model") as caught:
             check_drafts_alone(tmp_path)
         assert caught.value.fix == {"--draft-model": None, "--speculative": "suffix"}
-
-
-def test_a_file_is_a_model(tmp_path: Path) -> None:
-    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
-    check_drafts_alone(tmp_path / "draft.gguf")

@@ -23,7 +23,8 @@ CONTEXT, VOCAB = 512, 258
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
 ANTHROPIC, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
-EMBEDDINGS, SCORES, RANKS = ("/v1/embeddings", "/pooling"), ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
+EMBEDDINGS, SCORES = ("/v1/embeddings", "/pooling"), ("/score", "/v1/score")
+RANKS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
 MESSAGES = [{"role": "user", "content": "a"}]
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a", "max_tokens": 2},

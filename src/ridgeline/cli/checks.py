@@ -194,7 +194,8 @@ def _check_sim(given: Given) -> None:
 def _check_whatif(given: Given) -> None:
     from ridgeline.cli.sim import prepare_whatif
 
-    _check_local(given["model"])
+    if given["model"] is not None:
+        _check_local(given["model"])
     prepare_whatif(given)
 
 

@@ -162,13 +162,12 @@ STEPS_FILE, WHAT_FILE = "steps.jsonl", "incident.json"
 """Of an incident of the flight recorder."""
 
 
-def incident_settings(trace: Path | None) -> tuple[str | None, dict[str, str]]:
+def incident_settings(trace: Path) -> tuple[str | None, dict[str, str]]:
     """(model, settings of today) of a server that recorded the incident in the folder `trace`: its steps take what they took. Of other
     traces (None, {}). Raises ConfigError for a damaged file."""
-    told = _read_incident(trace) if trace is not None and trace.is_dir() else {}
-    assert trace is not None or not told
+    told = _read_incident(trace) if trace.is_dir() else {}
     settings, model = told.get("settings"), told.get("model")
-    if trace is None or not isinstance(settings, dict) or not isinstance(model, str):
+    if not isinstance(settings, dict) or not isinstance(model, str):
         return None, {}
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items() if name in SETTINGS}
     return model, texts | {"step_time": str(trace / STEPS_FILE)}

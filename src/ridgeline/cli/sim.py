@@ -142,18 +142,19 @@ def prepare_whatif(given: Mapping[str, Any]) -> "tuple[str, dict[str, str], dict
     from ridgeline.cli.scenarios import incident_settings, make_scenario, parse_changes, scenario_at_rate
     from ridgeline.planning.arguments import THIS_MACHINE
 
-    served, recorded = incident_settings(given["trace"])
+    trace = Path(given["trace"])
+    served, recorded = incident_settings(trace)
     model = given["model"] or served or "demo"
     base = recorded | {"device": THIS_MACHINE} | ({} if given["slo"] is None else {"slo": given["slo"]})
     base |= parse_changes(given["today"] or [], "--today")
     changed = parse_changes(given["change"] or []) | ({} if given["replicas"] is None else {"replicas": str(given["replicas"])})
     check_writable(given["html"])
-    now = make_scenario(model, base, given["trace"])
-    then = make_scenario(model, base | changed, given["trace"]) if changed else now
+    now = make_scenario(model, base, trace)
+    then = make_scenario(model, base | changed, trace) if changed else now
     for scenario in (now, then):
         scenario.check()
     if given["find_knee"]:
-        scenario_at_rate(model, base | changed, given["trace"])
+        scenario_at_rate(model, base | changed, trace)
     return model, base, changed, now, then
 
 

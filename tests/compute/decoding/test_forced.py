@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from test_grammar import END, VOCAB, WORDS, grammar, ready
+from small_grammars import END, VOCAB, WORDS, grammar, ready
 
 from ridgeline.compute.decoding import forced
 from ridgeline.compute.decoding.forced import Pieces

@@ -1,9 +1,7 @@
 """Rows that follow a grammar: masks in every sampler, masks behind drafts, and grammars that cannot go on."""
 
 import gc
-import hashlib
 import os
-import select
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ import pytest
 from fake_grammars import FakeGrammars, packed_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_grammars import END, VOCAB, WORDS, grammar, ready
 
 from ridgeline.compute.backend import RowState
 from ridgeline.compute.cpu import ext, sampling
@@ -26,13 +25,6 @@ from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
 from ridgeline.compute.runner import Places
 from ridgeline.core.params import Grammar, RowParams, Sampling
-
-VOCAB, END = 300, 256
-WORDS = [bytes((token,)) for token in range(256)] + [b"<end>", b"ab", b"abc", b"bc", b'"}', b'{"']
-
-
-def grammar(text: str) -> Grammar:
-    return Grammar(hashlib.sha256(text.encode()).digest(), text)
 
 
 def vocabulary() -> Vocabulary:
@@ -44,15 +36,6 @@ def compiler() -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(vocabulary, VOCAB)
     yield made
     made.close()
-
-
-def ready(compiler: GrammarCompiler, asked: Grammar) -> str | None:
-    """Compiles a grammar; its error."""
-    compiler.compile(asked)
-    assert select.select([compiler], [], [], 20)[0]
-    ((digest, error),) = compiler.take()
-    assert digest == asked.digest and not compiler.pending
-    return error
 
 
 def allowed(mask: np.ndarray) -> set[int]:
