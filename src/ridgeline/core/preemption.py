@@ -74,6 +74,8 @@ class Preemptor:
             return False
         if not lifecycle.running:
             return True  # alone it fits, as admission has checked; blocks of its windows would be counted twice below
+        if sequence.scheduled == sequence.capacity and available - on_host < len(shape.groups):
+            return False  # its windows hold as many blocks as it ever needs, and none of them can be left before the next token
         growing = [each for each in lifecycle.running if each not in lifecycle.pinned] if lifecycle.pinned else lifecycle.running
         return self.reservation.will_fit([*growing, sequence], available - on_host)
 
