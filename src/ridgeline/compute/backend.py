@@ -242,6 +242,8 @@ class RowState:
 
     def forced(self, work: Work) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """`Result.forced`, behind what the step has sampled."""
+        if self.compiler is None or not self.compiler.tells_forced:
+            return ()
         found = []
         for index, row in zip(work.rows.sampling, work.rows.sampling_ids.tolist(), strict=True):
             if (grammar := self.grammars[row]) is not None and (ids := grammar.forced()):

@@ -200,7 +200,7 @@ class GrammarCompiler:
 
     def __init__(self, load: Callable[[], Vocabulary], vocab: int, *, tells_forced: bool = False) -> None:
         """load: reads the vocabulary, of at most `vocab` ids; called by the thread. tells_forced: rows tell what their grammars force."""
-        self._load, self._vocab, self._tells_forced = load, vocab, tells_forced
+        self._load, self._vocab, self.tells_forced = load, vocab, tells_forced
         self.words = mask_words(vocab)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
@@ -328,6 +328,6 @@ class GrammarCompiler:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
         tokenizer = Tokenizer(vocabulary.pieces, vocabulary.control, vocabulary.ends)
         self.calls = tokenizer.calls(self._ends.nbytes)
-        if self._tells_forced:
+        if self.tells_forced:
             self._forced = ForcedGrammars(Pieces(vocabulary.pieces, vocabulary.control))
         return tokenizer
