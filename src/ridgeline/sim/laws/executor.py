@@ -90,7 +90,8 @@ class SimExecutor:
         self._free_at = 0.0
         self.peak_in_flight = 0
         self.not_finite: dict[tuple[int, int], int] = {}
-        """Position that computed to NaN, by (seed, choice), as reported to the engine."""
+        """First position that no id may be sampled from, by (seed, choice): it computed to NaN, as reported to the engine, or, where that
+        is a position of ids known before (they came from blocks of another choice), it is the last of these."""
 
     @property
     def info(self) -> ExecutorInfo:
@@ -251,14 +252,14 @@ class SimExecutor:
                 best = resident.params.prompt_logprobs or 0
                 known = [(resident.chain[position], resident.ids[position + 1]) for position in scored]
                 scores.append(tuple([self._model.logprobs(stamp, following, best) for stamp, following in known]))
-            begin = len(resident.chain) - samples
+            begin, last_known = len(resident.chain) - samples, len(resident.ids) - 1
             ids = self._sample_row(resident, begin, tokens[len(tokens) - samples + 1 :]) if samples else []
             sampled.append(tuple(ids))
             logprobs.append(self._logprobs(resident, begin, ids))
             if samples > 1:
                 resident.cut(begin + len(ids), self._block_tokens)
             if not resident.finite:
-                self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
+                self.not_finite.setdefault((resident.params.seed, resident.params.choice), max(resident.nan_at, last_known))
         return Result(
             step=plan.step,
             sampled=tuple(sampled),

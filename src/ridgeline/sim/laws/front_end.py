@@ -51,7 +51,7 @@ class FrontEnd:
     """Follows every request from its admission to the end of its last choice.
 
     source      the right answer of a choice
-    not_finite  positions that the executor has reported as NaN, by (seed, choice)
+    not_finite  first positions that no id may be sampled from since the executor has reported NaN, by (seed, choice)
     send        `send(delay, command)`: the command reaches the engine `delay` seconds later
     """
 

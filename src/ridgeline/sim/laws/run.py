@@ -115,7 +115,7 @@ class Simulation:
 
     executor    any executor whose steps advance `clock`
     source      right answer of a choice
-    not_finite  positions that the executor has reported as NaN, by (seed, choice)
+    not_finite  first positions that no id may be sampled from since the executor has reported NaN, by (seed, choice)
     restart     makes the executor of the next engine; None: no engine ends
     """
 
