@@ -87,8 +87,11 @@ class RowGrammar:
         self._ids = list(ids)
         self._forced = forced
         self.is_optional = is_optional
+        self.masks_are_dear = self.masks_leave_most = False
+        """Of the last mask that a step made: it took long; it left more than half of all ids, as inside a string: nearly all or nearly none
+        are left."""
         self._spare = SPARE_SECONDS
-        self._mask_seconds, self._mask_ids, self._left = 0.0, 0, 0
+        self._left = 0
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -111,16 +114,6 @@ class RowGrammar:
         """Number of ids that it has yet to move by."""
         return len(self._ids)
 
-    @property
-    def masks_are_dear(self) -> bool:
-        """True where the last mask took long."""
-        return self._mask_seconds > DEAR_SECONDS
-
-    @property
-    def masks_leave_most(self) -> bool:
-        """True where the last mask left more than half of all ids, as inside a string: nearly all or nearly none are left."""
-        return self._mask_ids > 16 * len(self._ends)
-
     def leave(self) -> tuple[int, int]:
         """Address of the library's matcher, and the one id at most that it has yet to move by, -1: none. A step moves it; see `moved`."""
         ids, self._ids = self._ids, []
@@ -132,7 +125,7 @@ class RowGrammar:
         if state == LOST:
             self._raise()
         if state == MASKED:
-            self._mask_seconds, self._mask_ids = seconds, ids
+            self.masks_are_dear, self.masks_leave_most = seconds > DEAR_SECONDS, ids > 16 * len(self._ends)
         self._charge(self._left, seconds)
 
     def _charge(self, ids: int, seconds: float) -> None:
