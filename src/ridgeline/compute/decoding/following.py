@@ -40,23 +40,26 @@ class Following:
         """calls: `Tokenizer.calls`. grammars, params: of each row. bits: uint32 [≥ S, W], room for masks. keep: of `Work`. Where the step
         makes all logits, or the largest alone, tokens may be chosen before there is a mask."""
         self._grammars, self._bits = grammars, bits
-        mask, room, kinds = bits.ctypes.data, bits.strides[0], set(keep.tolist())
-        are_whole, are_best = 0 in kinds, kinds == {1}
+        mask, room, kinds = bits.ctypes.data, bits.strides[0], keep.tolist()
+        are_whole, are_best = 0 in kinds, kinds.count(1) == len(kinds)
         dear_too = are_whole or len(grammars) > FEW_ROWS
+        self._asks: list[bool] = []
         self._raw: list[bool] = []
         """Rows that need logits which their mask forbids: log-probabilities are of these, and a draw before there is a mask."""
-        records, addresses = [], []
+        records: list[tuple[int, ...]] = []
+        addresses: list[int] = []
         for grammar, row in zip(grammars, params, strict=True):
-            raw = row.sampling.logprobs is not None
+            raw, asks = row.sampling.logprobs is not None, False
             if grammar is None:
                 records.append(_FREE)
             else:
-                pays = grammar.masks_leave_most or (dear_too and grammar.masks_are_dear)
-                asks = pays and (are_best or (are_whole and is_free(row)))
+                if grammar.masks_leave_most or (dear_too and grammar.masks_are_dear):
+                    asks = are_best or (are_whole and is_free(row))
                 raw = raw or (asks and are_whole)
                 matcher, token = grammar.leave()
                 records.append((matcher, mask, token, asks, 0, 0, 0))
             addresses.append(0 if raw or grammar is None else mask)
+            self._asks.append(asks)
             self._raw.append(raw)
             mask += room
         self.places = Places(calls, np.array(records, np.int64).reshape(len(records), 7), np.array(addresses, np.int64))
@@ -66,10 +69,9 @@ class Following:
 
         are_applied: those of `Places.addresses` were.
         """
-        asks = self.places.records[:, 3].tolist()
         return [
-            None if grammar is None or ask or (are_applied and not raw) else self._bits[i : i + 1]
-            for i, (grammar, ask, raw) in enumerate(zip(self._grammars, asks, self._raw, strict=True))
+            None if grammar is None or asks or (are_applied and not raw) else self._bits[i : i + 1]
+            for i, (grammar, asks, raw) in enumerate(zip(self._grammars, self._asks, self._raw, strict=True))
         ]
 
     def moved(self) -> list[tuple[int, GrammarError]]:

@@ -5,6 +5,7 @@ are known before it, so that a grammar costs time only where its mask takes long
 error: the others of its steps wait for it.
 """
 
+import atexit
 import os
 import threading
 from collections import OrderedDict
@@ -87,8 +88,11 @@ class RowGrammar:
         self._ids = list(ids)
         self._forced = forced
         self.is_optional = is_optional
+        self.masks_are_dear = self.masks_leave_most = False
+        """Of the last mask that a step made: it took long; it left more than half of all ids, as inside a string: nearly all or nearly none
+        are left."""
         self._spare = SPARE_SECONDS
-        self._mask_seconds, self._mask_ids, self._left = 0.0, 0, 0
+        self._left = 0
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -111,16 +115,6 @@ class RowGrammar:
         """Number of ids that it has yet to move by."""
         return len(self._ids)
 
-    @property
-    def masks_are_dear(self) -> bool:
-        """True where the last mask took long."""
-        return self._mask_seconds > DEAR_SECONDS
-
-    @property
-    def masks_leave_most(self) -> bool:
-        """True where the last mask left more than half of all ids, as inside a string: nearly all or nearly none are left."""
-        return self._mask_ids > 16 * len(self._ends)
-
     def leave(self) -> tuple[int, int]:
         """Address of the library's matcher, and the one id at most that it has yet to move by, -1: none. A step moves it; see `moved`."""
         ids, self._ids = self._ids, []
@@ -132,7 +126,7 @@ class RowGrammar:
         if state == LOST:
             self._raise()
         if state == MASKED:
-            self._mask_seconds, self._mask_ids = seconds, ids
+            self.masks_are_dear, self.masks_leave_most = seconds > DEAR_SECONDS, ids > 16 * len(self._ends)
         self._charge(self._left, seconds)
 
     def _charge(self, ids: int, seconds: float) -> None:
@@ -262,15 +256,19 @@ class GrammarCompiler:
         return RowGrammar(matcher.copy(), self._ends, ids, lost, grammar.is_optional, forced)
 
     def close(self) -> None:
-        """Ends the thread, and waits until it has left the library. Safe to call twice."""
-        if self._signal >= 0:
-            self._closing = True
+        """Ends the thread as soon as it leaves the library; Python does not end before. Safe to call twice."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._thread is None:
+            self._close_signal()
+        else:
             self._waiting.put((-1.0, 0, None))
-            if self._thread is not None:
-                self._thread.join()
-            os.close(self._signal)
-            os.close(self._wake)
-            self._signal = -1
+            atexit.register(self._thread.join)
+
+    def _close_signal(self) -> None:
+        os.close(self._signal)
+        os.close(self._wake)
 
     def _put(self, grammar: Grammar) -> None:
         self._waiting.put((grammar.seconds, next(self._numbers), grammar))
@@ -294,6 +292,7 @@ class GrammarCompiler:
                 if not problem and self._forced is not None:
                     self._forced.compile(grammar)
             self._trim()
+        self._close_signal()
 
     def _kept(self, grammar: Grammar) -> Matcher | None:
         """The compiled grammar, if it is still there."""
