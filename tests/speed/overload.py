@@ -4,7 +4,7 @@
     target  the same where twice the TTFT p99 that 0.8 times has is what every request asks for: who would be late is refused (3 minutes)
     burst   4 times for 20 s, then 0.5 times, by clients that come again when they are told to: how often they are refused (2 minutes)
     lasting 1.3 and 2 times by such clients: the wait that the server tells of, against that of those who are taken (3 minutes)
-    slo     chats and a long prompt in ten at the knee, --scheduling-policy slo and fcfs side by side: goodput, tokens per second (4 minutes)
+    slo     chats and a long prompt in ten at the knee, --scheduling-policy slo and fcfs side by side: goodput, tokens per second (4)
     abuser  a tenant beside one that asks 20 times as much, against one that asks as much, the total being the same; shares by weight (5)
     ladder  2 times, half of it by a key that agrees to shorter answers: goodput with --brown-out and without, side by side (2 minutes)
 
