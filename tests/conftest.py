@@ -42,6 +42,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 gc.disable()  # until everything is collected: half of the time of imports would be the collector's
 PROCESSES = 3
+SHARED = ("demo_server", "chromium", "chat_server")
+"""Fixtures of one process that take seconds to make."""
 SKIPS = pytest.StashKey[list[str]]()
 
 
@@ -58,9 +60,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that run alone come last in several processes: no process then waits for the end of another's test each time."""
+    """In several processes. Tests that run alone come last: no process then waits for the end of another's test each time. Those that
+    share a server or a browser stand together, so that one process runs most of them and few start their own."""
+
+    def place(item: pytest.Item) -> int:
+        shared = [name in getattr(item, "fixturenames", ()) for name in SHARED]
+        return len(SHARED) + 1 if item.get_closest_marker("alone") else shared.index(True) if any(shared) else len(SHARED)
+
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+        items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -11,15 +11,26 @@ SPEED = Path(__file__).resolve().parents[1] / "speed"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
-def test_a_commit_beside_itself() -> None:
+@pytest.mark.parametrize("loads", [["host"], pytest.param(["decode", "prefill", "host"], marks=pytest.mark.night)], ids=["day", "night"])
+def test_a_commit_beside_itself(loads: list[str]) -> None:
     sides = [f"--{side}{what}" for side in ("old", "new") for what in (f"={sys.executable}", f"-path={SOURCE}")]
-    command = [sys.executable, str(SPEED / "compare.py"), *sides, "--model", "fake:{}", "--rounds", "2", "--json"]
+    command = [
+        sys.executable,
+        str(SPEED / "compare.py"),
+        *sides,
+        "--model",
+        "fake:{}",
+        "--rounds",
+        "2",
+        "--json",
+        "--loads",
+        ",".join(loads),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
-    assert [(each["load"], each["size"]) for each in found] == [
-        ("decode", 1), ("decode", 4), ("decode", 16), ("decode", 32), ("prefill", 512), ("prefill", 2048), ("host", 32), ("host", 256),
-    ]  # fmt: skip
+    sizes = {"decode": [1, 4, 16, 32], "prefill": [512, 2048], "host": [32, 256]}
+    assert [(each["load"], each["size"]) for each in found] == [(load, size) for load in loads for size in sizes[load]]
     for each in found:
         assert each["rounds"] == 2 and each["old_seconds"] > 0 and each["new_seconds"] > 0
         assert each["speed_interval"][0] <= each["speed"] <= each["speed_interval"][1]

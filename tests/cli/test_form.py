@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_llama import write_chat_llama
 
 from ridgeline.cli.form import read_form
 from ridgeline.cli.generate import generate
@@ -61,7 +62,8 @@ def test_files_that_are_no_text(file: Path) -> None:
         read_form(**{**NOTHING, "grammar": str(file)})
 
 
-def test_answers_follow_it(demo_file: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generate(str(demo_file), ["Her age: "], json_schema=str(file), as_json=True, temperature=1.5, seed=1, max_model_len=600)
+def test_answers_follow_it(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_chat_llama(tmp_path / "random"))
+    generate(model, ["Her age: "], json_schema=str(file), as_json=True, temperature=1.5, seed=1, max_model_len=600)
     (choice,) = json.loads(capsys.readouterr().out)["choices"]
     assert choice["finish_reason"] == "stop" and 0 <= json.loads(choice["text"])["age"] <= 99

@@ -31,9 +31,9 @@ def bench(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProc
     return run
 
 
-@pytest.mark.alone
 def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Callable[..., Any], tmp_path: Path) -> None:
-    """Steps of 20 ms: a token each, to four streams at once; a page that loads nothing, and every request in the JSON."""
+    """Steps of 30 ms, long against what other tests take of the machine: a token each, to four streams at once; a page that loads nothing,
+    and every request in the JSON."""
     page, out = tmp_path / "page.html", tmp_path / "out.json"
     flags = [
         "--input-len",
@@ -48,7 +48,7 @@ def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Call
         "--json",
         str(out),
     ]
-    with serving("fake:" + FAKE % 0.02) as server:
+    with serving("fake:" + FAKE % 0.03) as server:
         output = bench("serve", "--url", server.url, "--streams", "1,4", "--requests", "8", "--seed", "3", *flags).stdout
         failed = bench("serve", "--url", server.url, "--requests", "3", "--input-len", "5000", status=1).stdout
     assert "3 failed, HTTP 400" in failed and "4096" in failed
@@ -58,7 +58,7 @@ def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Call
     for run in (one, four):
         assert (run["requests"], run["failed"], run["exact"], run["counted"], run["met"]) == (8, 0, 1.0, 1.0, 1.0)
         assert (run["prompt_tokens"], run["output_tokens"]) == (480, 80)
-        assert 0.019 < run["tpot"]["p50"] < 0.06 and run["itl"]["p90"] >= run["itl"]["p50"] > 0.01
+        assert 0.029 < run["tpot"]["p50"] < 0.09 and run["itl"]["p90"] >= run["itl"]["p50"] > 0.015
         assert run["each"]["output"] == [10] * 8 and run["each"]["error"] == [None] * 8
     assert four["output_tokens_per_second"] > 2 * one["output_tokens_per_second"]
     assert "TTFT p50" in output and "TTFT max" in output and "TTFT p99" not in output and "4 streams" in output and "seed 3" in output
@@ -114,12 +114,11 @@ def alive(command: str) -> list[str]:
     return found
 
 
-@pytest.mark.alone
 def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Steps of 4 and of 12 ms: three times the tokens, a third of the gaps; both speak alike, and both are gone afterwards."""
+    """Steps of 6 and of 18 ms: three times the tokens, a third of the gaps; both speak alike, and both are gone afterwards."""
     out, roofline = tmp_path / "out.json", tmp_path / "roofline.json"
     roofline.write_text('{"dram_bytes_per_second": {"one": 1e9, "all": 2e9}, "f32_flops_per_second": {"one": 1e10, "all": 2e10}}')
-    words = ["fast=" + own(0.00401), "slow=" + own(0.01201), "--scenarios", "start,streams-4", "--rounds", "2", "--starts", "1"]
+    words = ["fast=" + own(0.00601), "slow=" + own(0.01801), "--scenarios", "start,streams-4", "--rounds", "2", "--starts", "1"]
     output = bench("compare", *words, "--json", str(out), "--roofline", str(roofline), "--shape", "llama-3-8b", "--seed", "4").stdout
     found = json.loads(out.read_text())
     (scenario,) = found["scenarios"]
@@ -132,7 +131,7 @@ def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_p
     assert [report["output_tokens"] for report in rounds["reports"]] == [256, 256] and min(rounds["resident_bytes"]) > 20e6
     assert ("fast / slow" in output or "fast / it" in output) and "the same answer to the first prompt in 2 of 2 rounds" in output
     assert "--max-num-seqs 4" in output and "ceiling" in output
-    assert not alive("0.00401") and not alive("0.01201")
+    assert not alive("0.00601") and not alive("0.01801")
 
 
 @pytest.mark.night

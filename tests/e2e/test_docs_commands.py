@@ -61,6 +61,8 @@ STANDS_FOR = {
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
+SMALL = {"facts.hardware.ceilings.MAX_DRAM_BYTES": 256 << 20, "compute.bench.kernels.MAX_COPIES": 8, "cli.plan_verify.ROUNDS": 1}
+"""Of benchmarks: a system takes seconds to provide memory beyond its largest cache. `tests/compute/bench` looks at what they say."""
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline top",
         "ridgeline route", "prometheus ")  # fmt: skip
@@ -207,6 +209,8 @@ def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypa
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.chdir(work)
+    for name, small in SMALL.items():
+        monkeypatch.setattr(f"ridgeline.{name}", small)
     reader = Reader(work, demo_server.url, monkeypatch)
     with tempfile.TemporaryDirectory() as runtime:  # sockets have short paths
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)

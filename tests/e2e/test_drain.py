@@ -83,7 +83,7 @@ async def storm(server: Any, end: signal.Signals | Callable[[Any], None]) -> tup
     return ends, ready
 
 
-@pytest.mark.parametrize("number", [*[signal.SIGTERM] * 3, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, *[pytest.param(signal.SIGTERM, marks=pytest.mark.night)] * 2])
 def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
     end_under_load(serving, number)
 

@@ -20,7 +20,7 @@ from ridgeline.planning.page import plan_page
 from ridgeline.planning.report import make_report
 from ridgeline.planning.speed import batch_point
 
-POINTS = 500
+POINTS = 250
 SHAPES = [read_config(KNOWN / f"{name}.json", name).facts for name in known_names()]
 EIGHT = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
 COMPARED = (

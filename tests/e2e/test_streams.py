@@ -106,7 +106,7 @@ def run_storm(serving: Callable[..., Any], seconds: float) -> None:
 
 
 def test_streams_aborts_and_disconnects(serving: Callable[..., Any]) -> None:
-    run_storm(serving, 8.0)
+    run_storm(serving, 5.0)
 
 
 @pytest.mark.night

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chat_llama import write_chat_llama
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Command, Output, SetKnob
@@ -81,12 +82,12 @@ def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert difference is not None
 
 
-def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
-    """Real weights, a real process with a pace, prompts of several lengths with a shared beginning, targets."""
-    path = tmp_path / "demo.recording"
-    prompts = [(2, *range(1000, 1000 + 8 * (1 + number)), 500 + number) for number in range(6)]
+def test_a_model_that_computes_is_decided_again(tmp_path: Path) -> None:
+    """Weights, a real process with a pace, prompts of several lengths with a shared beginning, targets."""
+    path, model = tmp_path / "random.recording", write_chat_llama(tmp_path / "random")
+    prompts = [(2, *range(100, 100 + 8 * (1 + number)), 50 + number) for number in range(6)]
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256}
-    record(EngineConfig(str(demo_file), **limits, record=str(path), scheduling_policy="slo"), prompts, 6)
+    record(EngineConfig(str(model), **limits, record=str(path), scheduling_policy="slo"), prompts, 6)
     compared, difference = replay(path)
     assert difference is None and compared >= 10
 

@@ -150,7 +150,7 @@ def alone(stored) -> Callable[[str], dict[tuple[str, int], Answer]]:
     return of
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.night), 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_company_depth_and_cache(stored, alone, name: str, depth: int) -> None:
     """All at once in chunks of nine, then again over what the cache kept."""

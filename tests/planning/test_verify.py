@@ -43,6 +43,15 @@ def test_three_steps_of_a_start_predict_all_others(plan: Deployment, compute: fl
     assert max(before) > 0.15 or (compute, bandwidth) == (0.5, 0.75)
 
 
+def test_many_steps_tell_what_attention_reaches_and_what_overlaps(plan: Deployment) -> None:
+    truth = replace(plan, device=replace(plan.device, compute_share=0.3, bandwidth_share=0.8, attention_share=0.07, overlap=0.4))
+    steps = (*STEPS, (1, 4096))
+    measured = [(rows, count, pass_seconds(truth, step_work(truth, [RowGroup(0, count, rows)]))) for rows, count in steps]
+    found = corrected(plan, fit_correction(plan, measured, 10**9, None))
+    assert max(abs(line.error) for line in speed_lines(found, measured)) < 0.02
+    assert found.device.overlap == pytest.approx(0.4, abs=0.05) and found.device.attention_share == pytest.approx(0.07, rel=0.15)
+
+
 def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
     start = timed(plan, 0.5, 0.75, STEPS[:1])
     found = fit_correction(plan, start, 5 * 10**9, 6 * 10**9)
@@ -51,7 +60,7 @@ def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
 
 
 def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp_path: Path) -> None:
-    found = Correction(1e12, 4e10, 10**8)
+    found = Correction(1e12, 4e10, 2e11, 0.4, 10**8)
     keep_correction(tmp_path, plan, "native", found)
     assert read_correction(tmp_path, plan, "native") == found
     assert read_correction(tmp_path, plan, "numpy") is None
@@ -61,25 +70,26 @@ def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp
 
 
 @pytest.mark.parametrize("change", [
-    {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"flops_per_second": float("inf")}, {"more": 1},
+    {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"overlap": 1.5},
+    {"flops_per_second": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
-    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 10**8))
+    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 10**8))
     file = tmp_path / corrections.FILE
     whole = json.loads(file.read_text())
     next(iter(whole["entries"].values()))["reached"] |= change
     file.write_text(json.dumps(whole))
     assert read_correction(tmp_path, plan, "native") is None
-    for text in ("[]", "{", '{"version": 1, "entries": 3}', '{"version": 1, "entries": {"a": 3}}', "[" * 100_000, ""):
+    for text in ("[]", "{", '{"version": 2, "entries": 3}', '{"version": 2, "entries": {"a": 3}}', "[" * 100_000, ""):
         file.write_text(text)
         assert read_correction(tmp_path, plan, "native") is None
-        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 1))
-        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 1)
+        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 1))
+        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 0.4, 1)
 
 
 def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:
     for number in range(corrections.MAX_ENTRIES + 5):
-        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, number))
+        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, 2e11, 0.4, number))
     assert read_correction(tmp_path, plan, "runner 4") is None
     assert read_correction(tmp_path, plan, "runner 5") is not None
     assert not [file for file in tmp_path.iterdir() if file.name != corrections.FILE]

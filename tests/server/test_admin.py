@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_llama import write_chat_llama
 from typer.testing import CliRunner
 
 from ridgeline.cli import chaos
@@ -307,17 +308,19 @@ def test_a_profile_of_both_loops(opened: Opened, tmp_path: Path, monkeypatch: py
     assert opened.ask("POST", "/profile", {"seconds": 0.01})["engine"] is None and not stale.exists()
 
 
-@pytest.mark.alone
-def test_the_next_steps_for_perfetto(new_site: Any, demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A real model: so many steps, by name; and those that ran in the time, where that is all."""
+def test_the_next_steps_for_perfetto(new_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A model that computes: so many steps, by name; and those that ran in the time, where that is all."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     tmp_path.chmod(0o700)
-    site = new_site(EngineConfig(str(demo_file), runner="native", max_model_len=256, max_num_seqs=2, threads=1))
+    model = write_chat_llama(tmp_path / "random")
+    site = new_site(EngineConfig(str(model), runner="native", max_model_len=256, max_num_seqs=2, threads=1))
     with admin_socket(str(tmp_path / "a.sock")) as listening:
         opened = Opened(site, listening)
-        load = threading.Thread(target=site.complete, kwargs={"prompt": [5], "max_tokens": 30, "ignore_eos": True})
+        asked, ended = {"prompt": [5], "max_tokens": 30, "ignore_eos": True}, threading.Event()
+        load = threading.Thread(target=lambda: [site.complete(**asked) for _ in iter(ended.is_set, True)])
         load.start()
         found = opened.ask("POST", "/profile", {"steps": 4, "seconds": 5})
+        ended.set()
         load.join()
         file = Path(found["file"])
         assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.parent == tmp_path / "run" / "ridgeline" / "profiles"

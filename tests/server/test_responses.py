@@ -467,8 +467,10 @@ def test_an_answer_in_the_background_is_streamed_from_any_event_on(client: Clien
 def test_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tapes, "MAX_BYTES", 100)
     monkeypatch.setattr(tapes, "MAX_ALL_BYTES", 150)
-    kept = tapes.Tapes()
+    asyncio.run(make_room(tapes.Tapes()))
 
+
+async def make_room(kept: tapes.Tapes) -> None:
     async def read(tape: tapes.Tape, start: int) -> list[bytes]:
         return [event async for event in tape.read(start, 0.001)]
 
@@ -477,8 +479,8 @@ def test_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
             (tape := kept.begin(b"me", name) if _ == 0 else kept.find(name)).add(b"0123456789")
         tape.is_over = True
     with pytest.raises(ApiError, match="before number 5 are not kept"):
-        asyncio.run(read(kept.find("a"), 4))
-    assert asyncio.run(read(kept.find("a"), 5)) == [b"0123456789"] * 7
+        await read(kept.find("a"), 4)
+    assert await read(kept.find("a"), 5) == [b"0123456789"] * 7
     for name in ("c", "d"):
         kept.begin(b"me", name).add(b"0" * 90)
     with pytest.raises(ApiError, match="not kept"):
@@ -492,6 +494,27 @@ def test_events_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.find("e").is_over = True
     kept.begin(b"other", "f")
     assert kept.find("d").bytes == 90, "one's own answers go first"
+
+
+def test_who_finds_no_room_for_events_comes_back_when_an_answer_should_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "MAX_ALL_BYTES", 150)
+
+    async def work() -> list[int]:
+        kept, now, told = tapes.Tapes(), asyncio.get_running_loop().time(), []
+        ended, *going = (kept.begin(b"me", name) for name in "abc")
+        ended.began = now - 39.9
+        kept.end("a")
+        for tape in going:
+            tape.add(b"0" * 90)
+        for _ in range(2):
+            with pytest.raises(OverloadedError) as refused:
+                kept.check_room()
+            told.append(refused.value.retry_after_seconds)
+        return told
+
+    first, second = asyncio.run(work())
+    assert first == 50, "two that take 40 s each, and of their ends 40 % are promised"
+    assert 18 <= second <= 60, "past the minute that anybody waits, somewhere in it"
 
 
 CODEX: dict[str, Any] = {

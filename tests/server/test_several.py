@@ -128,7 +128,7 @@ def test_busy_models_that_exclude_each_other_take_turns(make: Any) -> None:
     def client(name: str) -> None:
         while time.monotonic() < until and not (totals[0].loads >= 2 and totals[1].loads):
             codes.append((name, site.complete(name, max_tokens=20, ignore_eos=True).status_code))
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     threads = [threading.Thread(target=client, args=(name,)) for name in "abab"]
     for each in threads:
@@ -237,7 +237,7 @@ def test_unloads_under_load_fail_no_request(pair: Models, count: int) -> None:
         while not ends.is_set():
             answer = site.complete(name, max_tokens=20, ignore_eos=True, stream=len(codes) % 2 == 0)
             codes.append(answer.status_code if "error" not in answer.text else 0)
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     threads = [threading.Thread(target=client, args=(name,)) for name in "aabb"]
     for each in threads:

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from chat_llama import write_chat_llama
 from openai import AsyncOpenAI, BadRequestError
 
 from gold import TEMPLATES
@@ -34,10 +35,11 @@ SAID = f"<think>\nHm, <b>.\n</think>\n\nLet me see.\n{CALLS}"
 
 
 @pytest.fixture(scope="module")
-def client(demo_file: Any, chat_site: Any) -> Iterator[Any]:
-    """The demo model behind Qwen's template; `ask` calls the official client."""
+def client(chat_site: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A random model behind Qwen's template; `ask` calls the official client."""
     template = TEMPLATES / "Qwen-Qwen3-0.6B.jinja"
-    site = type(chat_site)(EngineConfig(str(demo_file), max_model_len=1024), ServerConfig(chat_template=str(template)))
+    model = write_chat_llama(tmp_path_factory.mktemp("random"))
+    site = type(chat_site)(EngineConfig(str(model), max_model_len=2048), ServerConfig(chat_template=str(template)))
     site.wait(site.service.start())
     transport = httpx.ASGITransport(site.app, raise_app_exceptions=False)
     http = httpx.AsyncClient(transport=transport)
@@ -46,12 +48,12 @@ def client(demo_file: Any, chat_site: Any) -> Iterator[Any]:
 
     def ask(script: str | None = None, **more: Any) -> Any:
         body = {"structured_outputs": {"choice": [script]}} if script else {}
-        return site.wait(openai.chat.completions.create(model=name, messages=[USER], max_tokens=200, extra_body=body, **more))
+        return site.wait(openai.chat.completions.create(model=name, messages=[USER], max_tokens=400, extra_body=body, **more))
 
     async def streamed(script: str | None, more: dict[str, Any]) -> list[Any]:
         body = {"structured_outputs": {"choice": [script]}} if script else {}
         chunks = await openai.chat.completions.create(
-            model=name, messages=[USER], max_tokens=200, stream=True, stream_options={"include_usage": True}, extra_body=body, **more
+            model=name, messages=[USER], max_tokens=400, stream=True, stream_options={"include_usage": True}, extra_body=body, **more
         )
         return [each async for each in chunks]
 

@@ -126,6 +126,21 @@ async def take(turns: Turns, client: bytes, order: list[bytes]) -> None:
         await asyncio.sleep(0)
 
 
+def test_work_that_says_itself_that_it_cannot_is_told_the_pace_of_turns() -> None:
+    async def work() -> None:
+        turns = Turns("it", 16, 9.0)
+        async with turns.turn(b"a"):
+            await asyncio.sleep(3)
+        with pytest.raises(OverloadedError, match="the knife is in use") as told:
+            async with turns.turn(b"a"):
+                raise OverloadedError("the knife is in use", 1)
+        assert told.value.retry_after_seconds == 8, "of the turns 40 % are promised"
+        assert not turns._is_taken
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work())
+
+
 def test_clients_have_their_turns_one_after_the_other() -> None:
     async def work() -> list[bytes]:
         turns, order = Turns("it", 8, 5.0), list[bytes]()

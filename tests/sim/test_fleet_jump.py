@@ -90,7 +90,9 @@ def decisions(setting: ReplicaConfig, traffic: Traffic, seed: int) -> tuple[list
     return said, steps, [*columns, ("state", state(kept.scheduler)), ("gaps", tally.gaps._counts)], turns
 
 
-@pytest.mark.parametrize("seeds", [range(30), range(30, 60), pytest.param(range(60, 200), marks=pytest.mark.night)], ids=repr)
+@pytest.mark.parametrize(
+    "seeds", [range(30), *[pytest.param(each, marks=pytest.mark.night) for each in (range(30, 60), range(60, 200))]], ids=repr
+)
 def test_decisions_are_those_of_single_steps(seeds: range) -> None:
     assert compare(seeds) > 20 * len(seeds)
 

@@ -1,4 +1,4 @@
-"""The swarm itself: no violation in 30,000 steps, every rare situation met, worlds as busy as the laws need them."""
+"""The swarm itself: no violation in 20,000 steps, every rare situation met, worlds as busy as the laws need them."""
 
 import pytest
 
@@ -15,11 +15,11 @@ def missing(tally: Tally) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tally() -> Tally:
-    return run_swarm(seed=0, steps=30_000, workers=2, progress=lambda steps: None)
+    return run_swarm(seed=100_000, steps=20_000, workers=2, progress=lambda steps: None)
 
 
 def test_no_law_is_broken(tally: Tally) -> None:
-    assert tally.steps == 30_000
+    assert tally.steps == 20_000
     assert not tally.violations
 
 

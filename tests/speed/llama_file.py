@@ -1,9 +1,10 @@
 """A GGUF file of Llama 3.2 1B's shape with random weights in Q4_K_M, for `tests/speed/planted.py`: its texts mean nothing.
 
-    python tests/speed/llama_file.py OUT.gguf [--layers 16] [--hidden 2048]
+    python tests/speed/llama_file.py OUT.gguf [--layers 16] [--hidden 2048] [--period 0]
 
 A quarter of the layers' sensitive matrices, and the embedding, are Q6_K, the others Q4_K, as the published files have them. 16 layers take
-0.8 GB and ten seconds. With fewer layers and half the width it is a draft model of the same vocabulary.
+0.8 GB and ten seconds. With fewer layers and half the width it is a draft model of the same vocabulary. With a period its layers add next
+to nothing, and its head maps each id to the next of so many: greedy texts repeat themselves (`tests/speed/lookup.py`).
 """
 
 from argparse import ArgumentParser
@@ -29,7 +30,13 @@ def q6_k(rows: int, columns: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-def write(path: str, layers: int, hidden: int) -> None:
+def before(period: int) -> np.ndarray:
+    """int [VOCAB]: the id that each follows, where `period` ids follow each other in a ring."""
+    ids = np.arange(VOCAB)
+    return np.where(ids % period == 0, ids + period - 1, ids - 1)
+
+
+def write(path: str, layers: int, hidden: int, period: int) -> None:
     heads, ffn = hidden // HEAD, 4 * hidden
     writer = GGUFWriter(path, "llama")
     writer.add_name("llama random")
@@ -56,15 +63,19 @@ def write(path: str, layers: int, hidden: int) -> None:
         kind = GGMLQuantizationType.Q6_K if fine else GGMLQuantizationType.Q4_K
         writer.add_tensor(f"{name}.weight", (q6_k if fine else q4_k)(rows, columns), raw_dtype=kind)
 
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(hidden, np.float32))
+    def norm(name: str, scale: float) -> None:
+        writer.add_tensor(f"{name}.weight", np.full(hidden, scale, np.float32))
 
-    matrix("token_embd", VOCAB, hidden, fine=True)
-    norm("output_norm")
+    scale = 1e-3 if period else 1.0
+    embedding = q6_k(VOCAB, hidden)
+    writer.add_tensor("token_embd.weight", embedding, raw_dtype=GGMLQuantizationType.Q6_K)
+    if period:
+        writer.add_tensor("output.weight", embedding[before(period)], raw_dtype=GGMLQuantizationType.Q6_K)
+    norm("output_norm", 1.0)
     for layer in range(layers):
         place, fine = f"blk.{layer}.", layer % 4 == 0 or layer < layers // 8 or layer >= layers - layers // 8
-        norm(f"{place}attn_norm")
-        norm(f"{place}ffn_norm")
+        norm(f"{place}attn_norm", scale)
+        norm(f"{place}ffn_norm", scale)
         matrix(f"{place}attn_q", hidden, hidden)
         matrix(f"{place}attn_k", KV_HEADS * HEAD, hidden)
         matrix(f"{place}attn_v", KV_HEADS * HEAD, hidden, fine)
@@ -83,5 +94,8 @@ if __name__ == "__main__":
     parser.add_argument("out")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--period", type=int, default=0)
     options = parser.parse_args()
-    write(options.out, options.layers, options.hidden)
+    if options.period and VOCAB % options.period:
+        parser.error(f"the period must divide {VOCAB:,}")
+    write(options.out, options.layers, options.hidden, options.period)

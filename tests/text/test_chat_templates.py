@@ -19,6 +19,8 @@ from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import load_tokenizer
 
 STEMS = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+FOLDED_BY_DAY = {*STEMS[2::3], "Qwen-Qwen3-0.6B"}
+"""Templates of every lack; `test_chat_roles.py` looks at each fold by itself."""
 
 
 class _Clock(datetime):
@@ -148,7 +150,7 @@ def stands(reference: PreTrainedTokenizerFast, template: str, messages: list[dic
     return text if all(content in text for content in contents) else None
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", [each if each in FOLDED_BY_DAY else pytest.param(each, marks=pytest.mark.night) for each in STEMS])
 def test_roles_that_a_template_lacks_are_folded_as_documented(
     stem: str, real: Corpus, reference: PreTrainedTokenizerFast, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer as Library
 from gold import tokenizer_lines, vocabulary, vocabulary_cases
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
+from ridgeline.facts.files.gguf_values import StringArray
 from ridgeline.text.bpe import PRE_TOKENIZERS, FastTokenizer
 from ridgeline.text.files import gguf_tokenizer, load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
@@ -33,11 +35,11 @@ def tokenizer(family: str) -> Tokenizer:
 @cache
 def strings() -> tuple[str, ...]:
     """Recorded strings of many languages, and random ones: any code point, runs, mixtures."""
-    recorded = [str(line["text"]) for line in tokenizer_lines()[::2]]
+    recorded = [str(line["text"]) for line in tokenizer_lines()[::6]]
     rng = random.Random(4)
     points = [*range(0x20, 0x7F), *range(0xA0, 0x250), 0x3B1, 0x4E2D, 0x1F999, 0x200D, 0x0A, 0x0D, 0x09, 0x3000, 0x301]
-    made = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 40)))) for _ in range(500)]
-    return (*recorded[:1500], *made)
+    made = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 40)))) for _ in range(200)]
+    return (*recorded[:400], *made)
 
 
 @pytest.mark.parametrize("family", [*BYTE_LEVEL, *SPM])
@@ -98,7 +100,7 @@ def test_ids_of_a_tokenizer_json_are_those_of_transformers(family: str, tmp_path
     ours = load_tokenizer(directory)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"), clean_up_tokenization_spaces=False)
     expected = theirs(list(strings()), add_special_tokens=False).input_ids
-    assert len(strings()) == 2000
+    assert len(strings()) == 600
     for number, (text, ids) in enumerate(zip(strings(), expected, strict=True)):
         assert ours.encode(text, add_bos=False, special=True) == ids, text
         if not any(map(ours.is_control, ids)):  # beside a control token SentencePiece drops a space
@@ -139,7 +141,7 @@ def test_a_mask_inside_no_name_changes_nothing(family: str, tmp_path: Path) -> N
     rng = random.Random(family)
     for found in (tokenizer(family), load_tokenizer(tmp_path / "model")):
         names = [found.piece(token).decode() for token in list(specials(found))[-5:]]
-        for text in strings()[::40]:
+        for text in strings()[::12]:
             parts = [text, rng.choice(names), "  more\n", rng.choice(names), " \ufdd1end"]
             plain, masked = "".join(parts), MASK + MASK.join(parts) + MASK
             assert found.encode(masked, True, special=True) == found.encode(plain, True, special=True), plain
@@ -255,10 +257,19 @@ def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
             load_tokenizer(tmp_path)
 
 
+def bytes_alone(pre: str) -> Header:
+    """GPT-2's 256 pieces of a byte each: how text is cut does not depend on what is merged behind it."""
+    whole = read_header(vocabulary("gpt-2")).metadata
+    tokens, kinds = whole["tokenizer.ggml.tokens"], whole["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, StringArray) and isinstance(kinds, array)
+    few = {"tokens": StringArray(tokens.data, 256), "merges": StringArray(b"", 0), "token_type": kinds[:256]}
+    return changed("gpt-2", pre=pre, **few, bos_token_id=0, eos_token_id=0)
+
+
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_way_to_cut_keeps_the_text(pre: str) -> None:
-    found = gguf_tokenizer(changed("gpt-2", pre=pre))
-    for text in strings()[::20]:
+    found = gguf_tokenizer(bytes_alone(pre))
+    for text in strings()[::6]:
         assert found.decode(found.encode(text, add_bos=False), skip_special=True) == text
 
 
@@ -274,7 +285,7 @@ def test_every_way_to_cut_keeps_the_text(pre: str) -> None:
     ],
 )
 def test_parts_into_which_text_is_cut(pre: str, text: str, parts: list[str]) -> None:
-    found = gguf_tokenizer(changed("gpt-2", pre=pre))
+    found = gguf_tokenizer(bytes_alone(pre))
     assert isinstance(found, FastTokenizer)
     cutter = found._library.pre_tokenizer
     assert cutter is not None

@@ -35,6 +35,7 @@ def test_x1_a_hang_is_noticed_in_time_for_the_next_token_within_ten_seconds() ->
     assert EngineConfig("m").step_timeout_seconds * (1 + 1 / CHECKS_PER_TIMEOUT) < 7 and BEATS_PER_TIMEOUT > CHECKS_PER_TIMEOUT
 
 
+@pytest.mark.night
 @pytest.mark.alone
 def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(demo_file: Path) -> None:
     """A prompt that takes longer than the timeout in one step is answered; SIGSTOP in the middle of an answer is noticed, and the
@@ -82,7 +83,7 @@ def test_x1_answers_of_a_stopped_engine_go_on(serving: Callable[..., Any]) -> No
 
     async def main(server: Any) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-            body = {"prompt": "p", "max_tokens": 120, "seed": 5}
+            body = {"prompt": "p", "max_tokens": 60, "seed": 5}
 
             async def stream() -> str:
                 async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from chat_llama import write_chat_llama
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.compute.runtime.measure import step_seconds, time_steps
@@ -228,15 +229,15 @@ def test_a10_trace_is_refused_where_nothing_is_traced(runner: str) -> None:
         LLM("fake:{}", trace="t")
 
 
-def test_a10_trace_is_written_and_its_path_is_checked_first(demo_file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with LLM(str(demo_file), trace=str(path), max_model_len=256, max_num_seqs=2) as llm:
+def test_a10_trace_is_written_and_its_path_is_checked_first(tmp_path: Path) -> None:
+    path, model = tmp_path / "trace.json", str(write_chat_llama(tmp_path / "random"))
+    with LLM(model, trace=str(path), max_model_len=256, max_num_seqs=2) as llm:
         llm.generate(["hello"], SamplingParams(max_tokens=2))
     events = json.loads(path.read_text())
     assert len({event["args"]["step"] for event in events if event["ph"] == "X"}) >= 2
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"--trace .*; give the path of a file that can be written"):
-        LLM(str(demo_file), trace=str(tmp_path / "no" / "folder"), max_model_len=256)
+        LLM(model, trace=str(tmp_path / "no" / "folder"), max_model_len=256)
     assert time.monotonic() - began < 3
 
 

@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             serve(connection, config, int(arguments[2]), seat)
         except Disconnected:
-            return
+            os._exit(0)  # Python would wait for threads of low priority; all that outlives this process is written
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
             connection.send(Fatal(str(error), permanent=True, fix=error.fix))
         except Exception as error:

@@ -16,7 +16,7 @@ from ridgeline.facts.hardware.machine import extension_missing
 from ridgeline.planning.deployment import Deployment
 
 FILE: Final = "corrections.json"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_ENTRIES: Final = 64
 """The oldest make room for new ones."""
 MAX_BYTES: Final = 1 << 50
@@ -24,17 +24,21 @@ MAX_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What steps reach: operations and bytes per second; bytes of the process beside weights, KV cache and activations."""
+    """What steps reach: operations of products, bytes, and operations of attention per second; the share of computing and reading that
+    overlaps; bytes of the process beside weights, KV cache and activations."""
 
     flops_per_second: float
     bytes_per_second: float
+    attention_flops_per_second: float
+    overlap: float
     overhead_bytes: int
 
     @property
     def is_sane(self) -> bool:
         """False for what no measurement yields: a damaged file."""
-        rates = (self.flops_per_second, self.bytes_per_second)
+        rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second)
         plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
+        plain = plain and type(self.overlap) is float and 0.0 <= self.overlap <= 1.0
         return plain and type(self.overhead_bytes) is int and 0 <= self.overhead_bytes < MAX_BYTES
 
 
@@ -80,5 +84,7 @@ def corrected(deployment: Deployment, correction: Correction) -> Deployment:
         device,
         compute_share=correction.flops_per_second / device.flops(deployment.compute_dtype),
         bandwidth_share=correction.bytes_per_second / device.bytes_per_second,
+        attention_share=correction.attention_flops_per_second / device.flops(deployment.attention_dtype),
+        overlap=correction.overlap,
         overhead_bytes=correction.overhead_bytes,
     ))  # fmt: skip

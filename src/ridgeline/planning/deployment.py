@@ -96,6 +96,11 @@ class Deployment:
         return "int8" if on_codes else form.compute
 
     @property
+    def attention_dtype(self) -> str:
+        """Data type at whose peak attention and recurrences count."""
+        return "f32" if self.compute_dtype == "f32" else "f16"
+
+    @property
     def kv_bits(self) -> int:
         """Bits of a cached element."""
         return KV_BITS[self.kv_dtype]

@@ -111,7 +111,7 @@ def batch_point(deployment: Deployment, batch: int) -> BatchPoint:
         mixed_itl=mixed,
         tokens_per_second=batch / mixed,
         decode_tokens_per_second=batch / itl,
-        utilisation=compute * deployment.device.compute_share / itl,
+        utilisation=resource_seconds(deployment, work, IDEAL)[0] / itl,
         kv_bytes=decode_work(deployment, batch).kv_bytes,
         bound_by="compute" if compute > memory else "bandwidth",
         cost=million_token_cost(price.dollars_per_hour * deployment.layout.devices, batch / mixed) if price else None,

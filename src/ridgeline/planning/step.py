@@ -53,19 +53,27 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of a device's peak compute and bandwidth that are reached."""
+    """Shares of a device's peaks that products, reads and attention reach, and how much of the shorter the longer hides: see `Device`."""
 
     compute: float
     bandwidth: float
+    attention: float
+    overlap: float
 
 
-IDEAL = Efficiency(1.0, 1.0)
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0)
 """For floors."""
 
 
 def reached(deployment: Deployment) -> Efficiency:
     """For estimates: what steps reach on its device."""
-    return Efficiency(deployment.device.compute_share, deployment.device.bandwidth_share)
+    device = deployment.device
+    return Efficiency(device.compute_share, device.bandwidth_share, device.attention_share, device.overlap)
+
+
+def overlapped(compute: float, memory: float, overlap: float) -> float:
+    """Seconds of a part that computes and reads for so long: the longer, and what it does not hide of the shorter."""
+    return max(compute, memory) + (1.0 - overlap) * min(compute, memory)
 
 
 STATE_FLOPS = 6
@@ -158,7 +166,7 @@ def part_seconds(deployment: Deployment, work: StepWork, efficiency: Efficiency)
     cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert + work.state_bytes / ranks
     weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
     products = work.linear_flops / ranks / device.flops(kind) / efficiency.compute
-    scores = (work.attention_flops + work.state_flops) / ranks / device.flops("f32" if kind == "f32" else "f16") / efficiency.compute
+    scores = (work.attention_flops + work.state_flops) / ranks / device.flops(deployment.attention_dtype) / efficiency.attention
     return (products, weights / bandwidth), (scores, cache / bandwidth)
 
 
@@ -181,12 +189,14 @@ def link_seconds(deployment: Deployment, tokens: float) -> float:
 
 
 def pass_seconds(deployment: Deployment, work: StepWork) -> float:
-    """Estimated seconds of one pass of `work` through one replica: matrix products and attention, each by its bottleneck, and links.
+    """Estimated seconds of one pass of `work` through one replica: matrix products and attention, each by its bottleneck and what that
+    does not hide, and links.
 
     The two alternate layer by layer, so the compute of one does not overlap the memory reads of the other.
     """
     products, attention = part_seconds(deployment, work, reached(deployment))
-    return max(products) + max(attention) + link_seconds(deployment, work.tokens)
+    overlap = deployment.device.overlap
+    return overlapped(*products, overlap) + overlapped(*attention, overlap) + link_seconds(deployment, work.tokens)
 
 
 def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:

@@ -5,6 +5,7 @@ Pure arithmetic. Measurements are those of a start (`compute.runtime.measure`), 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +17,7 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of
 from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
 from ridgeline.planning.deployment import Deployment, block_bytes_of, rank_activations, rank_weights
-from ridgeline.planning.step import IDEAL, RowGroup, link_seconds, part_seconds, pass_seconds, step_work
+from ridgeline.planning.step import IDEAL, RowGroup, link_seconds, overlapped, part_seconds, pass_seconds, step_work
 
 if TYPE_CHECKING:
     from ridgeline.engine.executor import ExecutorInfo
@@ -28,8 +29,14 @@ LEAST_SHARE, MOST_SHARE = 1e-3, 10.0
 KNOWN_WEIGHT: Final = 1e-4
 """Of a share's distance from what was known."""
 COARSE: Final = 16
-"""Shares of each kind that the fit begins with, evenly on a logarithmic scale; it then halves its steps so many times:"""
+"""Shares of each kind that the fit begins with, evenly on a logarithmic scale, at each of these overlaps; it then halves its steps so many
+times:"""
+OVERLAPS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 REFINEMENTS: Final = 12
+UNKNOWNS: Final = 4
+"""Of a fit: what products, reads and attention reach, and what overlaps."""
+MOVES: Final = 4
+"""So many moves of a size at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,32 +129,47 @@ def _touched_activations(deployment: Deployment, timed: Sequence[Timed]) -> floa
 
 
 def fit_correction(deployment: Deployment, timed: Sequence[Timed], weights_bytes: int, process_bytes: int | None) -> Correction:
-    """What steps and process reach. The shares of compute and bandwidth are those of least mean error of the logarithm; of what no step
-    depends on, what was known stays."""
+    """What steps and process reach. Shares and overlap are those of least mean error of the logarithm; of what no step depends on, what was
+    known stays, and so do attention and overlap where there are fewer steps than unknowns, as behind a start."""
     known = deployment.device
     parts = [_ideal_parts(deployment, rows, tokens) for rows, tokens, _ in timed]
 
-    def loss(compute: float, bandwidth: float) -> float:
+    def loss(point: tuple[float, ...]) -> float:
+        compute, bandwidth, attention, overlap = exp(point[0]), exp(point[1]), exp(point[2]), point[3]
         found = []
-        for (products, attention, link), (_, _, seconds) in zip(parts, timed, strict=True):
-            scaled = [max(flops / compute, memory / bandwidth) for flops, memory in (products, attention)]
-            found.append(abs(log((sum(scaled) + link) / seconds)))
+        for (products, scores, link), (_, _, seconds) in zip(parts, timed, strict=True):
+            spent = overlapped(products[0] / compute, products[1] / bandwidth, overlap)
+            spent += overlapped(scores[0] / attention, scores[1] / bandwidth, overlap)
+            found.append(abs(log((spent + link) / seconds)))
         distance = abs(log(compute / known.compute_share)) + abs(log(bandwidth / known.bandwidth_share))
+        distance += abs(log(attention / known.attention_share)) + abs(overlap - known.overlap)
         return fmean(found) + KNOWN_WEIGHT * distance
 
-    low, high = log(LEAST_SHARE), log(MOST_SHARE)
+    is_ample = len(timed) >= UNKNOWNS
+    low, high, usual = log(LEAST_SHARE), log(MOST_SHARE), log(known.attention_share)
     steps = [low + (high - low) * number / (COARSE - 1) for number in range(COARSE)]
-    best = min((loss(exp(a), exp(b)), a, b) for a in steps for b in steps)
-    stride = steps[1] - steps[0]
+    signs = (-1, 0, 1) if is_ample else (0,)
+    overlaps = OVERLAPS if is_ample else (known.overlap,)
+    best = min((loss((a, b, usual, overlap)), (a, b, usual, overlap)) for a in steps for b in steps for overlap in overlaps)
+    stride, across = steps[1] - steps[0], OVERLAPS[1]
     for _ in range(REFINEMENTS):
-        stride /= 2
-        _, a, b = best
-        tried = [(a + i * stride, b + j * stride) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-        best = min(best, *((loss(exp(x), exp(y)), x, y) for x, y in tried))
+        stride, across = stride / 2, across / 2
+        for _ in range(MOVES):
+            a, b, c, overlap = best[1]
+            tried = [
+                (a + i * stride, b + j * stride, c + k * stride, min(1.0, max(0.0, overlap + m * across)))
+                for i, j, k, m in product((-1, 0, 1), (-1, 0, 1), signs, signs)
+            ]
+            better = min((loss(each), each) for each in tried)
+            if better[0] >= best[0]:
+                break
+            best = better
+    compute, bandwidth, attention = map(exp, best[1][:3])
     device, overhead = deployment.device, deployment.device.overhead_bytes
     if process_bytes is not None:
         overhead = max(0, round(process_bytes - weights_bytes - _touched_activations(deployment, timed)))
-    return Correction(exp(best[1]) * device.flops(deployment.compute_dtype), exp(best[2]) * device.bytes_per_second, overhead)
+    flops, attended = compute * device.flops(deployment.compute_dtype), attention * device.flops(deployment.attention_dtype)
+    return Correction(flops, bandwidth * device.bytes_per_second, attended, best[1][3], overhead)
 
 
 def _ideal_parts(deployment: Deployment, rows: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float], float]:

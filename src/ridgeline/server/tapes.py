@@ -11,6 +11,7 @@ from typing import Final
 
 from ridgeline.errors import OverloadedError
 from ridgeline.server.errors import ApiError
+from ridgeline.server.promises import Promises, TurnTime
 from ridgeline.server.transport import KEEP_ALIVE
 
 KEPT_SECONDS: Final = 300.0
@@ -20,14 +21,14 @@ MAX_BYTES: Final = 8 << 20
 MAX_ALL_BYTES: Final = 64 << 20
 """Those of all answers: those that have ended make room, the owner's first, then the oldest; with so many of answers that go on, no other
 begins."""
-RETRY_SECONDS: Final = 10
 
 
 class Tape:
-    """The events of one answer, numbered from 0."""
+    """The events of one answer, numbered from 0. `began`: seconds of the event loop's clock."""
 
-    def __init__(self, owner: bytes) -> None:
+    def __init__(self, owner: bytes, began: float) -> None:
         self.owner = owner
+        self.began = began
         self._events: list[bytes] = []
         self._gone = 0
         """Events that have made room."""
@@ -78,12 +79,18 @@ class Tapes:
 
     def __init__(self) -> None:
         self._tapes: OrderedDict[str, Tape] = OrderedDict()
+        self._turn = TurnTime()
+        """Of answers that have ended."""
+        self._promises = Promises()
 
     def check_room(self) -> None:
-        """Raises OverloadedError where answers that go on have all the bytes there are."""
-        if sum(tape.bytes for tape in self._tapes.values() if not tape.is_over) > MAX_ALL_BYTES:
+        """Raises OverloadedError where answers that go on have all the bytes there are, until the next of them should end."""
+        live = [tape for tape in self._tapes.values() if not tape.is_over]
+        if sum(tape.bytes for tape in live) > MAX_ALL_BYTES:
             message = "the events of answers in the background that go on have no more room; leave stream out, or try again later"
-            raise OverloadedError(message, RETRY_SECONDS)
+            now = asyncio.get_running_loop().time()
+            wait = (self._turn.seconds or now - live[0].began) / len(live)
+            raise OverloadedError(message, self._promises.retry_after("", wait, wait, now))
 
     def begin(self, owner: bytes, response_id: str) -> Tape:
         """A tape for a new answer."""
@@ -93,14 +100,16 @@ class Tapes:
             if size <= MAX_ALL_BYTES:
                 break
             size -= self._tapes.pop(gone).bytes
-        tape = self._tapes[response_id] = Tape(owner)
+        tape = self._tapes[response_id] = Tape(owner, asyncio.get_running_loop().time())
         return tape
 
     def end(self, response_id: str) -> None:
         """The answer has ended: its tape is kept for a while."""
         if (tape := self._tapes.get(response_id)) is not None:
             tape.end()
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop, response_id)
+            loop = asyncio.get_running_loop()
+            self._turn.add(loop.time() - tape.began)
+            loop.call_later(KEPT_SECONDS, self.drop, response_id)
 
     def drop(self, response_id: str) -> None:
         """Forgets a tape, if there is one."""

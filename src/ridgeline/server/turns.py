@@ -27,7 +27,8 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: bytes) -> AsyncIterator[None]:
-        """Waits for the turn, which ends with the context. Raises OverloadedError where too many wait, or it takes too long."""
+        """Waits for the turn, which ends with the context. Raises OverloadedError where too many wait, it takes too long, or the work says
+        so itself."""
         if self._is_taken:
             await self._wait(client)
         self._is_taken = True
@@ -35,6 +36,9 @@ class Turns:
         began = clock()
         try:
             yield
+        except OverloadedError as error:  # what has the work done knows nothing of those who wait here
+            told = self._overloaded(client, str(error)).retry_after_seconds
+            raise OverloadedError(str(error), max(error.retry_after_seconds, told)) from None
         finally:
             self._turn.add(clock() - began)
             self._next()

@@ -9,6 +9,7 @@ from ridgeline.compute.bench import kernels as bench
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import FORMATS
 from ridgeline.errors import ConfigError
+from ridgeline.facts.hardware import ceilings
 
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
 
@@ -19,6 +20,7 @@ def few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MIN_TIMINGS", 3)
     monkeypatch.setattr(bench, "TIMINGS", 3)
     monkeypatch.setattr(bench, "CEILING_ROUNDS", 3)
+    monkeypatch.setattr(ceilings, "MAX_DRAM_BYTES", ceilings.MIN_DRAM_BYTES)
 
 
 @native

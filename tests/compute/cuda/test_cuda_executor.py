@@ -22,6 +22,8 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
 from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
+OUTPUTS = 5
+"""Of each row whose drafts are verified."""
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
 
 
@@ -132,10 +134,10 @@ def test_drafts_change_no_id(model: Path) -> None:
         for number, each in enumerate(params):
             hand.admit(each, [10 + number, 20, 30])
         steps = 0
-        while min(len(row.outputs) for row in hand.rows) < 7:
+        while min(len(row.outputs) for row in hand.rows) < OUTPUTS:
             hand.step(drafts[steps] if steps < len(drafts) else None)
             steps += 1
-        found = [row.outputs[:7] for row in hand.rows]
+        found = [row.outputs[:OUTPUTS] for row in hand.rows]
         hand.clear()
         return found, steps
 

@@ -61,6 +61,7 @@ def test_company_and_chunks_change_no_bit(model: Path, alone: dict[str, tuple[ob
     assert {each.request_id: bits(run, each.request_id) for each in ASKED} == alone
 
 
+@pytest.mark.night
 def test_preemption_and_cache_change_no_bit(model: Path, alone: dict[str, tuple[object, ...]]) -> None:
     again = request("again", 1, 9, 2)
     run = serve(model, [ASKED, [again]], **SETTINGS, depth=3, max_num_batched_tokens=8, kv_cache_memory_bytes=4 * PAGE)

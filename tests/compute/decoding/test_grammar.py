@@ -337,4 +337,6 @@ def test_grammars_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("ridgeline.compute.decoding.grammar.MAX_COMPILED_BYTES", 0)
     assert ready(compiler, grammar('start: "a0"')) is None, "known; the memory is looked at behind it"
     compiler.close()
+    assert compiler._thread is not None
+    compiler._thread.join()
     assert len(compiler._compiled) == 2

@@ -60,13 +60,13 @@ def test_chunks_and_blocks(tiny: Path, kind: tuple[str, str], alone: dict[tuple[
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.parametrize("chunk", [9, 2048])
+@pytest.mark.parametrize("chunk", [9, pytest.param(2048, marks=pytest.mark.night)])
 def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], depth: int, chunk: int) -> None:
     run = serve(tiny, [REQUESTS], depth=depth, max_num_batched_tokens=chunk, enable_prefix_caching=False)
     assert run.answers == alone
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.night), 3])
 def test_forced_preemption(tiny: Path, kind: tuple[str, str], depth: int) -> None:
     """Short prompts are admitted together and outgrow the pool."""
     long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]

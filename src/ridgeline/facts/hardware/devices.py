@@ -31,6 +31,9 @@ class Device:
     is_gpu                 True where it has a memory of its own
     compute_share          of the peaks, what steps reach: for estimates, which are within 10 % of sixteen published figures of a tuned
     bandwidth_share        engine (8B, fp8, H100 and H200) with these defaults: docs/physics.md. Of this machine they are measured
+    attention_share        as `compute_share`, of attention and recurrences: other kernels in another precision than the products'
+    overlap                share of the shorter of computing and reading that the longer one hides, 0 … 1: all of it where copies run by
+                           themselves; a core that unpacks and multiplies what it reads hides a part
     """
 
     name: str
@@ -44,6 +47,8 @@ class Device:
     is_gpu: bool = False
     compute_share: float = 0.5
     bandwidth_share: float = 0.75
+    attention_share: float = 0.5
+    overlap: float = 1.0
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""

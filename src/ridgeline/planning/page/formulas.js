@@ -3,7 +3,7 @@
 // Bytes, seconds, dollars. The page shares no prefix, as `ridgeline plan` does not, so that term is left out.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const { WEIGHT_FORMATS, KV_BITS, INT8_SCALE_BITS, ACTIVATION_BYTES, MAX_SEQUENCES, SCREENED_BITS, SCREEN_BITS, STATE_FLOPS, MLA_EXPANSION_TOKENS, MAX_BATCH, MAX_DEVICES } = DATA.constants;
-const IDEAL = { compute: 1, bandwidth: 1 };
+const IDEAL = { compute: 1, bandwidth: 1, attention: 1, overlap: 1 };
 
 // Python's round: halves go to the even neighbour.
 function round(value) {
@@ -192,7 +192,8 @@ function layer_parameters({ parameters, experts }) {
 }
 
 const skipped_parameters = ({ device, model }) => (device.is_gpu || model.experts ? 0 : model.parameters.ffn / model.layers);
-const reached = ({ device }) => ({ compute: device.compute_share, bandwidth: device.bandwidth_share });
+const reached = ({ device }) => ({ compute: device.compute_share, bandwidth: device.bandwidth_share, attention: device.attention_share });
+const overlapped = ([compute, memory], overlap) => Math.max(compute, memory) + (1 - overlap) * Math.min(compute, memory);
 const moved_bytes = (work) => work.weight_bytes + work.expert_bytes + work.kv_bytes + work.state_bytes;
 const intensity = (work) => (work.linear_flops + work.attention_flops + work.state_flops) / moved_bytes(work);
 
@@ -214,7 +215,7 @@ function part_seconds(d, work, efficiency) {
   const { tensor, pipeline, expert } = d.layout, kind = compute_dtype(d), bandwidth = d.device.bytes_per_second * efficiency.bandwidth;
   const cut = tensor * expert, cache = (work.kv_bytes * kv_share(d) * pipeline) / expert + work.state_bytes / cut;
   const products = work.linear_flops / cut / flops(d.device, kind) / efficiency.compute;
-  const scores = (work.attention_flops + work.state_flops) / cut / flops(d.device, kind === "f32" ? "f32" : "f16") / efficiency.compute;
+  const scores = (work.attention_flops + work.state_flops) / cut / flops(d.device, kind === "f32" ? "f32" : "f16") / efficiency.attention;
   const weights = work.weight_bytes / tensor + work.expert_bytes / cut;
   return [[products, weights / bandwidth], [scores, cache / bandwidth]];
 }
@@ -226,7 +227,7 @@ function resource_seconds(d, work, efficiency) {
 
 function pass_seconds(d, work) {
   const [products, attention] = part_seconds(d, work, reached(d));
-  return Math.max(...products) + Math.max(...attention) + link_seconds(d, work.tokens);
+  return overlapped(products, d.device.overlap) + overlapped(attention, d.device.overlap) + link_seconds(d, work.tokens);
 }
 
 // planning.speed
@@ -262,7 +263,7 @@ function batch_point(d, batch) {
     mixed_itl: mixed,
     tokens_per_second: batch / mixed,
     decode_tokens_per_second: batch / itl,
-    utilisation: (compute * d.device.compute_share) / itl,
+    utilisation: resource_seconds(d, decode_work(d, in_flight(d, batch)), IDEAL)[0] / itl,
     kv_bytes: decode_work(d, batch).kv_bytes,
     bound_by: compute > memory ? "compute" : "bandwidth",
     cost: price ? million_token_cost(price.dollars_per_hour * devices, batch / mixed) : null,

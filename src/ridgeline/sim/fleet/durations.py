@@ -13,7 +13,7 @@ from ridgeline.core.plan import Plan
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import RowGroup, link_seconds, part_seconds, pass_seconds, reached, step_work
+from ridgeline.planning.step import RowGroup, link_seconds, overlapped, part_seconds, pass_seconds, reached, step_work
 
 PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Numbers of tokens of a row at which verification is measured."""
@@ -70,12 +70,15 @@ FAR_POSITION: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class DecodeTimeModel:
     """Seconds of decode steps of a fixed number of rows, by the sum of positions that attention reads:
-    fixed + max(compute · positions, memory + memory_slope · positions). Work in layers with full attention is linear in the position."""
+    fixed, and what `overlapped` makes of compute + compute_slope · positions and memory + memory_slope · positions. Work in layers with
+    full attention is linear in the position."""
 
     fixed: float
     compute: float
+    compute_slope: float
     memory: float
     memory_slope: float
+    overlap: float
 
     @classmethod
     def of(cls, deployment: Deployment, rows: int) -> "DecodeTimeModel":
@@ -84,13 +87,14 @@ class DecodeTimeModel:
         products, (compute, memory) = part_seconds(deployment, near, reached(deployment))
         _, (far_compute, far_memory) = part_seconds(deployment, far, reached(deployment))
         compute_slope, memory_slope = (far_compute - compute) / (FAR_POSITION * rows), (far_memory - memory) / (FAR_POSITION * rows)
-        state = compute - compute_slope * rows  # recurrent layers: independent of the position
-        fixed = max(products) + link_seconds(deployment, near.tokens) + state
-        return cls(fixed, compute_slope, memory - memory_slope * rows - state, memory_slope)
+        overlap = deployment.device.overlap
+        fixed = overlapped(*products, overlap) + link_seconds(deployment, near.tokens)
+        return cls(fixed, compute - compute_slope * rows, compute_slope, memory - memory_slope * rows, memory_slope, overlap)
 
     def seconds(self, positions: float) -> float:
         """Seconds for a sum of positions."""
-        return self.fixed + max(self.compute * positions, self.memory + self.memory_slope * positions)
+        compute, memory = self.compute + self.compute_slope * positions, self.memory + self.memory_slope * positions
+        return self.fixed + overlapped(compute, memory, self.overlap)
 
 
 class RooflineDurations:
