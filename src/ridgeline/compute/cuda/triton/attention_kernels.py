@@ -171,8 +171,7 @@ def attention_kernel(
     GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
     FOLD: tl.constexpr, PARTIAL: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys. TOKENS: "any" number of
     a row; of "one" or "several" only such rows, as another launch has the others.

@@ -30,8 +30,7 @@ CHUNK: Final = 4096
 @triton.jit
 def router_kernel(
     x, weight, parts, tokens, experts, inputs, x_stride, weight_stride, part_stride,
-    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M tokens, BLOCK_E experts, SPLIT inputs (0: all) → parts fp32 [splits, T, E]."""
     after_previous(PDL)
@@ -76,8 +75,7 @@ def _best(keys, COUNT: tl.constexpr):
 def choose_kernel(
     parts, bias, ids, weights, experts, splits, part_stride, weights_stride, least, scale,
     K: tl.constexpr, SCORES: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP2: tl.constexpr,
-    BIAS: tl.constexpr, SELECTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    PDL: tl.constexpr,
+    BIAS: tl.constexpr, SELECTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one token. Its experts stand in GROUPS groups, padded to ROWS rows of SIZE places."""
     after_previous(PDL)
@@ -128,8 +126,7 @@ def choose_kernel(
 @triton.jit
 def sort_kernel(
     ids, count, order, tiles, choices, experts,
-    K: tl.constexpr, HEIGHT: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    K: tl.constexpr, HEIGHT: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one expert's choices and tiles; the last one ends the table of tiles. `count`: tokens that are no padding."""
     after_previous(PDL)

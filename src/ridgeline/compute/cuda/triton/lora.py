@@ -73,8 +73,7 @@ def shrink_kernel(
     x, words, numbers, tokens, slots, sums,
     inputs, x_stride, slot_words, slot_numbers, entry, sums_stride, split_stride,
     RANKS: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_R ranks of one matrix for a tile over SPLIT inputs. UNIT: numbers in 16 bytes; BLOCKS: programs of a matrix."""
     after_previous(PDL)
@@ -104,8 +103,7 @@ def shrink_kernel(
 def expand_kernel(
     sums, words, numbers, tokens, slots, y,
     width_0, width_1, width_2, y_stride, slot_words, slot_numbers, entry, sums_stride, split_stride, splits,
-    RANKS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
+    RANKS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N outputs of one matrix for a tile. Outputs of up to three matrices lie one behind the other."""
     after_previous(PDL)

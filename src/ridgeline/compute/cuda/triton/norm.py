@@ -29,8 +29,7 @@ PROGRAM_NUMBERS = 1024
 @triton.jit(do_not_specialize=["pieces"])
 def rms_norm_kernel(
     x, y, weight, total, out, scales, eps, pieces, pieces_of_row, x_stride, y_stride, total_stride, out_stride, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: `PIECES` pieces of `WIDTH` numbers; with ADD of x + y, which goes to `total`; with FP8 to codes and scales."""
     after_previous(PDL)

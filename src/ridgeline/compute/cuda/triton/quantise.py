@@ -50,8 +50,7 @@ def dequantise_grouped_kernel(
     low, high, scale_words, super_scales, out, first, rows, columns, inputs, out_stride, words, superblocks,
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
     SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `IntegerMatrix` says how planes lie."""
     after_previous(PDL)
@@ -91,8 +90,7 @@ def dequantise_grouped_kernel(
 @triton.jit
 def dequantise_fp8_kernel(
     codes, scales, out, first, rows, inputs, out_stride, scales_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows, of which the first is row `first` of the matrix, and BLOCK_K inputs."""
     after_previous(PDL)

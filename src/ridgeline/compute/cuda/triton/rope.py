@@ -79,8 +79,7 @@ def rotated_heads(
 @triton.jit
 def rotate_kernel(
     x, table, out, heads, x_stride, table_stride, out_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-    PDL: tl.constexpr,
+    HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: `HEADS` heads of one token."""
     after_previous(PDL)
@@ -125,8 +124,7 @@ def rotate_write_kernel(
     q, k, v, table, slots, q_out, keys, values, key_scales, value_scales, q_weight, k_weight, eps, q_heads, kv_heads, q_stride, k_stride,
     v_stride, table_stride, out_stride, block_stride, scale_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KIND: tl.constexpr, NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr, NATIVE: tl.constexpr,
-    PDL: tl.constexpr,
+    NORM_K: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: some heads of one token, of q (the first programs) or of k and v."""
     after_previous(PDL)

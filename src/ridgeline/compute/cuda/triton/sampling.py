@@ -228,8 +228,7 @@ def _top_p(
 @triton.jit
 def filter_limits_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, best, highest, limits, lasts, keys, weights, listed_ids, stride, vocab,
-    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per row: its argmax, the largest logit, and the limits of the filters. A row without filters keeps every id."""
     after_previous(PDL)
@@ -261,8 +260,7 @@ def filter_limits_kernel(
 @triton.jit
 def gumbel_argmax_kernel(
     logits, temperatures, min_ps, seeds, choices, positions, highest, limits, lasts, scores, ids, stride, vocab, slice_size,
-    SLICES: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    SLICES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: the best score of one slice of a row, and its lowest id. A slice without candidates has the score -inf."""
     after_previous(PDL)
