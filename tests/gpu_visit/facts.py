@@ -39,7 +39,7 @@ def fp8_product(device: Device, rows: int) -> dict[str, Any]:
     values = device.empty(WIDTH, WIDTH, dtype=DTYPES["f32"]).normal_().to(DTYPES["f8"])
     mine, theirs = (torch.logspace(-3, 3, count, device=device.torch) for count in (rows, WIDTH))
     out = device.empty(rows, WIDTH, dtype=DTYPES["bf16"])
-    linear((codes, mine), Fp8Matrix(values, theirs[:, None].contiguous(), (1, WIDTH)), out, device.empty(0, dtype=torch.uint8))
+    linear((codes, mine), Fp8Matrix(values, theirs[:, None].contiguous(), (1, WIDTH)), out, device.empty(0, dtype=torch.uint8))()
     exact = codes.double() @ values.double().t()
     found = out.double() / mine.double()[:, None] / theirs.double()
     error = float((found - exact).abs().max() / exact.abs().max())

@@ -11,6 +11,7 @@ from smoke import Held, two_layers
 
 from ridgeline.compute.cuda.bench.model import RandomModel, Types
 from ridgeline.compute.cuda.device import Device
+from ridgeline.models.table import MEASURED
 
 STEPS = 6 if TINY else 500
 ROWS, PROMPT, CONTEXT = (3, 4, 8) if TINY else (64, 700, 900)
@@ -48,7 +49,7 @@ def run(model: RandomModel, steps: list[Shape], depth: int) -> list[tuple[list[i
 def compare(dtype: str, device: Device) -> dict[str, Any]:
     """Both runs, over the same cache."""
     sizes = {"tokens": ROWS + PROMPT, "rows": ROWS, "positions": CONTEXT + PROMPT}
-    model = RandomModel(two_layers(), Types(dtype, "fp8" if dtype == "fp8" else dtype), device, **sizes)
+    model = RandomModel(two_layers(MEASURED), Types(dtype, "fp8" if dtype == "fp8" else dtype), device, **sizes)
     cache = model.runner._launches.cache
     assert cache is not None
     before, steps = cache.pool.clone(), shapes()

@@ -22,6 +22,8 @@ SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 
 """Bytes of shared memory that a program may have, by capability."""
 
 
+MEMORY = re.compile(r"\b(?:ld|st|atom|red|prefetch|cp\.async)\S*\.global")
+
 TWIN = 89
 """An sm_86 that has fp8: of cases without it, one launch of each kernel says all that is new."""
 
@@ -38,7 +40,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a launch became. stack: bytes of local memory a thread, which only spills and arrays take."""
+    """What a launch became.
+
+    stack     bytes of local memory a thread, which only spills and arrays take
+    overlaps  it may be launched before the kernel ahead of it has ended
+    waits     what first touches the device's memory stands behind the wait for that kernel
+    """
 
     case: str
     kernel: str
@@ -47,6 +54,8 @@ class Compiled:
     shared: int
     registers: int
     stack: int
+    overlaps: bool
+    waits: bool
     missing: tuple[str, ...]
 
 
@@ -103,7 +112,17 @@ def compiled(case: Case, capability: int, done: set[str]) -> Iterator[Compiled]:
         ptx = "".join(other.asm["ptx"] for same, other in made if same is function)
         missing = tuple(text for text in case.expected.get(function.__name__, {}).get(capability, ()) if text not in ptx)
         registers, stack = resources(kernel.asm["cubin"])
-        yield Compiled(case.name, function.__name__, function.__module__, capability, kernel.metadata.shared, registers, stack, missing)
+        overlaps, waits = bool(kernel.metadata.launch_pdl), waits_first(kernel.asm["ptx"])
+        yield Compiled(
+            case.name, function.__name__, function.__module__, capability, kernel.metadata.shared, registers, stack, overlaps, waits,
+            missing,
+        )  # fmt: skip
+
+
+def waits_first(ptx: str) -> bool:
+    """True where `griddepcontrol.wait` stands before every instruction that reads or writes global memory."""
+    wait, touched = ptx.find("griddepcontrol.wait"), MEMORY.search(ptx)
+    return wait >= 0 and (touched is None or wait < touched.start())
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

@@ -30,14 +30,14 @@ def write(kind: str, head_dim: int, *, norms: bool) -> None:
     cache = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), 8, head_dim, kind, CPU)
     q, kv, slots = rows(32 * head_dim), (rows(8 * head_dim), rows(8 * head_dim)), torch.empty(16, dtype=torch.int64)
     weights = (vector(head_dim), vector(head_dim)) if norms else (None, None)
-    rope.rotate_write(q, *kv, rows(head_dim, F32), slots, cache.layer(0), head_dim, rows(32 * head_dim), *weights, 1e-6)
-    rope.kv_write(*kv, slots, cache.layer(0))
+    rope.rotate_write(q, *kv, rows(head_dim, F32), slots, cache.layer(0), head_dim, rows(32 * head_dim), *weights, 1e-6)()
+    rope.kv_write(*kv, slots, cache.layer(0))()
 
 
 def rotation() -> None:
     """Cosines and sines of a step."""
     turns = rope.frequencies(Rope(500_000.0, 128), CPU)
-    rope.rotation(torch.empty(1, 16, dtype=torch.int32), turns, 1.0, rows(128, F32))
+    rope.rotation(torch.empty(1, 16, dtype=torch.int32), turns, 1.0, rows(128, F32))()
 
 
 def copies() -> None:
@@ -49,11 +49,11 @@ def copies() -> None:
 def every_norm(width: int) -> None:
     """All norms of a residual stream."""
     x, y, total, out, weight = rows(width), rows(width), rows(width), rows(width), vector(width)
-    norm.rms_norm(x, weight, 1e-6, out)
-    norm.add_rms_norm(x, y, weight, 1e-6, total, out)
-    norm.rms_norm_fp8(x, weight, 1e-6, rows(width, FP8), vector(16))
-    norm.add_rms_norm_fp8(x, y, weight, 1e-6, total, rows(width, FP8), vector(16))
-    norm.layer_norm(x, weight, vector(width), 1e-6, out)
+    norm.rms_norm(x, weight, 1e-6, out)()
+    norm.add_rms_norm(x, y, weight, 1e-6, total, out)()
+    norm.rms_norm_fp8(x, weight, 1e-6, rows(width, FP8), vector(16))()
+    norm.add_rms_norm_fp8(x, y, weight, 1e-6, total, rows(width, FP8), vector(16))()
+    norm.layer_norm(x, weight, vector(width), 1e-6, out)()
 
 
 def every_element(width: int) -> None:
@@ -71,7 +71,7 @@ def every_element(width: int) -> None:
         partial(elements.select, x, ids, out),
     ]
     for call in calls:
-        call()
+        call()()
 
 
 def begin() -> None:
@@ -84,10 +84,10 @@ CASES = [
     Case("begin", begin),
     Case("norms", partial(every_norm, 4096)),
     Case("norms of wide rows", partial(every_norm, 16384)),
-    Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))),
+    Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))()),
     Case("elements", partial(every_element, 4096)),
     Case("rotation", rotation),
-    Case("rotate", lambda: rope.rotate(rows(4096), rows(128, F32), 128, rows(4096))),
+    Case("rotate", lambda: rope.rotate(rows(4096), rows(128, F32), 128, rows(4096))()),
     Case("write bf16, norms of heads", partial(write, "bf16", 128, norms=True)),
     Case("write fp8", partial(write, "fp8", 128, norms=False)),
     Case("write int8", partial(write, "int8", 64, norms=False)),

@@ -30,8 +30,8 @@ def matrix(form: IntegerFormat, width: int) -> IntegerMatrix:
 def integers(weight: IntegerMatrix, rows: int, dtype: torch.dtype) -> None:
     """The product of a few rows, and the matrix as numbers."""
     out = torch.empty(rows, HIDDEN, dtype=dtype)
-    linear_grouped(torch.empty(rows, HIDDEN, dtype=dtype), weight, out, torch.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
-    dequantise(weight, 0, torch.empty(HIDDEN, HIDDEN, dtype=dtype))
+    linear_grouped(torch.empty(rows, HIDDEN, dtype=dtype), weight, out, torch.empty(scratch_bytes(weight, rows), dtype=torch.uint8))()
+    dequantise(weight, 0, torch.empty(HIDDEN, HIDDEN, dtype=dtype))()
 
 
 def fp8(rows: int, block: tuple[int, int], *, invariant: bool = False, floats: bool = False, activation: str = "") -> None:
@@ -39,28 +39,28 @@ def fp8(rows: int, block: tuple[int, int], *, invariant: bool = False, floats: b
     outputs = 2 * HIDDEN if activation else HIDDEN
     weight = Fp8Matrix(torch.empty(outputs, HIDDEN, dtype=FP8), torch.empty(outputs // block[0], HIDDEN // block[1]), block)
     x, out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16 if floats else FP8), torch.empty(rows, HIDDEN, dtype=torch.bfloat16)
-    linear_fp8(x, None if floats else torch.empty(rows), weight, out, invariant=invariant, activation=activation)
+    linear_fp8(x, None if floats else torch.empty(rows), weight, out, invariant=invariant, activation=activation)()
 
 
 def numbers() -> None:
     """Between numbers and fp8, on machines that have it and those that have not."""
     x, codes = torch.empty(16, 14336, dtype=torch.bfloat16), torch.empty(16, 14336, dtype=FP8)
-    quantise_fp8(x, codes, torch.empty(16))
+    quantise_fp8(x, codes, torch.empty(16))()
     for block in ((1, HIDDEN), (128, 128)):
         scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-        dequantise(Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))
+        dequantise(Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))()
 
 
 def floats(dtype: torch.dtype) -> None:
     """The product that does not depend on the batch."""
     x, out = (torch.empty(16, HIDDEN, dtype=dtype) for _ in range(2))
-    matmul(x, torch.empty(HIDDEN, HIDDEN, dtype=dtype), out)
+    matmul(x, torch.empty(HIDDEN, HIDDEN, dtype=dtype), out)()
 
 
 def gate(rows: int) -> None:
     """A gated unit."""
     x, out = (torch.empty(rows, width, dtype=torch.bfloat16) for width in (HIDDEN, 14336))
-    linear_glu(x, torch.empty(2 * 14336, HIDDEN, dtype=torch.bfloat16), "silu", out)
+    linear_glu(x, torch.empty(2 * 14336, HIDDEN, dtype=torch.bfloat16), "silu", out)()
 
 
 def sample(dtype: torch.dtype) -> None:
@@ -70,8 +70,8 @@ def sample(dtype: torch.dtype) -> None:
         torch.empty(rows, VOCAB, dtype=dtype), single(dtype=torch.float64), single(dtype=torch.int32), single(dtype=torch.float64),
         single(dtype=torch.float64), single(dtype=torch.int64), single(dtype=torch.int64), single(dtype=torch.int32),
         single(dtype=torch.int32), torch.empty(sampling.scratch_bytes(rows), dtype=torch.uint8),
-    )  # fmt: skip
-    sampling.finite(torch.empty(16, HIDDEN, dtype=dtype), single(dtype=torch.int32)[:16], single(dtype=torch.int32))
+    )()  # fmt: skip
+    sampling.finite(torch.empty(16, HIDDEN, dtype=dtype), single(dtype=torch.int32)[:16], single(dtype=torch.int32))()
 
 
 BF16 = torch.bfloat16

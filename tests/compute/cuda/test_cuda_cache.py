@@ -41,7 +41,7 @@ def test_written_where_slots_say(kind: str, width: int) -> None:
     cache = empty_cache(kind, 3, 16, 2, width, layers=2)
     before = cache.pool.clone()
     k, v, slots = floats(1, 5, 2 * width), floats(2, 5, 2 * width), on_device(np.array(SLOTS, np.int64))
-    kv_write(within(on_device(k)), within(on_device(v)), slots, cache.layer(1))
+    kv_write(within(on_device(k)), within(on_device(v)), slots, cache.layer(1))()
     for found, written in zip(cache.read(1, slots), (k, v), strict=True):
         assert error(found, written.reshape(5, 2, width)) <= ROUNDING[kind]
         if kind in ("bf16", "fp16", "fp8"):
@@ -57,7 +57,7 @@ def test_int8_of_strange_heads() -> None:
     k = floats(1, 4, 32)
     k[0, :16], k[1, 3], k[2, 20], k[3, :16] = 0, np.inf, np.nan, 1e-38
     cache, slots = empty_cache("int8", 3, 16, 2, 16), on_device(np.array(SLOTS[:4], np.int64))
-    kv_write(on_device(k), on_device(k), slots, cache.layer(0))
+    kv_write(on_device(k), on_device(k), slots, cache.layer(0))()
     found = cache.read(0, slots)[0]
     bad = torch.tensor([[False, False], [True, False], [False, True], [False, False]], device=DEVICE)
     assert torch.equal(found.isnan().all(dim=2), bad) and torch.equal(found.isnan().any(dim=2), bad)
@@ -72,7 +72,7 @@ def test_rotate_write(kind: str, norms: bool, turned: int) -> None:
     weights = [on_device(floats(seed, 32)) for seed in (3, 4)] if norms else [None, None]
     buffer, cache, slots = on_device(wide), empty_cache(kind, 3, 16, 2, 32), on_device(np.array(SLOTS, np.int64))
     parts, out = buffer.split([160, 64, 64], dim=1), within(poisoned(5, 160))
-    rotate_write(*parts, on_device(turn), slots, cache.layer(0), 32, out, *weights, 1e-6)
+    rotate_write(*parts, on_device(turn), slots, cache.layer(0), 32, out, *weights, 1e-6)()
     expected = []
     for part, weight in zip((wide[:, :160], wide[:, 160:224]), weights, strict=True):
         normed = part if weight is None else OPS["rms_norm"].reference(part, numbers(weight), eps=1e-6)
@@ -88,8 +88,8 @@ def test_no_tokens_write_nothing() -> None:
     cache = empty_cache("bf16", 1, 16, 2, 16)
     before, nothing = cache.pool.clone(), poisoned(0, 32)
     slots = torch.empty(0, dtype=torch.int64, device=DEVICE)
-    kv_write(nothing, nothing, slots, cache.layer(0))
-    rotate_write(nothing, nothing, nothing, poisoned(0, 16), slots, cache.layer(0), 16, nothing)
+    kv_write(nothing, nothing, slots, cache.layer(0))()
+    rotate_write(nothing, nothing, nothing, poisoned(0, 16), slots, cache.layer(0), 16, nothing)()
     assert torch.equal(cache.pool, before)
 
 

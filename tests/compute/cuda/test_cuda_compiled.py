@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 from compile_only import SHARED, Compiled
 
+from ridgeline.compute.cuda.triton.launch import PROGRAMMATIC_FROM
+
 REDUCING = {"rotation_kernel"}
 """Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
 
 SPILLS = {100: 40, 120: 24}
 """Bytes that a thread may spill on a Blackwell, whose tiles are those of others."""
+
+BETWEEN_STEPS = {"copy_blocks_kernel"}
+"""Kernels that no step has."""
 
 LEAST_REGISTERS = 10
 """Of a kernel that does anything. The compiler makes a trap of one that needs more tensor memory than there is, and reports nothing."""
@@ -64,6 +69,13 @@ def test_shared_memory(compiled: list[Compiled]) -> None:
 
 def test_nothing_spills(compiled: list[Compiled]) -> None:
     assert not [made for made in compiled if made.stack > SPILLS.get(made.capability, 0) and made.kernel not in REDUCING]
+
+
+def test_kernels_that_come_early_wait(compiled: list[Compiled]) -> None:
+    """From capability 9.0 on every kernel of a step is launched before the one ahead of it has ended, and touches nothing until then."""
+    early = [made for made in compiled if made.capability >= PROGRAMMATIC_FROM and made.kernel not in BETWEEN_STEPS]
+    assert [made for made in compiled if made.overlaps] == early
+    assert [made for made in compiled if made.waits] == early
 
 
 def test_kernels_are_no_traps(compiled: list[Compiled]) -> None:

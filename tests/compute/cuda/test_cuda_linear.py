@@ -50,7 +50,7 @@ def run(
 ) -> torch.Tensor:
     rows = len(x[0]) if isinstance(x, tuple) else len(x)
     out = within(poisoned(rows, weight.shape[0], dtype=dtype))
-    linear(x, weight, out, poisoned(max(1, scratch_bytes(weight, rows, invariant=invariant)), dtype=torch.uint8), invariant=invariant)
+    linear(x, weight, out, poisoned(max(1, scratch_bytes(weight, rows, invariant=invariant)), dtype=torch.uint8), invariant=invariant)()
     return out
 
 
@@ -74,7 +74,7 @@ def test_dequantise_blocks(kind: str) -> None:
     weight = place(stored, torch.float32, DEVICE)
     assert not isinstance(weight, FloatMatrix)
     out = within(poisoned(67, stored.shape[1]))
-    dequantise(weight, 3, out)
+    dequantise(weight, 3, out)()
     assert error(out, stored.dense()[3:]) < 2e-7
 
 
@@ -84,7 +84,7 @@ def test_dequantise_fp8(block: tuple[int, int]) -> None:
     weight = place(stored, torch.float32, DEVICE)
     assert isinstance(weight, Fp8Matrix) and weight.per_channel == (block[1] == 200)
     out = within(poisoned(69, 200))
-    dequantise(weight, 1, out)
+    dequantise(weight, 1, out)()
     assert np.array_equal(numbers(out), stored.dense()[1:])
 
 
@@ -92,7 +92,7 @@ def test_dequantise_fp8(block: tuple[int, int]) -> None:
 def test_quantise_fp8(dtype: torch.dtype) -> None:
     x = within(on_device(np.concatenate([floats(1, 5, 200, size=30), np.zeros((1, 200), np.float32)]), dtype))
     codes, scales = within(poisoned(6, 200, dtype=torch.float8_e4m3fn)), poisoned(6)
-    quantise_fp8(x, codes, scales)
+    quantise_fp8(x, codes, scales)()
     exact = x.float().abs().amax(1) / 448
     assert ((scales - exact).abs() <= exact * DIVISION).all()
     back = codes.float() * scales[:, None]
@@ -103,7 +103,7 @@ def test_quantise_fp8_keeps_what_is_not_finite() -> None:
     x = floats(1, 3, 40)
     x[0, 3], x[1, 4] = np.nan, np.inf
     codes, scales = poisoned(3, 40, dtype=torch.float8_e4m3fn), poisoned(3)
-    quantise_fp8(on_device(x), codes, scales)
+    quantise_fp8(on_device(x), codes, scales)()
     assert (codes.float() * scales[:, None]).isfinite().all(1).tolist() == [False, False, True]
 
 
@@ -114,9 +114,9 @@ def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
     weight = place(scaled(70, 320, block), torch.float32, DEVICE)
     assert isinstance(weight, Fp8Matrix)
     codes, scales = poisoned(rows, 320, dtype=torch.float8_e4m3fn), poisoned(rows)
-    quantise_fp8(on_device(floats(3, rows, 320)), codes, scales)
+    quantise_fp8(on_device(floats(3, rows, 320)), codes, scales)()
     out = within(poisoned(rows, 70))
-    linear_fp8(codes, scales, weight, out)
+    linear_fp8(codes, scales, weight, out)()
     expected = (codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T
     assert error(out, expected) < SUMS
     assert error(run((codes, scales), weight, torch.float32), expected) < SUMS
@@ -134,7 +134,7 @@ def test_fp8_product_of_the_library(rows: int) -> None:
     scales = torch.logspace(3, -3, rows, device=DEVICE)
     out = poisoned(rows, columns, dtype=torch.bfloat16)
     assert _is_for_library(weight, out)
-    linear((codes, scales), weight, out, poisoned(1, dtype=torch.uint8))
+    linear((codes, scales), weight, out, poisoned(1, dtype=torch.uint8))()
     exact = codes.double() @ weight.codes.double().t()
     found = out.double() / scales.double()[:, None] / weight.scales.double().view(1, -1)
     assert (found - exact).abs().max() <= 0.01 * exact.abs().max()
@@ -170,12 +170,12 @@ def test_gated_unit_in_fp8(block: tuple[int, int], rows: int) -> None:
     weight = place(scaled(256, 160, block), torch.float32, DEVICE)
     assert isinstance(weight, Fp8Matrix)
     codes, scales = poisoned(rows, 160, dtype=torch.float8_e4m3fn), poisoned(rows)
-    quantise_fp8(on_device(floats(3, rows, 160)), codes, scales)
+    quantise_fp8(on_device(floats(3, rows, 160)), codes, scales)()
     gate, up = np.split((codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T, 2, axis=1)
     expected = OPS["glu"].reference(gate, up, activation="silu")
     for invariant in (False, True) if rows < 70 else (False,):
         out, room = within(poisoned(rows, 128)), gated_bytes(weight, rows, torch.float32, invariant=invariant)
-        gated_unit((codes, scales), weight, "silu", out, poisoned(max(1, room), dtype=torch.uint8), invariant=invariant)
+        gated_unit((codes, scales), weight, "silu", out, poisoned(max(1, room), dtype=torch.uint8), invariant=invariant)()
         assert error(out, expected) < SUMS
 
 
@@ -202,7 +202,7 @@ def test_merged_fp8() -> None:
 def test_matmul(rows: int, columns: int, inputs: int, dtype: torch.dtype) -> None:
     x, weight = on_device(floats(1, rows, inputs), dtype), on_device(floats(2, columns, inputs), dtype)
     out = poisoned(rows, columns, dtype=torch.float32)
-    matmul(x, weight, out)
+    matmul(x, weight, out)()
     assert error(out, x.double().cpu().numpy() @ weight.double().cpu().numpy().T) < SUMS
 
 
@@ -218,4 +218,4 @@ def test_invariant_products_do_not_know_their_batch(name: str) -> None:
 def test_scratch_is_checked() -> None:
     weight = place(grouped(4, 8, 128, 64, ordered=True), torch.float32, DEVICE)
     with pytest.raises(ValueError, match="scratch"):
-        linear(on_device(floats(1, 2, 128)), weight, poisoned(2, 8), poisoned(16, dtype=torch.uint8))
+        linear(on_device(floats(1, 2, 128)), weight, poisoned(2, 8), poisoned(16, dtype=torch.uint8))()

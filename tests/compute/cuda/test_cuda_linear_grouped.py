@@ -27,7 +27,7 @@ def product(x: torch.Tensor, weight: IntegerMatrix) -> np.ndarray:
 def run(x: torch.Tensor, weight: IntegerMatrix, *, dtype: torch.dtype = torch.float32, invariant: bool = False) -> torch.Tensor:
     out = within(poisoned(len(x), weight.shape[0], dtype=dtype)) if len(x) else poisoned(0, weight.shape[0], dtype=dtype)
     scratch = poisoned(max(1, scratch_bytes(weight, len(x))), dtype=torch.uint8)
-    linear_grouped(x, weight, out, scratch, invariant=invariant)
+    linear_grouped(x, weight, out, scratch, invariant=invariant)()
     return out
 
 

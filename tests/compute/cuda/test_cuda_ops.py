@@ -24,17 +24,17 @@ def test_fused_norms(rows: int, width: int) -> None:
     """A sum goes over the summand it came from; what follows sees it as it was stored, as a norm of its own would."""
     x, y, weight = on_device(floats(1, rows, width), torch.bfloat16), on_device(floats(2, rows, width), torch.bfloat16), floats(3, width)
     total, out, codes = within(x), within(poisoned(rows, width, dtype=torch.bfloat16)), poisoned(rows, width, dtype=torch.float8_e4m3fn)
-    norm.add_rms_norm(total, y, on_device(weight), 1e-6, total, out)
+    norm.add_rms_norm(total, y, on_device(weight), 1e-6, total, out)()
     assert torch.equal(total, x + y)
     alone = poisoned(rows, width, dtype=torch.bfloat16)
-    norm.rms_norm(total, on_device(weight), 1e-6, alone)
+    norm.rms_norm(total, on_device(weight), 1e-6, alone)()
     assert torch.equal(alone, out)
     scales, again = poisoned(rows), poisoned(rows, width, dtype=torch.bfloat16)
-    norm.add_rms_norm_fp8(x, y, on_device(weight), 1e-6, again, codes, scales)
+    norm.add_rms_norm_fp8(x, y, on_device(weight), 1e-6, again, codes, scales)()
     assert torch.equal(again, total)
     expected = OPS["rms_norm"].reference(numbers(total), weight, eps=1e-6)
     check_fp8(codes, scales, expected)
-    norm.rms_norm_fp8(total, on_device(weight), 1e-6, codes.fill_(0), scales.fill_(0))
+    norm.rms_norm_fp8(total, on_device(weight), 1e-6, codes.fill_(0), scales.fill_(0))()
     check_fp8(codes, scales, expected)
 
 
@@ -50,8 +50,8 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     x = floats(1, 3, 64)
     x[1, 5] = bad
     codes, scales, out = poisoned(3, 64, dtype=torch.float8_e4m3fn), poisoned(3), poisoned(3, 64)
-    norm.rms_norm(on_device(x), on_device(floats(2, 64)), 1e-6, out)
-    quantise_fp8(on_device(x), codes, scales)
+    norm.rms_norm(on_device(x), on_device(floats(2, 64)), 1e-6, out)()
+    quantise_fp8(on_device(x), codes, scales)()
     for made in (out, codes.float() * scales[:, None]):
         assert torch.equal(torch.isfinite(made).all(dim=1), torch.tensor([True, False, True], device=DEVICE))
 
@@ -77,7 +77,7 @@ def test_rotation_far_away() -> None:
     """A million positions on, as near as at the start."""
     at, turned = np.array([[0, 999_983]], np.int32), Rope(500_000.0, 128)
     out = poisoned(2, 128)
-    rope.rotation(on_device(at), rope.frequencies(turned, DEVICE), 1.0, out)
+    rope.rotation(on_device(at), rope.frequencies(turned, DEVICE), 1.0, out)()
     assert error(out, OPS["rotation"].reference(at, rope=turned)) <= OPS["rotation"].tolerance["cuda f32"]
 
 
@@ -85,13 +85,13 @@ def test_no_rows() -> None:
     """Nothing is written: not the memory behind the rows that are not there, nor what is read."""
     memory, weight = on_device(floats(2, 4, 64)), on_device(floats(1, 64))
     before, nothing = memory.view(torch.uint8).clone(), memory[:0]
-    norm.rms_norm(nothing, weight, 1e-6, nothing)
-    norm.layer_norm(nothing, weight, weight, 1e-6, nothing)
-    elements.glu(nothing, nothing, "silu", nothing)
-    elements.select(on_device(floats(1, 4, 64)), torch.empty(0, dtype=torch.int32, device=DEVICE), nothing)
-    rope.rotate(nothing, poisoned(0, 16), 16, nothing)
+    norm.rms_norm(nothing, weight, 1e-6, nothing)()
+    norm.layer_norm(nothing, weight, weight, 1e-6, nothing)()
+    elements.glu(nothing, nothing, "silu", nothing)()
+    elements.select(on_device(floats(1, 4, 64)), torch.empty(0, dtype=torch.int32, device=DEVICE), nothing)()
+    rope.rotate(nothing, poisoned(0, 16), 16, nothing)()
     assert torch.equal(memory.view(torch.uint8), before)
-    norm.rms_norm(memory[:1], weight, 1e-6, memory[:1])
+    norm.rms_norm(memory[:1], weight, 1e-6, memory[:1])()
     assert not torch.equal(memory.view(torch.uint8), before), "one row is written"
 
 

@@ -25,7 +25,7 @@ def ours(logits: torch.Tensor, rows: Sequence[RowParams], positions: Sequence[in
     ]
     ids = poisoned(len(rows), dtype=torch.int32)
     scratch = poisoned(sampling.scratch_bytes(len(rows)), dtype=torch.uint8)
-    sampling.sample(logits, *columns, torch.tensor(positions, dtype=torch.int32, device=DEVICE), ids, scratch)
+    sampling.sample(logits, *columns, torch.tensor(positions, dtype=torch.int32, device=DEVICE), ids, scratch)()
     return ids.tolist()
 
 
@@ -137,7 +137,7 @@ def test_finite_rows(dtype: torch.dtype) -> None:
     x = torch.ones(6, 40, dtype=dtype, device=DEVICE)
     x[1, 39], x[4, 0] = math.nan, -math.inf
     flags = poisoned(5, dtype=torch.int32)
-    sampling.finite(within(x), torch.tensor([0, 0, 1, 2, 3, 3], dtype=torch.int32, device=DEVICE), flags)
+    sampling.finite(within(x), torch.tensor([0, 0, 1, 2, 3, 3], dtype=torch.int32, device=DEVICE), flags)()
     assert flags.tolist() == [0, 1, 1, 0, 1]
 
 

@@ -3,6 +3,7 @@
 Owns how the caller's scratch is divided. A captured graph repeats what was selected when it was captured.
 """
 
+from functools import partial
 from typing import Final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ridgeline.compute.cuda.integers import IntegerMatrix
 from ridgeline.compute.cuda.triton import elements
 from ridgeline.compute.cuda.triton import linear_grouped as grouped
-from ridgeline.compute.cuda.triton.launch import native_fp8
+from ridgeline.compute.cuda.triton.launch import Run, native_fp8, nothing, one_by_one
 from ridgeline.compute.cuda.triton.matmul import linear_fp8, linear_glu, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
@@ -37,51 +38,46 @@ Fp8Activations = tuple[Tensor, Tensor]
 """Activations as e4m3 [M, K] and scales fp32 [M]."""
 
 
-def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
-    """x [M, K] · weightᵀ → out [M, N], in the type of `out`.
+def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> Run:
+    """The launch of x [M, K] · weightᵀ → out [M, N], in the type of `out`.
 
     x          floats of the type of `out`; codes only for fp8 weights
     scratch    uint8, at least `scratch_bytes`, aligned to 256 bytes
     invariant  a row's result does not depend on the other rows
     """
     if len(out) == 0:
-        return
+        return nothing
     if isinstance(x, tuple):
         if not isinstance(weight, Fp8Matrix):
             raise ValueError(f"activations in fp8 do not fit {weight.kind} weights")
-        _fp8(*x, weight, out, invariant)
-    elif isinstance(weight, FloatMatrix):
-        matmul(x, weight.values, out) if invariant else torch.mm(x, weight.values.t(), out=out)
-    elif isinstance(weight, IntegerMatrix):
-        _integers(x, weight, out, scratch, invariant)
-    elif native_fp8(x.device) and (invariant or len(x) <= QUANTISED_ROWS):
-        linear_fp8(x, None, weight, out, invariant=invariant)
-    elif native_fp8(x.device):
-        codes, rest = _split_scratch(scratch, x.shape, torch.float8_e4m3fn)
-        scales, _ = _split_scratch(rest, (len(x),), torch.float32)
-        quantise_fp8(x, codes, scales)
-        _fp8(codes, scales, weight, out, False)
-    else:
-        _dense(x, weight, out, scratch, invariant)
+        return _fp8(*x, weight, out, invariant)
+    if isinstance(weight, FloatMatrix):
+        return matmul(x, weight.values, out) if invariant else partial(torch.mm, x, weight.values.t(), out=out)
+    if isinstance(weight, IntegerMatrix):
+        return _integers(x, weight, out, scratch, invariant)
+    if not native_fp8(x.device):
+        return _dense(x, weight, out, scratch, invariant)
+    if invariant or len(x) <= QUANTISED_ROWS:
+        return linear_fp8(x, None, weight, out, invariant=invariant)
+    codes, rest = _split_scratch(scratch, x.shape, torch.float8_e4m3fn)
+    scales, _ = _split_scratch(rest, (len(x),), torch.float32)
+    return one_by_one([quantise_fp8(x, codes, scales), _fp8(codes, scales, weight, out, False)])
 
 
 def gated_unit(
     x: Tensor | Fp8Activations, weight: FloatMatrix | Fp8Matrix, activation: str, out: Tensor, scratch: Tensor, *, invariant: bool = False
-) -> None:
-    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]; `weight` [2 F, K] has the rows of gate, then of up; x is codes where it is fp8.
-    scratch: `gated_bytes`."""
+) -> Run:
+    """The launches of activation(x · gateᵀ) · (x · upᵀ) → out [M, F]; `weight` [2 F, K] has the rows of gate, then of up; x is codes
+    where it is fp8. scratch: `gated_bytes`."""
     if invariant or len(out) <= GATED_ROWS:
         if isinstance(x, tuple):
             assert isinstance(weight, Fp8Matrix), "codes are for weights in fp8"
-            linear_fp8(*x, weight, out, invariant=invariant, activation=activation)
-        else:
-            assert isinstance(weight, FloatMatrix), "floats are for weights of floats"
-            linear_glu(x, weight.values, activation, out, invariant=invariant)
-        return
+            return linear_fp8(*x, weight, out, invariant=invariant, activation=activation)
+        assert isinstance(weight, FloatMatrix), "floats are for weights of floats"
+        return linear_glu(x, weight.values, activation, out, invariant=invariant)
     both, rest = _split_scratch(scratch, (len(out), weight.shape[0]), out.dtype)
-    linear(x, weight, both, rest)
     gate, up = both.chunk(2, dim=1)
-    elements.glu(gate, up, activation, out)
+    return one_by_one([linear(x, weight, both, rest), elements.glu(gate, up, activation, out)])
 
 
 def gated_bytes(weight: FloatMatrix | Fp8Matrix, rows: int, dtype: torch.dtype, *, invariant: bool = False) -> int:
@@ -102,26 +98,28 @@ def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -
     return ordered + max(_aligned(grouped.scratch_bytes(weight, packed)), dense if rows > packed else 0)
 
 
-def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, invariant: bool) -> Run:
+    launches: list[Run] = []
     if weight.order is not None:
         ordered, scratch = _split_scratch(scratch, x.shape, x.dtype)
-        torch.index_select(x, 1, weight.order, out=ordered)
+        launches.append(partial(torch.index_select, x, 1, weight.order, out=ordered))
         x = ordered
     if invariant or len(x) <= PACKED_ROWS:
-        grouped.linear_grouped(x, weight, out, scratch, invariant=invariant)
+        launches.append(grouped.linear_grouped(x, weight, out, scratch, invariant=invariant))
     else:
-        _dense(x, weight, out, scratch, invariant)
+        launches.append(_dense(x, weight, out, scratch, invariant))
+    return one_by_one(launches)
 
 
-def _fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, invariant: bool) -> None:
+def _fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, invariant: bool) -> Run:
     if codes.device.type == "cpu" and not invariant:
-        _plain_fp8(codes, scales, weight, out)
-    elif not invariant and _is_for_library(weight, out):
-        torch._scaled_mm(
-            codes, weight.codes.t(), scales[:, None], weight.scales.view(1, -1), out_dtype=out.dtype, use_fast_accum=True, out=out
-        )
-    else:
-        linear_fp8(codes, scales, weight, out, invariant=invariant)
+        return partial(_plain_fp8, codes, scales, weight, out)
+    if invariant or not _is_for_library(weight, out):
+        return linear_fp8(codes, scales, weight, out, invariant=invariant)
+    return partial(
+        torch._scaled_mm, codes, weight.codes.t(), scales[:, None], weight.scales.view(1, -1),
+        out_dtype=out.dtype, use_fast_accum=True, out=out,
+    )  # fmt: skip
 
 
 def _is_for_library(weight: Fp8Matrix, out: Tensor) -> bool:
@@ -139,18 +137,18 @@ def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor) ->
     out.copy_((codes.float() @ dense.t()) * scales[:, None])
 
 
-def _dense(x: Tensor, weight: IntegerMatrix | Fp8Matrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+def _dense(x: Tensor, weight: IntegerMatrix | Fp8Matrix, out: Tensor, scratch: Tensor, invariant: bool) -> Run:
     """The product with a matrix that is dequantised to the type of x, a few rows at a time."""
     columns, inputs = weight.shape
     step = _dense_rows(inputs)
+    launches: list[Run] = []
     for first in range(0, columns, step):
         last = min(first + step, columns)
         numbers, _ = _split_scratch(scratch, (last - first, inputs), x.dtype)
-        dequantise(weight, first, numbers)
-        if invariant:
-            matmul(x, numbers, out[:, first:last])
-        else:
-            torch.mm(x, numbers.t(), out=out[:, first:last])
+        part = out[:, first:last]
+        launches.append(dequantise(weight, first, numbers))
+        launches.append(matmul(x, numbers, part) if invariant else partial(torch.mm, x, numbers.t(), out=part))
+    return one_by_one(launches)
 
 
 def _dense_rows(inputs: int) -> int:

@@ -27,13 +27,13 @@ Provider = Callable[[Binding, Op], Run]
 
 
 def _embed(b: Binding, op: Op) -> Run:
-    return partial(elements.embed, b.value(op.inputs[0]), b.table(op), b.value(op.outputs[0]))
+    return elements.embed(b.value(op.inputs[0]), b.table(op), b.value(op.outputs[0]))
 
 
 def _select(b: Binding, op: Op) -> Run:
     """Rows of selected positions; of values with several rows per token, one row after the other."""
     x, out, factor = b.value(op.inputs[0]), b.value(op.outputs[0]), int(op.attributes["factor"])  # type: ignore[arg-type]
-    return one_by_one([partial(elements.select, x[row::factor], b.inputs["select"], out[row::factor]) for row in range(factor)])
+    return one_by_one([elements.select(x[row::factor], b.inputs["select"], out[row::factor]) for row in range(factor)])
 
 
 def _product(b: Binding, op: Op) -> Run:
@@ -41,9 +41,9 @@ def _product(b: Binding, op: Op) -> Run:
     product, x = partial(linear, invariant=b.plan.invariant), _multiplied(b, op)
     matrix = b.matrix(op.outputs[0] if op.name in MERGED else op.weights[0].name)
     if matrix is not None:
-        return partial(product, x, matrix, b.merged(op.outputs), b.plan.scratch)
+        return product(x, matrix, b.merged(op.outputs), b.plan.scratch)
     pairs = [(b.matrix(weight.name), b.value(name)) for weight, name in zip(op.weights, op.outputs, strict=True)]
-    return one_by_one([partial(product, x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
+    return one_by_one([product(x, weight, out, b.plan.scratch) for weight, out in pairs if weight is not None])
 
 
 def _multiplied(b: Binding, op: Op) -> Tensor | Fp8Activations:
@@ -54,8 +54,8 @@ def _multiplied(b: Binding, op: Op) -> Tensor | Fp8Activations:
 def _linear_glu(b: Binding, op: Op) -> Run:
     weight, out = b.matrix(op.outputs[0]), b.value(op.outputs[0])
     assert isinstance(weight, FloatMatrix | Fp8Matrix), "lowering unites matrices of floats, or of fp8, that can be merged"
-    unit = partial(gated_unit, _multiplied(b, op), weight, op.attributes["activation"], out, b.plan.scratch)
-    return partial(unit, invariant=b.plan.invariant)
+    activation: Any = op.attributes["activation"]
+    return gated_unit(_multiplied(b, op), weight, activation, out, b.plan.scratch, invariant=b.plan.invariant)
 
 
 def _lora(b: Binding, op: Op) -> Run:
@@ -68,49 +68,49 @@ def _lora(b: Binding, op: Op) -> Run:
 
 
 def _rms_norm(b: Binding, op: Op) -> Run:
-    return partial(norm.rms_norm, b.value(op.inputs[0]), b.vector(op), op.attributes["eps"], b.value(op.outputs[0]))
+    return norm.rms_norm(b.value(op.inputs[0]), b.vector(op), op.attributes["eps"], b.value(op.outputs[0]))
 
 
 def _layer_norm(b: Binding, op: Op) -> Run:
-    return partial(norm.layer_norm, b.value(op.inputs[0]), b.vector(op), b.vector(op, 1), op.attributes["eps"], b.value(op.outputs[0]))
+    return norm.layer_norm(b.value(op.inputs[0]), b.vector(op), b.vector(op, 1), op.attributes["eps"], b.value(op.outputs[0]))
 
 
 def _add_rms_norm(b: Binding, op: Op) -> Run:
-    return partial(norm.add_rms_norm, *b.values(op.inputs), b.vector(op), op.attributes["eps"], *b.values(op.outputs))
+    return norm.add_rms_norm(*b.values(op.inputs), b.vector(op), op.attributes["eps"], *b.values(op.outputs))
 
 
 def _rms_norm_fp8(b: Binding, op: Op) -> Run:
     codes, scales = b.values(op.outputs)
-    return partial(norm.rms_norm_fp8, b.value(op.inputs[0]), b.vector(op), op.attributes["eps"], codes, scales[:, 0])
+    return norm.rms_norm_fp8(b.value(op.inputs[0]), b.vector(op), op.attributes["eps"], codes, scales[:, 0])
 
 
 def _add_rms_norm_fp8(b: Binding, op: Op) -> Run:
     total, codes, scales = b.values(op.outputs)
-    return partial(norm.add_rms_norm_fp8, *b.values(op.inputs), b.vector(op), op.attributes["eps"], total, codes, scales[:, 0])
+    return norm.add_rms_norm_fp8(*b.values(op.inputs), b.vector(op), op.attributes["eps"], total, codes, scales[:, 0])
 
 
 def _quantise_fp8(b: Binding, op: Op) -> Run:
     codes, scales = b.values(op.outputs)
-    return partial(quantise.quantise_fp8, b.value(op.inputs[0]), codes, scales[:, 0])
+    return quantise.quantise_fp8(b.value(op.inputs[0]), codes, scales[:, 0])
 
 
 def _glu(b: Binding, op: Op) -> Run:
-    return partial(elements.glu, *b.values(op.inputs), op.attributes["activation"], b.value(op.outputs[0]))
+    return elements.glu(*b.values(op.inputs), op.attributes["activation"], b.value(op.outputs[0]))
 
 
 def _add(b: Binding, op: Op) -> Run:
-    return partial(elements.add, *b.values(op.inputs), b.value(op.outputs[0]))
+    return elements.add(*b.values(op.inputs), b.value(op.outputs[0]))
 
 
 def _add_bias(b: Binding, op: Op) -> Run:
-    return partial(elements.add_bias, b.value(op.inputs[0]), b.vector(op), b.value(op.outputs[0]))
+    return elements.add_bias(b.value(op.inputs[0]), b.vector(op), b.value(op.outputs[0]))
 
 
-def _by_attribute(launcher: Callable[..., None], attribute: str) -> Provider:
+def _by_attribute(launcher: Callable[..., Run], attribute: str) -> Provider:
     """The provider of an op with one input and one attribute."""
 
     def bind(b: Binding, op: Op) -> Run:
-        return partial(launcher, b.value(op.inputs[0]), op.attributes[attribute], b.value(op.outputs[0]))
+        return launcher(b.value(op.inputs[0]), op.attributes[attribute], b.value(op.outputs[0]))
 
     return bind
 
@@ -119,24 +119,24 @@ def _rotation(b: Binding, op: Op) -> Run:
     settings = op.attributes["rope"]
     assert isinstance(settings, Rope)
     frequencies = b.constant(settings, lambda: rope.frequencies(settings, b.plan.device.torch))
-    return partial(rope.rotation, b.value(op.inputs[0]), frequencies, settings.scale, b.value(op.outputs[0]))
+    return rope.rotation(b.value(op.inputs[0]), frequencies, settings.scale, b.value(op.outputs[0]))
 
 
 def _rotate(b: Binding, op: Op) -> Run:
-    return partial(rope.rotate, *b.values(op.inputs), op.attributes["head_dim"], b.value(op.outputs[0]))
+    return rope.rotate(*b.values(op.inputs), op.attributes["head_dim"], b.value(op.outputs[0]))
 
 
 def _kv_write(b: Binding, op: Op) -> Run:
     group, layer = b.layer(op)
-    return partial(rope.kv_write, *b.values(op.inputs), b.inputs.slots[group], layer)
+    return rope.kv_write(*b.values(op.inputs), b.inputs.slots[group], layer)
 
 
 def _rotate_write(b: Binding, op: Op) -> Run:
     group, layer = b.layer(op)
     arguments = (*b.values(op.inputs), b.inputs.slots[group], layer, op.attributes["head_dim"], b.value(op.outputs[0]))
     if op.name == "rotate_write":
-        return partial(rope.rotate_write, *arguments)
-    return partial(rope.rotate_write, *arguments, b.vector(op), b.vector(op, 1), op.attributes["eps"])
+        return rope.rotate_write(*arguments)
+    return rope.rotate_write(*arguments, b.vector(op), b.vector(op, 1), op.attributes["eps"])
 
 
 def _attention(b: Binding, op: Op) -> Run:

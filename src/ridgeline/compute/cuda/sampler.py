@@ -5,7 +5,6 @@ log-probabilities, budgets of reasoning) are sampled on the host.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ridgeline.compute.cuda.plan import Binding
 from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.tables import BlockTables, begin
 from ridgeline.compute.cuda.triton import sampling
+from ridgeline.compute.cuda.triton.launch import one_by_one
 from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import Plan
@@ -86,14 +86,8 @@ class SampledIds:
         inputs, rows = binding.inputs, binding.inputs.bucket.rows
         columns = [inputs[name] for name in SAMPLING_COLUMNS]
         ids, finite = self.results[0, :rows], self.results[1, :rows]
-        sample = partial(sampling.sample, logits[:, : self._vocab], *columns, inputs["kv_len"], ids, binding.plan.scratch)
-        check = partial(sampling.finite, hidden, inputs["row_of_token"], finite)
-
-        def run() -> None:
-            sample()
-            check()
-
-        return run
+        sample = sampling.sample(logits[:, : self._vocab], *columns, inputs["kv_len"], ids, binding.plan.scratch)
+        return one_by_one([sample, sampling.finite(hidden, inputs["row_of_token"], finite)])
 
     def store_last(self, binding: Binding) -> None:
         """Stores the sampled ids as the last ids of their permanent rows."""

@@ -78,8 +78,8 @@ def product(kind: str, rows: int, outputs: int, inputs: int, device: Device, *, 
     x = device.empty(rows, inputs, dtype=dtype).normal_()
     if kind == "fp8":
         codes, scales = x.to(DTYPES["f8"]), torch.ones(rows, dtype=torch.float32, device=device.torch)
-        return partial(linear, (codes, scales), weight, out, scratch, invariant=invariant)
-    return partial(linear, x, weight, out, scratch, invariant=invariant)
+        return linear((codes, scales), weight, out, scratch, invariant=invariant)
+    return linear(x, weight, out, scratch, invariant=invariant)
 
 
 def matrix(kind: str, outputs: int, inputs: int, device: Device) -> DeviceWeight:
@@ -175,19 +175,19 @@ def _gated(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> R
     scratch = device.empty(gated_bytes(weight, rows, BF16), dtype=torch.uint8)
     x = _random(device, rows, inputs)
     given = x if kind != "fp8" else (x.to(DTYPES["f8"]), torch.ones(rows, dtype=torch.float32, device=device.torch))
-    return partial(gated_unit, given, weight, "silu", out, scratch)
+    return gated_unit(given, weight, "silu", out, scratch)
 
 
 def _quantising(rows: int, outputs: int, inputs: int, device: Device) -> Run:
     weight = matrix("fp8", outputs, inputs, device)
     x, out = _random(device, rows, inputs), device.empty(rows, outputs, dtype=BF16)
-    return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
+    return linear(x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
 
 
 def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> Run:
     weight = _integers(kind, outputs, inputs, device)
     x, out = _random(device, rows, inputs), device.empty(rows, outputs, dtype=BF16)
-    return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
+    return linear(x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
 
 
 def _integers(kind: str, outputs: int, inputs: int, device: Device) -> IntegerMatrix:
@@ -264,25 +264,25 @@ def _norm(device: Device, m: int, width: int, kind: int) -> Run:
     x, y, out = (_random(device, m, width) for _ in range(3))
     weight = torch.ones(width, device=device.torch)
     if kind == 0:
-        return partial(norm.rms_norm, x, weight, 1e-6, out)
+        return norm.rms_norm(x, weight, 1e-6, out)
     if kind == 1:
-        return partial(norm.add_rms_norm, x, y, weight, 1e-6, torch.empty_like(x), out)
+        return norm.add_rms_norm(x, y, weight, 1e-6, torch.empty_like(x), out)
     codes, scales = _codes(device, m, width)
-    return partial(norm.add_rms_norm_fp8, x, y, weight, 1e-6, torch.empty_like(x), codes, scales)
+    return norm.add_rms_norm_fp8(x, y, weight, 1e-6, torch.empty_like(x), codes, scales)
 
 
 def _glu(device: Device, m: int, width: int) -> Run:
     gate, up = _random(device, m, 2 * width).split(width, dim=1)
-    return partial(elements.glu, gate, up, "silu", device.empty(m, width, dtype=BF16))
+    return elements.glu(gate, up, "silu", device.empty(m, width, dtype=BF16))
 
 
 def _quantise(device: Device, m: int, width: int) -> Run:
-    return partial(quantise.quantise_fp8, _random(device, m, width), *_codes(device, m, width))
+    return quantise.quantise_fp8(_random(device, m, width), *_codes(device, m, width))
 
 
 def _select(device: Device, m: int, width: int) -> Run:
     index = torch.arange(m, dtype=torch.int32, device=device.torch)
-    return partial(elements.select, _random(device, m, width), index, device.empty(m, width, dtype=BF16))
+    return elements.select(_random(device, m, width), index, device.empty(m, width, dtype=BF16))
 
 
 def _rotate_write(facts: ModelFacts, device: Device, kind: str, m: int) -> Run:
@@ -291,7 +291,7 @@ def _rotate_write(facts: ModelFacts, device: Device, kind: str, m: int) -> Run:
     turned = torch.rand(m, next(iter(facts.rope.values())).dim, device=device.torch)
     slots = torch.arange(BLOCK_TOKENS, BLOCK_TOKENS + m, device=device.torch)
     layer: CacheLayer = _cache(facts, device, kind, 1, m).layer(0)
-    return partial(rope.rotate_write, q, k, v, turned, slots, layer, facts.head_dim, device.empty(m, queries, dtype=BF16))
+    return rope.rotate_write(q, k, v, turned, slots, layer, facts.head_dim, device.empty(m, queries, dtype=BF16))
 
 
 def _rest(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
@@ -310,7 +310,7 @@ def _sample(device: Device, m: int, vocab: int, temperature: float, top_p: float
     columns["top_p"].fill_(top_p)
     position, ids = (device.zeros(m, dtype=torch.int32) for _ in range(2))
     scratch = device.empty(sampling.scratch_bytes(m), dtype=torch.uint8)
-    return partial(sampling.sample, _random(device, m, vocab), *columns.values(), position, ids, scratch)
+    return sampling.sample(_random(device, m, vocab), *columns.values(), position, ids, scratch)
 
 
 def _copies(facts: ModelFacts, device: Device, blocks: int) -> Run:

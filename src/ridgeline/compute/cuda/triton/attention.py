@@ -6,7 +6,6 @@ of their own, with the tiles and splits of decode.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,11 +15,13 @@ from ridgeline.compute.cuda.cache import CacheLayer
 from ridgeline.compute.cuda.triton.attention_kernels import attention_kernel
 from ridgeline.compute.cuda.triton.launch import (
     BoundLaunch,
+    Run,
     capability,
     ceil_div,
     codes_of,
     multiprocessors,
     native_fp8,
+    nothing,
     one_by_one,
     power_of_2,
     rows_of,
@@ -191,7 +192,7 @@ def attention(
     q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, table_row: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, *,
     head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, counters: torch.Tensor,
     max_q: int, sinks: torch.Tensor | None = None, invariant: bool = False,
-) -> Callable[[], None]:  # fmt: skip
+) -> Run:  # fmt: skip
     """The launch of the op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
 
     tables        int32 [permanent rows, P]: block ids
@@ -209,7 +210,7 @@ def attention(
     tokens, rows, kv_heads = rows_of(q, out), len(kv_len), layer.kv_heads
     heads = q.shape[1] // head_dim
     if not tokens or not rows:
-        return one_by_one([])
+        return nothing
     if (cu_q.shape[0], len(table_row), layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     schedules = make_schedules(
@@ -217,7 +218,7 @@ def attention(
         device=q.device, fp32=q.dtype == torch.float32, quantised=layer.keys.dtype.itemsize == 1, invariant=invariant,
     )  # fmt: skip
     shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
-    launches: list[Callable[[], None]] = []
+    launches: list[Run] = []
     for schedule in schedules:
         slots = rows if schedule.row_tokens == "one" else tokens
         partials = (*_partials(schedule, slots, heads, head_dim, work, out), counters)

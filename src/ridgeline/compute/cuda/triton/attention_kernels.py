@@ -7,6 +7,7 @@ bit depends on which program computes a split, or merges them. Scores are in uni
 import triton
 import triton.language as tl
 
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import from_fp8, tanh
 
 
@@ -170,7 +171,7 @@ def attention_kernel(
     GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
     FOLD: tl.constexpr, PARTIAL: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys. TOKENS: "any" number of
     a row; of "one" or "several" only such rows, as another launch has the others.
@@ -178,6 +179,7 @@ def attention_kernel(
     PARTIAL: only the splits n, n + p, n + 2p … of p programs. Their results go to `partial`, of row r at r ("one") or of token t at t;
     the program that ends last merges them all. `counters` is zero between launches.
     """
+    after_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     row, query_block, query, count, is_mine = queries_of_program(cu_q, rows, ONE_BLOCK, TOKENS, BLOCK_Q)

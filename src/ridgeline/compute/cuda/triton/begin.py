@@ -3,11 +3,13 @@
 import triton
 import triton.language as tl
 
+from ridgeline.compute.cuda.triton.dependent import after_previous
+
 BLOCK = 256
 
 
 @triton.jit(do_not_specialize=["tokens", "count"])
-def begin_kernel(known, source, last, ids, tables, changes, tokens, count, changes_stride, BLOCK: tl.constexpr):
+def begin_kernel(known, source, last, ids, tables, changes, tokens, count, changes_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Each program: `BLOCK` tokens, and `BLOCK` changes.
 
     known, source  int32 [tokens]: ids, or negative for the one that permanent row `source` sampled last
@@ -15,6 +17,7 @@ def begin_kernel(known, source, last, ids, tables, changes, tokens, count, chang
     tables         int32: every entry of all tables
     changes        int32 [2, ≥ count]: places in `tables`, and what comes there. No place twice, unless the same comes there
     """
+    after_previous(PDL)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < tokens
     found = tl.load(known + at, mask=mask, other=0)

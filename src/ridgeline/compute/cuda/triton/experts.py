@@ -4,7 +4,6 @@ Nothing is read back: grids depend on sizes alone, and what a step's routing nee
 no expert, so that a step reads no matrix that none of its tokens chose.
 """
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -12,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, one_by_one, power_of_2, rows_of
+from ridgeline.compute.cuda.triton.dependent import after_previous
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, ceil_div, nothing, one_by_one, power_of_2, rows_of
 from ridgeline.compute.ops.sorted_experts import tile_height
-
-Run = Callable[[], None]
 
 FEW_TOKENS: Final = 256
 """Tokens up to which the inputs of a router are cut in parts: with more there are programs enough."""
@@ -32,9 +30,10 @@ CHUNK: Final = 4096
 @triton.jit
 def router_kernel(
     x, weight, parts, tokens, experts, inputs, x_stride, weight_stride, part_stride,
-    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M tokens, BLOCK_E experts, SPLIT inputs (0: all) → parts fp32 [splits, T, E]."""
+    after_previous(PDL)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split, k = tl.program_id(2), tl.arange(0, BLOCK_K)
@@ -76,9 +75,10 @@ def _best(keys, COUNT: tl.constexpr):
 def choose_kernel(
     parts, bias, ids, weights, experts, splits, part_stride, weights_stride, least, scale,
     K: tl.constexpr, SCORES: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP2: tl.constexpr,
-    BIAS: tl.constexpr, SELECTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    BIAS: tl.constexpr, SELECTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one token. Its experts stand in GROUPS groups, padded to ROWS rows of SIZE places."""
+    after_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, ROWS * SIZE)
     own = experts // GROUPS
@@ -126,9 +126,10 @@ def choose_kernel(
 @triton.jit
 def sort_kernel(
     ids, count, order, tiles, choices, experts,
-    K: tl.constexpr, HEIGHT: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, HEIGHT: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one expert's choices and tiles; the last one ends the table of tiles. `count`: tokens that are no padding."""
+    after_previous(PDL)
     expert = tl.program_id(0)
     real = tl.minimum(tl.load(count) * K, choices)
     at, bins, block = tl.arange(0, CHUNK), tl.arange(0, BINS), tl.arange(0, BLOCK)
@@ -163,8 +164,9 @@ def sort_kernel(
 
 
 @triton.jit
-def combine_kernel(y, weights, out, width, y_stride, weights_stride, out_stride, K: tl.constexpr, BLOCK: tl.constexpr):
+def combine_kernel(y, weights, out, width, y_stride, weights_stride, out_stride, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program: BLOCK numbers of one token, choices ascending."""
+    after_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -195,7 +197,7 @@ def route(
     if x.shape[1] != inputs or x.dtype != weight.dtype or ids.shape[1] != k or not ids.is_contiguous():
         raise ValueError(f"x {x.dtype} {tuple(x.shape)}, router {weight.dtype} {tuple(weight.shape)} and ids {tuple(ids.shape)} do not fit")
     if not tokens:
-        return lambda: None
+        return nothing
     few = invariant or tokens <= FEW_TOKENS
     splits = ceil_div(inputs, SPLIT_INPUTS) if few else 1
     parts = scratch[: 4 * splits * tokens * experts].view(torch.float32)
@@ -228,7 +230,7 @@ def sort_experts(ids: Tensor, count: Tensor, order: Tensor, tiles: Tensor, exper
     if order.shape != (choices, 1) or tiles.shape != (choices, 3) or not all(each.is_contiguous() for each in (ids, order, tiles)):
         raise ValueError(f"order {tuple(order.shape)} and tiles {tuple(tiles.shape)} do not fit ids {tuple(ids.shape)}")
     if not choices:
-        return lambda: None
+        return nothing
     chunk = min(CHUNK, max(64, power_of_2(choices)))
     return BoundLaunch(
         sort_kernel, (experts + 1,), (ids, count, order, tiles, choices, experts),
@@ -247,6 +249,6 @@ def combine(y: Tensor, weights: Tensor, out: Tensor) -> Run:
     if len(y) != tokens * k or rows_of(out, weights) != tokens or out.shape[1] != width:
         raise ValueError(f"y {tuple(y.shape)}, weights {tuple(weights.shape)} and out {tuple(out.shape)} do not fit each other")
     if not tokens:
-        return lambda: None
+        return nothing
     arguments: tuple[Any, ...] = (y, weights, out, width, y.stride(0), weights.stride(0), out.stride(0))
     return BoundLaunch(combine_kernel, (tokens, ceil_div(width, BLOCK_N)), arguments, {"K": k, "BLOCK": BLOCK_N}, num_warps=4)

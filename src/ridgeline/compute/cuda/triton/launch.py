@@ -1,7 +1,8 @@
-"""Helpers of all launchers: block sizes, device capabilities, checks of shapes before addresses leave Python.
+"""Helpers of all launchers: block sizes, device capabilities, checks of shapes before addresses leave Python, and launches themselves.
 
-A launcher allocates nothing, never waits for the device and never looks at its data; it writes to the outputs it is given. Rows may be
-strided, numbers of a row are contiguous. Zero rows launch nothing.
+A launcher returns its launch, which may be run any number of times and looks at no argument again. A launch allocates nothing, never waits
+for the device and never looks at its data; it writes to the outputs it was given. Rows may be strided, numbers of a row are contiguous.
+Zero rows launch nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,16 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
+from triton.runtime.jit import JITFunction
 
 INTERPRETER_CAPABILITY: Final = 90
 """Triton's interpreter, which runs on CPU tensors, takes the branches of a Hopper."""
+
+PROGRAMMATIC_FROM: Final = 90
+"""The least capability of programmatic dependent launches."""
+
+Run = Callable[[], None]
+"""A launch, or a few."""
 
 
 @lru_cache(maxsize=64)
@@ -75,6 +83,9 @@ class BoundLaunch:
 
     arguments  in the kernel's order; constants: the parameters behind them, by name; options: num_warps and the like
 
+    Kernels have a last parameter `PDL`: where the device can, they are launched before the one ahead of them has ended, and wait for that
+    themselves (`dependent.after_previous`).
+
     ValueError where constants are not in the kernel's order, in which compiled kernels take them.
     """
 
@@ -83,10 +94,12 @@ class BoundLaunch:
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any], **options: int
     ) -> None:
+        overlaps = isinstance(kernel, JITFunction) and capability(arguments[0].device) >= PROGRAMMATIC_FROM
+        constants = {**constants, "PDL": overlaps}
         if kernel.arg_names != [*kernel.arg_names[: len(arguments)], *constants]:
             raise ValueError(f"the kernel takes {kernel.arg_names[len(arguments) :]}, not {[*constants]}")
         self._kernel, self._grid, self._arguments = kernel, (*grid, 1, 1)[:3], arguments
-        self._constants, self._options = constants, options
+        self._constants, self._options = constants, options | ({"launch_pdl": True} if overlaps else {})
         self._again: Any = None
 
     def __call__(self) -> None:
@@ -98,7 +111,11 @@ class BoundLaunch:
             self._again = compiled[self._grid]
 
 
-def one_by_one(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
+def nothing() -> None:
+    """The launch of zero rows."""
+
+
+def one_by_one(launches: Sequence[Run]) -> Run:
     """All launches, one after the other."""
     if len(launches) == 1:
         return launches[0]

@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import field_of, from_e2m1, gated, program_rows, scale_of, zero_of
-from ridgeline.compute.cuda.triton.launch import BoundLaunch, capability, ceil_div, multiprocessors, rows_of
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, capability, ceil_div, multiprocessors, nothing, one_by_one, rows_of
 from ridgeline.compute.cuda.triton.matmul import Choices
 
 BLOCK_N: Final = 64
@@ -69,10 +70,12 @@ def grouped_kernel(
     SUPERBLOCK: tl.constexpr, SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr,
     SUBTRACT: tl.constexpr, ADDED: tl.constexpr, VALUES: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
     GATE: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row; SPAN: inputs of one in a tile.
     `all_rows`: of the matrix. GATE: an activation; of BLOCK_N rows half are of gate, and half, `up_rows` further on, of up. SHARED,
     TILE_ROWS and BIAS are SHARED, TILE and BIAS of `matmul_kernel`."""
+    after_previous(PDL)
     m, present, x_row, base = program_rows(order, choices, tl.program_id(2), rows, columns, SHARED, TILE_ROWS, BLOCK_M)
     if SHARED > 0:  # noqa: SIM102
         if base < 0:
@@ -192,8 +195,9 @@ def _share(
 
 
 @triton.jit
-def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: tl.constexpr):
+def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """out[m, n] = parts[0, m, n] + parts[1, m, n] + …, in this order."""
+    after_previous(PDL)
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -227,8 +231,8 @@ def scratch_bytes(weight: IntegerMatrix, rows: int) -> int:
     return 4 * splits * rows * weight.shape[0] if splits > 1 else 0
 
 
-def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
-    """x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
+def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> Run:
+    """The launches of x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
 
     scratch    uint8, at least `scratch_bytes`
     invariant  a row's sums do not depend on M
@@ -239,15 +243,14 @@ def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tenso
     if x.shape[1] != inputs or out.shape[1] != columns:
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit weights {weight.shape}")
     if not rows:
-        return
+        return nothing
     block = rows_per_program(weight, x, invariant=invariant)
     splits = splits_of(weight, 1 if invariant else ceil_div(rows, block))
     if splits == 1:
-        bound(x, weight, out, block)()
-        return
+        return bound(x, weight, out, block)
     parts = scratch[: 4 * splits * rows * columns].view(torch.float32)
-    bound(x, weight, parts.view(splits * rows, columns)[:rows], block, splits=splits)()
-    reduce_splits(parts, splits, out)
+    product = bound(x, weight, parts.view(splits * rows, columns)[:rows], block, splits=splits)
+    return one_by_one([product, reduce_splits(parts, splits, out)])
 
 
 def bound(
@@ -284,8 +287,9 @@ def bound(
     )  # fmt: skip
 
 
-def reduce_splits(parts: Tensor, splits: int, out: Tensor) -> None:
-    """Sums fp32 [splits, M, N] over the splits, first to last, into out [M, N]."""
+def reduce_splits(parts: Tensor, splits: int, out: Tensor) -> BoundLaunch:
+    """The launch that sums fp32 [splits, M, N] over the splits, first to last, into out [M, N]."""
     rows, columns = out.shape
     grid = (rows, ceil_div(columns, REDUCE_BLOCK))
-    reduce_kernel[grid](parts, out, columns, splits, rows * columns, out.stride(0), BLOCK=REDUCE_BLOCK)
+    arguments = (parts, out, columns, splits, rows * columns, out.stride(0))
+    return BoundLaunch(reduce_kernel, grid, arguments, {"BLOCK": REDUCE_BLOCK})

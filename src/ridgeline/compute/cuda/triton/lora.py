@@ -8,7 +8,6 @@ captured graph serves any mixture. The head of a slot says what lies in it: rank
 its own inputs and ranks in ascending order, in parts of fixed places: its bits depend on the height of tiles and on nothing else.
 """
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -16,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, power_of_2, rows_of
+from ridgeline.compute.cuda.triton.dependent import after_previous
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, ceil_div, nothing, one_by_one, power_of_2, rows_of
 
 WORDS: Final = 4
 """int32 in the head of a slot for each matrix: rank, scale as the bits of an fp32, places of a and b in units of 16 bytes."""
@@ -73,9 +73,10 @@ def shrink_kernel(
     x, words, numbers, tokens, slots, sums,
     inputs, x_stride, slot_words, slot_numbers, entry, sums_stride, split_stride,
     RANKS: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_R ranks of one matrix for a tile over SPLIT inputs. UNIT: numbers in 16 bytes; BLOCKS: programs of a matrix."""
+    after_previous(PDL)
     tile, part, split = tl.program_id(0), tl.program_id(1) // BLOCKS, tl.program_id(2)
     slot = tl.load(slots + tile)
     if slot >= 0:
@@ -102,9 +103,10 @@ def shrink_kernel(
 def expand_kernel(
     sums, words, numbers, tokens, slots, y,
     width_0, width_1, width_2, y_stride, slot_words, slot_numbers, entry, sums_stride, split_stride, splits,
-    RANKS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    RANKS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N outputs of one matrix for a tile. Outputs of up to three matrices lie one behind the other."""
+    after_previous(PDL)
     tile, block = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + tile)
     if slot >= 0:
@@ -147,7 +149,7 @@ def scratch_bytes(tokens: int, parts: int, most_rank: int, inputs: int, *, invar
 
 def add_changes(
     x: Tensor, y: Tensor, widths: tuple[int, ...], slots: Slots, entry: int, tiles: Tiles, scratch: Tensor
-) -> Callable[[], None]:  # fmt: skip
+) -> Run:  # fmt: skip
     """The launches that add to y [T, ΣN] the changes of its tokens' adapters, given x [T, K] in the type of y: y += scale · b · (a · x).
 
     widths   N of each of up to three matrices, whose products lie one behind the other in y
@@ -161,7 +163,7 @@ def add_changes(
     if rows_of(x, y) != count or x.dtype != y.dtype or y.shape[1] != sum(widths) or not 1 <= parts <= 3 or len(tiles.slots) != many:
         raise ValueError(f"x {tuple(x.shape)}, y {tuple(y.shape)} of {widths} and {many} tiles do not fit each other")
     if not many:
-        return lambda: None
+        return nothing
     split = ceil_div(inputs, BLOCK_K[x.element_size()]) * BLOCK_K[x.element_size()] if height == LARGE_TILE else SPLIT_INPUTS
     splits, stride = ceil_div(inputs, split), parts * slots.most_rank
     sums = scratch[: 4 * splits * count * stride].view(torch.float32)
@@ -191,8 +193,4 @@ def add_changes(
         num_warps=4, num_stages=2,
     )  # fmt: skip
 
-    def run() -> None:
-        shrink()
-        expand()
-
-    return run
+    return one_by_one([shrink, expand])

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, gated, program_rows, to_fp8
-from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div, native_fp8, rows_of, same_width
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, ceil_div, native_fp8, nothing, rows_of, same_width
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
 
@@ -72,6 +73,7 @@ def matmul_kernel(
     rows, columns, inputs, up_rows, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
     CODES: tl.constexpr, NATIVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     SHARED: tl.constexpr, TILE: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
 
@@ -82,6 +84,7 @@ def matmul_kernel(
     SHARED  choices that read the same row of x: rows are those of a tile of `tiles`, of TILE choices, whose expert has rows of weight
             by itself; 0: there are no experts
     """
+    after_previous(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
@@ -188,31 +191,33 @@ def bound(
     )  # fmt: skip
 
 
-def matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """x [M, K] · weight [N, K]ᵀ → out [M, N]; x and weight of one type, summed in fp32. ValueError where shapes do not fit."""
+def matmul(x: Tensor, weight: Tensor, out: Tensor) -> Run:
+    """The launch of x [M, K] · weight [N, K]ᵀ → out [M, N]; x and weight of one type, summed in fp32. ValueError where shapes do not
+    fit."""
     rows, _, columns = rows_of(x, out), same_width(x, weight), weight.shape[0]
     if x.dtype != weight.dtype or out.shape[1] != columns:
         raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
     if not rows:
-        return
-    bound(x, weight, out, TILES[x.element_size()])()
+        return nothing
+    return bound(x, weight, out, TILES[x.element_size()])
 
 
-def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invariant: bool = False) -> None:
-    """activation(x · gateᵀ) · (x · upᵀ) → out [M, F]: x [M, K], weight [2 F, K], the rows of gate and then of up; x and weight of one type,
-    summed in fp32 and rounded once. `invariant`: results do not depend on M. ValueError where shapes do not fit."""
+def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invariant: bool = False) -> Run:
+    """The launch of activation(x · gateᵀ) · (x · upᵀ) → out [M, F]: x [M, K], weight [2 F, K], the rows of gate and then of up; both of
+    one type, summed in fp32 and rounded once. `invariant`: results do not depend on M. ValueError where shapes do not fit."""
     rows, _, columns = rows_of(x, out), same_width(x, weight), weight.shape[0] // 2
     if x.dtype != weight.dtype or out.shape[1] != columns:
         raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
     if not rows:
-        return
+        return nothing
     fixed = invariant or x.element_size() == 4
     tile = TILES[x.element_size()] if fixed else next((tile for most, tile in GLU_TILES if rows <= most), GLU_LARGEST)
-    bound(x, weight, out, tile, gate=activation, up_rows=columns)()
+    return bound(x, weight, out, tile, gate=activation, up_rows=columns)
 
 
-def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False, activation: str = "") -> None:
-    """x [M, K], as codes e4m3 with scales fp32 [M] or as floats with None, · weightᵀ → out [M, N]. ValueError where shapes do not fit.
+def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False, activation: str = "") -> Run:
+    """The launch of x [M, K], as codes e4m3 with scales fp32 [M] or as floats with None, · weightᵀ → out [M, N]. ValueError where shapes do
+    not fit.
 
     activation  `weight` has the rows of gate and then of up, and out is their unit
     invariant   results do not depend on M
@@ -222,7 +227,7 @@ def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor,
     if out.shape[1] != columns or not fits or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
         raise ValueError(f"x {tuple(x.shape)}, out {tuple(out.shape)} and weights {weight.shape} of blocks {weight.block} do not fit")
     if not rows:
-        return
+        return nothing
     few, largest = (
         (FLOATS_FP8_TILES, FLOATS_FP8_LARGEST) if scales is None else (FP8_GLU_TILES, FP8_GLU_LARGEST[weight.per_channel]) if activation
         else (FP8_TILES, FP8_LARGEST)
@@ -231,4 +236,4 @@ def linear_fp8(x: Tensor, scales: Tensor | None, weight: Fp8Matrix, out: Tensor,
     height, width = weight.block
     both = (weight.scales if scales is None else scales), weight.scales
     block, codes = (height, 0 if weight.per_channel else width), "quantise" if scales is None else "both"
-    bound(x, weight.codes, out, tile, scales=both, block=block, codes=codes, gate=activation, up_rows=columns)()
+    return bound(x, weight.codes, out, tile, scales=both, block=block, codes=codes, gate=activation, up_rows=columns)

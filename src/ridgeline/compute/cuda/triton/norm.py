@@ -7,8 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import fp8_scale, to_fp8
-from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+from ridgeline.compute.cuda.triton.launch import (
+    BoundLaunch,
+    Run,
+    ceil_div,
+    codes_of,
+    native_fp8,
+    nothing,
+    power_of_2,
+    rows_of,
+    same_width,
+    warps,
+)
 
 PROGRAM_NUMBERS = 1024
 """Numbers that a program normalises, about: as many short pieces."""
@@ -17,9 +29,10 @@ PROGRAM_NUMBERS = 1024
 @triton.jit(do_not_specialize=["pieces"])
 def rms_norm_kernel(
     x, y, weight, total, out, scales, eps, pieces, pieces_of_row, x_stride, y_stride, total_stride, out_stride, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: `PIECES` pieces of `WIDTH` numbers; with ADD of x + y, which goes to `total`; with FP8 to codes and scales."""
+    after_previous(PDL)
     piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
     row = (piece // pieces_of_row).to(tl.int64)[:, None]
     at = tl.arange(0, BLOCK)[None, :]
@@ -42,22 +55,23 @@ def rms_norm_kernel(
         tl.store(place, normed.to(out.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """x [T, D] over its root mean square, times `weight` [D], into `out` [T, D]; a narrower weight normalises each piece of its width.
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> Run:
+    """The launch of x [T, D] over its root mean square, times `weight` [D], into `out` [T, D]; a narrower weight normalises each
+    piece of its width.
 
     Zhang and Sennrich 2019, equation 4. `out` may be x.
     """
-    _launch(x, None, weight, eps, None, out, None)
+    return _launch(x, None, weight, eps, None, out, None)
 
 
-def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, total: torch.Tensor, out: torch.Tensor) -> None:
-    """total = x + y [T, D], out = rms_norm(total). `total` may be x or y."""
-    _launch(x, y, weight, eps, total, out, None)
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, total: torch.Tensor, out: torch.Tensor) -> Run:
+    """The launch of total = x + y [T, D], out = rms_norm(total). `total` may be x or y."""
+    return _launch(x, y, weight, eps, total, out, None)
 
 
-def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float, codes: torch.Tensor, scales: torch.Tensor) -> None:
-    """rms_norm(x) as e4m3 `codes` [T, D] and fp32 `scales` [T] = the largest size of the normalised row / 448."""
-    _launch(x, None, weight, eps, None, codes, scales)
+def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float, codes: torch.Tensor, scales: torch.Tensor) -> Run:
+    """The launch of rms_norm(x) as e4m3 `codes` [T, D] and fp32 `scales` [T] = the largest size of the normalised row / 448."""
+    return _launch(x, None, weight, eps, None, codes, scales)
 
 
 def add_rms_norm_fp8(
@@ -68,9 +82,9 @@ def add_rms_norm_fp8(
     total: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
-) -> None:
-    """total = x + y [T, D], (codes, scales) = rms_norm_fp8(total)."""
-    _launch(x, y, weight, eps, total, codes, scales)
+) -> Run:
+    """The launch of total = x + y [T, D], (codes, scales) = rms_norm_fp8(total)."""
+    return _launch(x, y, weight, eps, total, codes, scales)
 
 
 def _launch(
@@ -81,7 +95,7 @@ def _launch(
     total: torch.Tensor | None,
     out: torch.Tensor,
     scales: torch.Tensor | None,
-) -> None:
+) -> Run:
     """The launch of all RMS norms; absent arguments are not touched."""
     summand, summed = (x if y is None else y), (x if total is None else total)
     rows, width, piece = rows_of(x, summand, summed, out), same_width(x, summand, summed, out), weight.shape[0]
@@ -91,18 +105,23 @@ def _launch(
     pieces_per_program = 1 if width == piece else max(1, PROGRAM_NUMBERS // block)
     pieces = rows * (width // piece)
     if not pieces:
-        return
-    rms_norm_kernel[(ceil_div(pieces, pieces_per_program),)](
+        return nothing
+    arguments = (
         x, summand, weight, summed, out if scales is None else codes_of(out), weight if scales is None else scales, eps, pieces,
-        width // piece, x.stride(0), summand.stride(0), summed.stride(0), out.stride(0), WIDTH=piece, BLOCK=block,
-        PIECES=pieces_per_program, ADD=y is not None, FP8=scales is not None, NATIVE=native_fp8(x.device),
-        num_warps=warps(block * pieces_per_program),
+        width // piece, x.stride(0), summand.stride(0), summed.stride(0), out.stride(0),
     )  # fmt: skip
+    constants = {
+        "WIDTH": piece, "BLOCK": block, "PIECES": pieces_per_program, "ADD": y is not None, "FP8": scales is not None,
+        "NATIVE": native_fp8(x.device),
+    }  # fmt: skip
+    grid = (ceil_div(pieces, pieces_per_program),)
+    return BoundLaunch(rms_norm_kernel, grid, arguments, constants, num_warps=warps(block * pieces_per_program))
 
 
 @triton.jit
-def layer_norm_kernel(x, weight, bias, out, eps, x_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def layer_norm_kernel(x, weight, bias, out, eps, x_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Each program: one row."""
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < WIDTH
@@ -114,12 +133,15 @@ def layer_norm_kernel(x, weight, bias, out, eps, x_stride, out_stride, WIDTH: tl
     tl.store(out + row * out_stride + at, moved.to(out.dtype.element_ty), mask=mask)
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """(x - mean) / √(variance + eps) · weight + bias of each row of x [T, D], into `out`, which may be x.
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> Run:
+    """The launch of (x - mean) / √(variance + eps) · weight + bias of each row of x [T, D], into `out`, which may be
+    x.
 
     Ba, Kiros and Hinton 2016, equation 4.
     """
     rows, width = rows_of(x, out), same_width(x, weight, bias, out)
-    if rows:
-        block = power_of_2(width)
-        layer_norm_kernel[(rows,)](x, weight, bias, out, eps, x.stride(0), out.stride(0), WIDTH=width, BLOCK=block, num_warps=warps(block))
+    if not rows:
+        return nothing
+    block = power_of_2(width)
+    arguments = (x, weight, bias, out, eps, x.stride(0), out.stride(0))
+    return BoundLaunch(layer_norm_kernel, (rows,), arguments, {"WIDTH": width, "BLOCK": block}, num_warps=warps(block))

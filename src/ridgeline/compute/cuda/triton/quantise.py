@@ -10,8 +10,20 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import field_of, fp8_scale, from_e2m1, from_fp8, scale_of, to_fp8, zero_of
-from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+from ridgeline.compute.cuda.triton.launch import (
+    BoundLaunch,
+    Run,
+    ceil_div,
+    codes_of,
+    native_fp8,
+    nothing,
+    power_of_2,
+    rows_of,
+    same_width,
+    warps,
+)
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
 BLOCK_N: Final = 64
@@ -19,8 +31,11 @@ BLOCK_K: Final = 128
 
 
 @triton.jit
-def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride, width, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
+def quantise_fp8_kernel(
+    x, codes, scales, x_stride, codes_stride, scales_stride, width, NATIVE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One program: one row."""
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
@@ -35,9 +50,10 @@ def dequantise_grouped_kernel(
     low, high, scale_words, super_scales, out, first, rows, columns, inputs, out_stride, words, superblocks,
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
     SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `IntegerMatrix` says how planes lie."""
+    after_previous(PDL)
     tile = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     w = tl.arange(0, WIDTH)
@@ -74,9 +90,10 @@ def dequantise_grouped_kernel(
 @triton.jit
 def dequantise_fp8_kernel(
     codes, scales, out, first, rows, inputs, out_stride, scales_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N rows, of which the first is row `first` of the matrix, and BLOCK_K inputs."""
+    after_previous(PDL)
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     mask = (row < rows)[:, None] & (k < inputs)[None, :]
@@ -86,39 +103,43 @@ def dequantise_fp8_kernel(
     tl.store(out + row[:, None].to(tl.int64) * out_stride + k[None, :], (numbers * scale).to(out.dtype.element_ty), mask=mask)
 
 
-def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> None:
-    """x [T, K] → codes e4m3 [T, K], scales fp32 [T]: amax / 448 of a row, codes to the nearest. A row that is not finite gets a NaN."""
+def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> Run:
+    """The launch of x [T, K] → codes e4m3 [T, K], scales fp32 [T]: amax / 448 of a row, codes to the nearest. A row that is not finite gets
+    a NaN."""
     rows, width = rows_of(x, codes), same_width(x, codes)
     if not rows:
-        return
+        return nothing
     block = power_of_2(width)
-    quantise_fp8_kernel[(rows,)](
-        x, codes_of(codes), scales, x.stride(0), codes.stride(0), scales.stride(0), width,
-        NATIVE=native_fp8(x.device), BLOCK=block, num_warps=warps(block),
-    )  # fmt: skip
+    arguments = (x, codes_of(codes), scales, x.stride(0), codes.stride(0), scales.stride(0), width)
+    return BoundLaunch(quantise_fp8_kernel, (rows,), arguments, {"NATIVE": native_fp8(x.device), "BLOCK": block}, num_warps=warps(block))
 
 
-def dequantise(weight: IntegerMatrix | Fp8Matrix, first: int, out: Tensor) -> None:
-    """Rows `first` … of a matrix [N, K] → out [rows, K], columns in the order of the codes. ValueError where out does not fit."""
+def dequantise(weight: IntegerMatrix | Fp8Matrix, first: int, out: Tensor) -> Run:
+    """The launch of rows `first` … of a matrix [N, K] → out [rows, K], columns in the order of the codes. ValueError where out does
+    not fit."""
     rows, (columns, inputs) = len(out), weight.shape
     if not 0 <= first <= first + rows <= columns or out.shape[1] != inputs:
         raise ValueError(f"rows {first} … of weights {weight.shape} do not fill {tuple(out.shape)}")
     if not rows:
-        return
+        return nothing
     if isinstance(weight, Fp8Matrix):
         height, width = weight.block
-        dequantise_fp8_kernel[(ceil_div(rows, BLOCK_N), ceil_div(inputs, BLOCK_K))](
-            codes_of(weight.codes), weight.scales, out, first, rows, inputs, out.stride(0), weight.scales.stride(0),
-            HEIGHT=height, WIDTH=width, NATIVE=native_fp8(out.device), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        return BoundLaunch(
+            dequantise_fp8_kernel, (ceil_div(rows, BLOCK_N), ceil_div(inputs, BLOCK_K)),
+            (codes_of(weight.codes), weight.scales, out, first, rows, inputs, out.stride(0), weight.scales.stride(0)),
+            {"HEIGHT": height, "WIDTH": width, "NATIVE": native_fp8(out.device), "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K},
         )  # fmt: skip
-        return
     form = weight.form
-    dequantise_grouped_kernel[(weight.tiles, ceil_div(rows, BLOCK_N))](
+    arguments = (
         weight.low, weight.low if weight.high is None else weight.high, weight.scale_words,
         weight.scale_words if weight.super_scales is None else weight.super_scales, out,
         first, rows, columns, inputs, out.stride(0), len(weight.scale_words),
         1 if weight.super_scales is None else len(weight.super_scales),
-        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, SUPERBLOCK=form.superblock,
-        SCALE_TYPE=form.scale_type, GROUP_BYTES=GROUP_BYTES[form.scale_type], MINS=form.offset == "mins", CENTRE=form.centre,
-        VALUES=form.values, BLOCK_N=BLOCK_N,
     )  # fmt: skip
+    constants = {
+        "LOW": form.low, "HIGH": form.high, "FIELDS": weight.fields, "WIDTH": weight.width, "SIZE": form.size,
+        "SUPERBLOCK": form.superblock, "SCALE_TYPE": form.scale_type,
+        "GROUP_BYTES": GROUP_BYTES[form.scale_type], "MINS": form.offset == "mins", "CENTRE": form.centre,
+        "VALUES": form.values, "BLOCK_N": BLOCK_N,
+    }  # fmt: skip
+    return BoundLaunch(dequantise_grouped_kernel, (weight.tiles, ceil_div(rows, BLOCK_N)), arguments, constants)

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from ridgeline.compute.cuda.cache import CacheLayer
+from ridgeline.compute.cuda.triton.dependent import after_previous
 from ridgeline.compute.cuda.triton.formulas import round_even, to_fp8
-from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, ceil_div, codes_of, native_fp8, nothing, power_of_2, rows_of
 from ridgeline.facts.model import Rope
 
 HEAD_NUMBERS = 1024
@@ -24,8 +25,9 @@ def frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def rotation_kernel(positions, frequencies, out, scale, out_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def rotation_kernel(positions, frequencies, out, scale, out_stride, HALF: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Each program: one token. Full turns are subtracted in double precision, which leaves a small angle."""
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < HALF
@@ -36,12 +38,14 @@ def rotation_kernel(positions, frequencies, out, scale, out_stride, HALF: tl.con
     tl.store(place + HALF, tl.sin(angle) * scale, mask=mask)
 
 
-def rotation(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """positions int32 [T] or [1, T], `frequencies(rope)`, `rope.scale` → out fp32 [T, dim]: the cosines of a head's pairs, then their
-    sines."""
+def rotation(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, out: torch.Tensor) -> Run:
+    """The launch of positions int32 [T] or [1, T], `frequencies(rope)`, `rope.scale` → out fp32 [T, dim]: the cosines of a head's
+    pairs, then their sines."""
     at, half = positions.view(-1), len(frequencies)
-    if rows_of(at, out) and out.shape[1] == 2 * half:
-        rotation_kernel[(len(at),)](at, frequencies, out, scale, out.stride(0), HALF=half, BLOCK=power_of_2(half), num_warps=1)
+    if not rows_of(at, out) or out.shape[1] != 2 * half:
+        return nothing
+    constants = {"HALF": half, "BLOCK": power_of_2(half)}
+    return BoundLaunch(rotation_kernel, (len(at),), (at, frequencies, out, scale, out.stride(0)), constants, num_warps=1)
 
 
 @triton.jit
@@ -75,24 +79,25 @@ def rotated_heads(
 @triton.jit
 def rotate_kernel(
     x, table, out, heads, x_stride, table_stride, out_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: `HEADS` heads of one token."""
+    after_previous(PDL)
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     result = rotated_heads(x + row * x_stride, x, table + row * table_stride, heads, 0.0, HEAD, HALF, BLOCK, HEADS, first, False)
     head, at = first + tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
     tl.store(out + row * out_stride + head * HEAD + at, result.to(out.dtype.element_ty), mask=(head < heads) & (at < HEAD))
 
 
-def rotate(x: torch.Tensor, rotation: torch.Tensor, head_dim: int, out: torch.Tensor) -> None:
-    """x [T, H · head_dim] by `rotation` [T, dim], into `out`, which may not overlap x. Su et al. 2021, halves as pairs."""
+def rotate(x: torch.Tensor, rotation: torch.Tensor, head_dim: int, out: torch.Tensor) -> Run:
+    """The launch of x [T, H · head_dim] by `rotation` [T, dim], into `out`, which may not overlap x. Su et al. 2021, halves as pairs."""
     rows, heads, block = rows_of(x, rotation, out), x.shape[1] // head_dim, power_of_2(head_dim)
     heads_per_program = _heads_per_program(heads, block)
-    if rows:
-        rotate_kernel[(rows, ceil_div(heads, heads_per_program))](
-            x, rotation, out, heads, x.stride(0), rotation.stride(0), out.stride(0), HEAD=head_dim, HALF=rotation.shape[1] // 2,
-            BLOCK=block, HEADS=heads_per_program,
-        )  # fmt: skip
+    if not rows:
+        return nothing
+    arguments = (x, rotation, out, heads, x.stride(0), rotation.stride(0), out.stride(0))
+    constants = {"HEAD": head_dim, "HALF": rotation.shape[1] // 2, "BLOCK": block, "HEADS": heads_per_program}
+    return BoundLaunch(rotate_kernel, (rows, ceil_div(heads, heads_per_program)), arguments, constants)
 
 
 @triton.jit
@@ -119,9 +124,10 @@ def rotate_write_kernel(
     q, k, v, table, slots, q_out, keys, values, key_scales, value_scales, q_weight, k_weight, eps, q_heads, kv_heads, q_stride, k_stride,
     v_stride, table_stride, out_stride, block_stride, scale_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KIND: tl.constexpr, NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr, NATIVE: tl.constexpr,
+    NORM_K: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: some heads of one token, of q (the first programs) or of k and v."""
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     table += row * table_stride
     at = tl.arange(0, BLOCK)[None, :]
@@ -149,40 +155,45 @@ def rotate_write_kernel(
 def rotate_write(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
     q_out: torch.Tensor, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0,
-) -> None:  # fmt: skip
-    """q [T, H · head_dim] rotated into `q_out`, k rotated and v [T, KV heads · head_dim] into `slots` int64 [T] of a cache layer.
+) -> Run:  # fmt: skip
+    """The launch of q [T, H · head_dim] rotated into `q_out`, k rotated and v [T, KV heads · head_dim] into `slots` int64 [T] of a
+    cache layer.
 
     `q_norm`, `k_norm` [head_dim]: heads are first divided by their root mean square and multiplied by these. `q_out` may not overlap q.
     """
-    _write(q, k, v, rotation, slots, layer, head_dim, q_out, (q_norm, k_norm), eps)
+    return _write(q, k, v, rotation, slots, layer, head_dim, q_out, (q_norm, k_norm), eps)
 
 
-def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: CacheLayer) -> None:
-    """k, v [T, KV heads · head_dim] into the slots int64 [T] of a cache layer: as they are, rounded to the cache's type."""
-    _write(k[:, :0], k, v, None, slots, layer, layer.keys.shape[3], k[:, :0], (None, None), 0.0)
+def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: CacheLayer) -> Run:
+    """The launch of k, v [T, KV heads · head_dim] into the slots int64 [T] of a cache layer: as they are, rounded to the cache's type."""
+    return _write(k[:, :0], k, v, None, slots, layer, layer.keys.shape[3], k[:, :0], (None, None), 0.0)
 
 
 def _write(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor | None, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
     q_out: torch.Tensor, norms: tuple[torch.Tensor | None, torch.Tensor | None], eps: float,
-) -> None:  # fmt: skip
+) -> Run:  # fmt: skip
     table = k if rotation is None else rotation
     rows, q_heads, kv_heads, block = rows_of(q, k, v, table, slots, q_out), q.shape[1] // head_dim, layer.kv_heads, power_of_2(head_dim)
     if (k.shape[1], v.shape[1], layer.keys.shape[3]) != (kv_heads * head_dim, kv_heads * head_dim, head_dim):
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} for a cache of {kv_heads} heads x {layer.keys.shape[3]}")
     if not rows:
-        return
+        return nothing
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     of_q, of_kv = _heads_per_program(q_heads, block), _heads_per_program(kv_heads, block)
-    rotate_write_kernel[(rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv))](
+    arguments = (
         q, k, v, table, slots, q_out, keys, values, keys if scales is None else scales,
         values if layer.value_scales is None else layer.value_scales, *(k if norm is None else norm for norm in norms), eps, q_heads,
         kv_heads, q.stride(0), k.stride(0), v.stride(0), table.stride(0), q_out.stride(0), keys.stride(0),
-        0 if scales is None else scales.stride(0), HEAD=head_dim, HALF=0 if rotation is None else rotation.shape[1] // 2, BLOCK=block,
-        Q_HEADS=of_q, KV_HEADS=of_kv, BLOCK_TOKENS=layer.block_tokens, KIND="fp8" if fp8 else "plain" if scales is None else "int8",
-        NORM_Q=norms[0] is not None, NORM_K=norms[1] is not None, NATIVE=native_fp8(k.device),
+        0 if scales is None else scales.stride(0),
     )  # fmt: skip
+    constants = {
+        "HEAD": head_dim, "HALF": 0 if rotation is None else rotation.shape[1] // 2, "BLOCK": block, "Q_HEADS": of_q, "KV_HEADS": of_kv,
+        "BLOCK_TOKENS": layer.block_tokens, "KIND": "fp8" if fp8 else "plain" if scales is None else "int8",
+        "NORM_Q": norms[0] is not None, "NORM_K": norms[1] is not None, "NATIVE": native_fp8(k.device),
+    }  # fmt: skip
+    return BoundLaunch(rotate_write_kernel, (rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv)), arguments, constants)
 
 
 def _heads_per_program(heads: int, block: int) -> int:

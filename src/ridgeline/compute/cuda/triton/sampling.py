@@ -7,6 +7,7 @@ best slice. Nothing is sorted: thresholds are found digit by digit in integers t
 are fp64, as the reference's are, and of equal logits the lowest ids stay.
 """
 
+from functools import partial
 from typing import Final
 
 import torch
@@ -14,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.triton.launch import ceil_div, power_of_2
+from ridgeline.compute.cuda.triton.dependent import after_previous
+from ridgeline.compute.cuda.triton.launch import BoundLaunch, Run, ceil_div, nothing, one_by_one, power_of_2
 
 BLOCK: Final = 32768 if triton.knobs.runtime.interpret else 2048
 """Logits of a row that a program takes at a time: in the interpreter many take as long as few."""
@@ -226,9 +228,10 @@ def _top_p(
 @triton.jit
 def filter_limits_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, best, highest, limits, lasts, keys, weights, listed_ids, stride, vocab,
-    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per row: its argmax, the largest logit, and the limits of the filters. A row without filters keeps every id."""
+    after_previous(PDL)
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     ids = _best(logits, vocab, BLOCK)
@@ -257,9 +260,10 @@ def filter_limits_kernel(
 @triton.jit
 def gumbel_argmax_kernel(
     logits, temperatures, min_ps, seeds, choices, positions, highest, limits, lasts, scores, ids, stride, vocab, slice_size,
-    SLICES: tl.constexpr, BLOCK: tl.constexpr,
+    SLICES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: the best score of one slice of a row, and its lowest id. A slice without candidates has the score -inf."""
+    after_previous(PDL)
     row, slice_number = tl.program_id(0), tl.program_id(1)
     logits += row.to(tl.int64) * stride
     quads = tl.arange(0, BLOCK // 4)
@@ -292,8 +296,9 @@ def gumbel_argmax_kernel(
 
 
 @triton.jit
-def gumbel_argmax_reduce_kernel(scores, slice_ids, best, ids, SLICES: tl.constexpr):
+def gumbel_argmax_reduce_kernel(scores, slice_ids, best, ids, SLICES: tl.constexpr, PDL: tl.constexpr):
     """One program per row: the id of the best slice; the argmax where no slice has a candidate, as in greedy rows."""
+    after_previous(PDL)
     row = tl.program_id(0)
     at = row * SLICES + tl.arange(0, SLICES)
     score = tl.load(scores + at)
@@ -303,8 +308,9 @@ def gumbel_argmax_reduce_kernel(scores, slice_ids, best, ids, SLICES: tl.constex
 
 
 @triton.jit
-def finite_kernel(x, row_of_token, flags, x_stride, width, BLOCK: tl.constexpr):
+def finite_kernel(x, row_of_token, flags, x_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program per token: sets its row's flag to 0 where a number is not finite. All programs that write, write 0."""
+    after_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     numbers = tl.load(x + token * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
@@ -321,8 +327,8 @@ def scratch_bytes(rows: int) -> int:
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, choice: Tensor, position: Tensor,
     ids: Tensor, scratch: Tensor,
-) -> None:  # fmt: skip
-    """logits [R, V] of any floats → ids int32 [R], all rows in the same launches.
+) -> Run:  # fmt: skip
+    """The launches of logits [R, V] of any floats → ids int32 [R], all rows in the same ones.
 
     temperature, top_p, min_p  fp64 [R], as in `core.params.Sampling`
     top_k                      int32 [R]
@@ -332,29 +338,39 @@ def sample(
     """
     rows, vocab = logits.shape
     if not rows:
-        return
+        return nothing
     scratch = scratch[: scratch_bytes(rows)]
     sizes = [8 * MAX_CANDIDATES, 8 * SLICES, 4 * MAX_CANDIDATES, 4 * MAX_CANDIDATES, 4 * SLICES, 4, 4, 4, 4]
     kinds = [torch.float64, torch.float64, torch.int32, torch.int32, torch.int32, torch.int32, torch.float32, torch.int32, torch.int32]
     parts = [part.view(kind) for part, kind in zip(scratch.split([rows * size for size in sizes]), kinds, strict=True)]
     weights, scores, keys, listed_ids, slice_ids, best, highest, limits, lasts = parts
     block = min(max(16, power_of_2(vocab)), BLOCK)
-    filter_limits_kernel[(rows,)](
-        logits, temperature, top_k, top_p, min_p, best, highest, limits, lasts, keys, weights, listed_ids, logits.stride(0), vocab,
-        BLOCK=block, MAX_CANDIDATES=MAX_CANDIDATES, num_warps=16 if block >= 2048 else 4,
+    limit = BoundLaunch(
+        filter_limits_kernel, (rows,),
+        (logits, temperature, top_k, top_p, min_p, best, highest, limits, lasts, keys, weights, listed_ids, logits.stride(0), vocab),
+        {"BLOCK": block, "MAX_CANDIDATES": MAX_CANDIDATES}, num_warps=16 if block >= 2048 else 4,
     )  # fmt: skip
     slices = min(SLICES, power_of_2(ceil_div(vocab, SLICE)))
     slice_size = ceil_div(ceil_div(vocab, slices), block) * block
-    gumbel_argmax_kernel[(rows, slices)](
-        logits, temperature, min_p, seed, choice, position, highest, limits, lasts, scores, slice_ids, logits.stride(0), vocab, slice_size,
-        SLICES=slices, BLOCK=block, num_warps=8 if block >= 2048 else 4,
+    choose = BoundLaunch(
+        gumbel_argmax_kernel, (rows, slices),
+        (
+            logits, temperature, min_p, seed, choice, position, highest, limits, lasts, scores, slice_ids, logits.stride(0), vocab,
+            slice_size,
+        ),
+        {"SLICES": slices, "BLOCK": block}, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
-    gumbel_argmax_reduce_kernel[(rows,)](scores, slice_ids, best, ids, SLICES=slices, num_warps=1)
+    reduce = BoundLaunch(gumbel_argmax_reduce_kernel, (rows,), (scores, slice_ids, best, ids), {"SLICES": slices}, num_warps=1)
+    return one_by_one([limit, choose, reduce])
 
 
-def finite(x: Tensor, row_of_token: Tensor, flags: Tensor) -> None:
-    """Sets flags int32 [R] to 1, or to 0 where a row has a token whose numbers in x [T, D] are not all finite. row_of_token: int32 [T]."""
-    flags.fill_(1)
-    if len(x):
-        block = power_of_2(x.shape[1])
-        finite_kernel[(len(x),)](x, row_of_token, flags, x.stride(0), x.shape[1], BLOCK=block, num_warps=8 if block > 2048 else 4)
+def finite(x: Tensor, row_of_token: Tensor, flags: Tensor) -> Run:
+    """The launches that set flags int32 [R] to 1, or to 0 where a row has a token whose numbers in x [T, D] are not all
+    finite. row_of_token: int32 [T]."""
+    fill = partial(flags.fill_, 1)
+    if not len(x):
+        return fill
+    block = power_of_2(x.shape[1])
+    arguments = (x, row_of_token, flags, x.stride(0), x.shape[1])
+    check = BoundLaunch(finite_kernel, (len(x),), arguments, {"BLOCK": block}, num_warps=8 if block > 2048 else 4)
+    return one_by_one([fill, check])
