@@ -50,7 +50,7 @@ public:
     // Rows of q, scaled and padded with zeros.
     void take_queries() {
         for (size_t row = 0; row < rows_; ++row) {
-            const float* from = op_.q + place(row);
+            const float* from = op_.q + place(row) * op_.cache.head_dim;
             float* to = work_.q + row * shape_.width;
             for (size_t d = 0; d < op_.cache.head_dim; ++d) to[d] = from[d] * op_.scale;
             for (size_t d = op_.cache.head_dim; d < shape_.width; ++d) to[d] = 0.0f;
@@ -104,7 +104,7 @@ private:
     size_t head(size_t row) const { return static_cast<size_t>(item_.kv_head) * shape_.group + (first_row_ + row) % shape_.group; }
     size_t place(size_t row) const {
         const size_t token = static_cast<size_t>(item_.first_token) + (first_row_ + row) / shape_.group;
-        return (token * op_.heads + head(row)) * op_.cache.head_dim;
+        return token * op_.heads + head(row);
     }
     int64_t position(size_t row) const {
         return position_of(op_, step_, item_.row, item_.first_token + static_cast<int64_t>((first_row_ + row) / shape_.group));
@@ -129,7 +129,8 @@ private:
     }
 
     // Keys or values first … last - 1 of the split, behind work_.at[first …]: where they lie, or in fp32, in strips that are `step` floats apart.
-    void take_tile(const uint8_t* cache, size_t first, size_t last, size_t strip, size_t step);
+    // `numbers`: of each.
+    void take_tile(const uint8_t* cache, size_t numbers, size_t first, size_t last, size_t strip, size_t step);
     // Brings keys or values first … last - 1 of the split near, as far as there are any; 256 and more are the next split's.
     void ask_for(const uint8_t* cache, size_t first, size_t last) const;
     void score_keys(size_t first, size_t last);
@@ -176,11 +177,11 @@ inline void widen_record(const uint8_t* bytes, size_t head_dim, float* to, size_
     store(to, widened<Type>(rest, 0));
 }
 
-void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t strip, size_t step) {
+void Walk::take_tile(const uint8_t* cache, size_t numbers, size_t first, size_t last, size_t strip, size_t step) {
     const auto take = [&](auto widen_head) {
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) {
             float* to = work_.tile + (key - first) * strip;
-            widen_head(bytes, op_.cache.head_dim, to, strip, step);
+            widen_head(bytes, numbers, to, strip, step);
             work_.at[key] = reinterpret_cast<const uint8_t*>(to);
         });
     };
@@ -219,7 +220,7 @@ void Walk::score_keys(size_t first, size_t last) {
         const size_t stop = last - key < step ? last : key + step;
         if (key + ahead < last) ask_for(op_.cache.keys, key + ahead, key + ahead + step < last ? key + ahead + step : last);
         else ask_for(op_.cache.values, key + ahead - last + first, key + ahead + step - last + first);
-        take_tile(op_.cache.keys, key, stop, shape_.width, 0);
+        take_tile(op_.cache.keys, op_.cache.head_dim, key, stop, shape_.width, 0);
         for (size_t i = stop; i < stop + kKeyBlock; ++i) work_.at[i] = work_.at[stop - 1];
         while (begin < high_ && static_cast<size_t>(work_.last[begin]) <= key) ++begin;
         while (end < high_ && static_cast<size_t>(work_.first[end]) < stop) ++end;
@@ -267,13 +268,13 @@ __attribute__((flatten)) void Walk::softmax(size_t row) {
 
 void Walk::mix_values(size_t first, size_t last) {
     // Many rows read values in strips, which stay in the first-level cache; few read some whole values there.
-    const size_t strip = shape_.width % kStripLanes == 0 ? kStripLanes : kLanes;
+    const size_t width = shape_.value_width, strip = width % kStripLanes == 0 ? kStripLanes : kLanes;
     const size_t count = direct_ ? shape_.few_keys(op_.cache.record_bytes) : strips_ ? shape_.far_keys() : shape_.near_keys();
-    const size_t size = strips_ ? strip : direct_ ? kLanes : shape_.width, passes = shape_.width / size;
+    const size_t size = strips_ ? strip : direct_ ? kLanes : width, passes = width / size;
     const size_t step = strips_ ? count * strip : size, together = strips_ && strip == kStripLanes ? kStripRows : kMixRows;
     for (size_t key = first; key < last; key += count) {
         const size_t stop = last - key < count ? last : key + count;
-        take_tile(op_.cache.values, key, stop, strips_ ? strip : shape_.width, step);
+        take_tile(op_.cache.values, op_.value_dim, key, stop, strips_ ? strip : width, step);
         for (size_t pass = 0; pass < passes; ++pass) {
             // What comes next is asked for a little at a time: a processor waits for few lines at once.
             const size_t from = count * pass / passes, to = count * (pass + 1) / passes;
@@ -344,7 +345,7 @@ void Walk::put_totals() {
     for (size_t row = 0; row < rows_; ++row) {
         float* total = work_.totals + row * shape_.width;
         if (op_.sinks != nullptr) add_sink(total, work_.total_peak + row, work_.total_weight + row, op_.sinks[head(row)], shape_.width);
-        put_row(total, work_.total_weight[row], op_.cache.head_dim, op_.out + place(row));
+        put_row(total, work_.total_weight[row], op_.value_dim, op_.out + place(row) * op_.value_dim);
     }
 }
 
@@ -370,11 +371,11 @@ void merge_items(const Attention& op, const Step& step, const AttentionItem* ite
     const size_t rows = static_cast<size_t>(items->tokens) * shape.group, token = static_cast<size_t>(items->first_token) + row / shape.group;
     const int64_t position = position_of(op, step, items->row, static_cast<int64_t>(token));
     const size_t head = static_cast<size_t>(items->kv_head) * shape.group + row % shape.group;
-    float* mine = op.out + (token * op.heads + head) * op.cache.head_dim;
+    float* mine = op.out + (token * op.heads + head) * op.value_dim;
     // The width comes in slices, so that a total of any width fits on the stack.
     constexpr size_t kSlice = 512;
-    for (size_t d = 0; d < shape.width; d += kSlice) {
-        const size_t slice = shape.width - d < kSlice ? shape.width - d : kSlice;
+    for (size_t d = 0; d < shape.value_width; d += kSlice) {
+        const size_t slice = shape.value_width - d < kSlice ? shape.value_width - d : kSlice;
         float total[kSlice], peak = -FLT_MAX, weight = 0.0f;
         memset(total, 0, slice * sizeof(float));
         for (const AttentionItem* item = items; item < items + count; ++item)
@@ -385,7 +386,7 @@ void merge_items(const Attention& op, const Step& step, const AttentionItem* ite
                 merge_row(total, &peak, &weight, part + row * shape.width + d, peaks[row], peaks[rows + row], slice);
             }
         if (op.sinks != nullptr) add_sink(total, &peak, &weight, op.sinks[head], slice);
-        put_row(total, weight, (op.cache.head_dim - d < slice ? op.cache.head_dim - d : slice), mine + d);
+        put_row(total, weight, (op.value_dim - d < slice ? op.value_dim - d : slice), mine + d);
     }
 }
 

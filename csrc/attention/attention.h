@@ -22,7 +22,7 @@ struct AttentionKernels {
     // splits ascending. Which items there are never changes a bit of the output.
     size_t (*items)(const Attention& op, const Step& step, size_t threads, AttentionItem* items, size_t capacity, size_t* partial_floats);
 
-    // One item: reads q [tokens, heads * head_dim], writes its part of `partials`, or of out [tokens, heads * head_dim].
+    // One item: reads q [tokens, heads * head_dim], writes its part of `partials`, or of out [tokens, heads * value_dim].
     void (*attend)(const Attention& op, const Step& step, const AttentionItem& item, float* partials, uint8_t* scratch);
 
     // Merges the partial results of all items of a step, split by split ascending; items without any are passed over.

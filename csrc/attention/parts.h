@@ -20,8 +20,10 @@ constexpr size_t kKeyBlock = 6;               // keys of a tile come in whole bl
 struct Shape {
     size_t group;                        // query heads per KV head
     size_t width;                        // floats of a head, padded with zeros to whole vectors
+    size_t value_width;                  // of a value, whole vectors; sums have room for `width`
 
-    explicit Shape(const Attention& op) : group(op.heads / op.cache.kv_heads), width((op.cache.head_dim + 15) / 16 * 16) {}
+    explicit Shape(const Attention& op)
+        : group(op.heads / op.cache.kv_heads), width((op.cache.head_dim + 15) / 16 * 16), value_width((op.value_dim + 15) / 16 * 16) {}
     size_t row_bytes() const { return (3 * width + kScoreStride + 6) * 4; }
     size_t near_keys() const { return (kNearFloats / width > kKeyBlock ? kNearFloats / width : kKeyBlock) / kKeyBlock * kKeyBlock; }
     // Keys or values as the cache has them, of which two lots stay in the first-level cache.

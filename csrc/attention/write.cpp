@@ -55,7 +55,7 @@ void kv_write(const KVWrite& op, const Step& step, size_t row) {
     for (size_t head = 0; head < cache.kv_heads; ++head) {
         const size_t from = (row * cache.kv_heads + head) * width, to = place + head * cache.head_bytes;
         write_head(cache.type, op.k + from, width, cache.keys + to);
-        write_head(cache.type, op.v + from, width, cache.values + to);
+        if (cache.values != cache.keys) write_head(cache.type, op.v + from, width, cache.values + to);
     }
 }
 

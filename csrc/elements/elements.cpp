@@ -90,6 +90,24 @@ void reorder(const Reorder& op, const Step&, size_t row) {
     for (size_t i = 0; i < op.width; ++i) out[i] = x[op.order[i]];
 }
 
+void split_heads(const SplitHeads& op, const Step&, size_t row) {
+    const size_t width = op.plain + op.rotary, half = op.rotary / 2;
+    for (size_t head = row * op.parts; head < (row + 1) * op.parts; ++head) {
+        const float *x = op.x + head * width, *pairs = x + op.plain;
+        float* rotary = op.out_rotary + head * op.rotary;
+        memcpy(op.out_plain + head * op.plain, x, op.plain * sizeof(float));
+        for (size_t i = 0; i < half; ++i) rotary[i] = pairs[2 * i], rotary[half + i] = pairs[2 * i + 1];
+    }
+}
+
+void join_heads(const JoinHeads& op, const Step&, size_t row) {
+    const size_t first = op.columns / op.parts, width = op.width / op.parts, second = width - first;
+    for (size_t head = row * op.parts; head < (row + 1) * op.parts; ++head) {
+        memcpy(op.out + head * width, op.x + head * first, first * sizeof(float));
+        memcpy(op.out + head * width + first, op.y + head * second, second * sizeof(float));
+    }
+}
+
 void quantise(const Quantise& op, const Step&, size_t row) {
     const size_t k = op.width;
     const float* x = op.x + row * k;

@@ -27,9 +27,9 @@ Routing::Routing(const int32_t* experts, size_t k) : experts_(experts), k_(k), c
 }
 
 void Routing::sort(size_t rows) {
-    const size_t count = 1 + static_cast<size_t>(*std::max_element(experts_, experts_ + rows));
+    const size_t count = experts_ != nullptr ? 1 + static_cast<size_t>(*std::max_element(experts_, experts_ + rows)) : k_;
     starts_.assign(count + 1, 0);
-    for (size_t row = 0; row < rows; ++row) ++starts_[static_cast<size_t>(experts_[row]) + 1];
+    for (size_t row = 0; row < rows; ++row) ++starts_[static_cast<size_t>(expert_of(row)) + 1];
     for (size_t expert = 0; expert < count; ++expert) starts_[expert + 1] += starts_[expert];
     ranges_.clear();
     for (size_t expert = 0; expert < count; ++expert) {
@@ -41,12 +41,12 @@ void Routing::sort(size_t rows) {
     }
     std::stable_sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.count > b.count; });
     order_.resize(rows);
-    for (size_t row = 0; row < rows; ++row) order_[starts_[static_cast<size_t>(experts_[row])]++] = static_cast<int32_t>(row);
+    for (size_t row = 0; row < rows; ++row) order_[starts_[static_cast<size_t>(expert_of(row))]++] = static_cast<int32_t>(row);
     count_.store(ranges_.size(), std::memory_order_release);
 }
 
 Tile Routing::tile(size_t number, size_t rows) const {
-    if (rows <= k_) return {experts_[number], 1, &choices_[number]};
+    if (rows <= k_) return {expert_of(number), 1, &choices_[number]};
     const Range& range = ranges_[number];
     return {range.expert, range.count, &order_[range.first]};
 }

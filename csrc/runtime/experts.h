@@ -1,4 +1,5 @@
-// Products with the matrices that rows have chosen. A row is a choice: row t * k + j is choice j of token t.
+// Products with the matrices that rows have chosen. A row is a choice: row t * k + j is choice j of token t. Where each of k heads has its own
+// matrix, row t * k + j is head j, and nothing is chosen.
 //
 // Rows of one expert are brought together, a tile at a time, so that a matrix is read once per tile. Which rows stand in a tile changes no bit:
 // an output depends on its own row alone.
@@ -20,7 +21,7 @@ struct ExpertsOp {
     const float* x;                      // float formats
     const float* bias;                   // [experts, n], or null
     float* out;                          // [tokens * k, n]
-    const int32_t* experts;              // [tokens, k]
+    const int32_t* experts;              // [tokens, k]; null: 0 … k - 1 for every token
     size_t k;
     bool input_per_expert;                     // codes or x have a row per choice, not per token
 };
@@ -52,6 +53,8 @@ private:
         int32_t expert;
         size_t first, count;             // of order_
     };
+
+    int32_t expert_of(size_t row) const { return experts_ != nullptr ? experts_[row] : static_cast<int32_t>(row % k_); }
 
     const int32_t* experts_;
     size_t k_;

@@ -62,6 +62,11 @@ ExpertsOp experts(const LinearExpertsCodes& op) {
     const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
     return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
 }
+ExpertsOp experts(const LinearHeads& op) { return {op.weight, op.expert_bytes, {}, op.x, nullptr, op.out, nullptr, op.parts, true}; }
+ExpertsOp experts(const LinearHeadsCodes& op) {
+    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
+    return {op.weight, op.expert_bytes, codes, nullptr, nullptr, op.out, nullptr, op.parts, true};
+}
 
 }  // namespace
 
@@ -101,6 +106,8 @@ void Plan::add(OpNumber op, const void* params) {
         case op_linear_codes_add: return add_product(product(*static_cast<const LinearCodesAdd*>(params)));
         case op_linear_experts: return add_experts(experts(*static_cast<const LinearExperts*>(params)));
         case op_linear_experts_codes: return add_experts(experts(*static_cast<const LinearExpertsCodes*>(params)));
+        case op_linear_heads: return add_experts(experts(*static_cast<const LinearHeads*>(params)));
+        case op_linear_heads_codes: return add_experts(experts(*static_cast<const LinearHeadsCodes*>(params)));
         case op_attention: return add_attention(*static_cast<const Attention*>(params));
         case op_route_logits:
             if (static_cast<const RouteLogits*>(params)->columns > kMostExperts) throw std::invalid_argument("too many experts to choose from");
@@ -124,7 +131,7 @@ void Plan::add_product(const ProductOp& op) {
 void Plan::add_experts(const ExpertsOp& op) {
     Phase& products = phases_.back();
     if (products.routing == nullptr) {
-        if (!routed_ || routings_.back()->experts() != op.experts) {
+        if (!routed_ || routings_.back()->experts() != op.experts || routings_.back()->k() != op.k) {
             routings_.push_back(std::make_unique<Routing>(op.experts, op.k));
             phases_[phases_.size() - 2].routing = routings_.back().get();
         }

@@ -14,7 +14,7 @@ from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import DenseWeight
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.facts.model import Rope
+from ridgeline.facts.model import CachedHeads, Rope
 
 HIDDEN, HEAD, VOCAB, WINDOW = 24, 8, 19, 6
 SHAPES = {
@@ -62,7 +62,7 @@ def whole_rows(counts: list[int], seed: int) -> StepInputs:
 
 
 def empty_cache() -> KVCache:
-    return allocate_kv(KV, 1, HEAD)
+    return allocate_kv(KV, CachedHeads(1, HEAD))
 
 
 def direct(ids: np.ndarray) -> np.ndarray:

@@ -74,7 +74,7 @@ def described_gguf(of: Header) -> ModelFacts:
         ("gemma-3-270m", 268_098_176),
         ("phi-3-mini", 3_821_079_552),
         ("gpt2", 124_439_808),
-        ("deepseek-v3", 671_026_404_352),
+        ("deepseek-v3", 671_026_419_200),
     ],
 )
 def test_parameters_of_known_models(name: str, parameters: int) -> None:
@@ -93,7 +93,7 @@ def test_parameters_of_known_models(name: str, parameters: int) -> None:
         ({"model_type": "gemma3_text", "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}, 3_305_792),
         ({"model_type": "mixtral", "num_local_experts": 4}, 272_064),
         ({"model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 32, **MIXTURE}, 241_472),
-        ({"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_shared_experts": 1, "q_lora_rank": 24, **LATENT}, 328_416),
+        ({"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_shared_experts": 1, "q_lora_rank": 24, **LATENT}, 328_440),
         ({"model_type": "deepseek_v2", "num_hidden_layers": 4, "n_shared_experts": 2, "q_lora_rank": None, **LATENT}, 365_184),
     ],
 )

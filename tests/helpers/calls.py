@@ -119,6 +119,7 @@ def attention(
     window: int,
     softcap: float,
     causal: bool = True,
+    value_dim: int = 0,
     threads: int = 1,
     arrange: Callable[[Items], Items] | None = None,
     level: str | None = None,
@@ -131,9 +132,11 @@ def attention(
     if keys.shape[2] != block_tokens:
         raise ValueError(f"blocks are of {block_tokens} tokens, the cache's of {keys.shape[2]}")
     native, number = ext.native(), ext.level_number(level)
-    out = np.empty_like(q)
+    value_dim = value_dim or head_dim
+    out = np.empty((len(q), q.shape[1] // head_dim * value_dim), np.float32)
     fields = {"q": ext.address(q, np.float32, q.shape), "out": out.ctypes.data, "cache": layer_record(keys, values, head_dim)}
     fields |= {"kv_group": 0, "heads": q.shape[1] // head_dim, "scale": scale, "window": window, "softcap": softcap, "causal": causal}
+    fields["value_dim"] = value_dim
     fields["sinks"] = 0 if sinks is None else ext.address(sinks, np.float32, (q.shape[1] // head_dim,))
     record = ext.record(ext.params("attention"), fields)
     step = _step(q, tables, cu_q, kv_len, len(keys), keys.shape[2])

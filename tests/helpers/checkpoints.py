@@ -71,6 +71,24 @@ _SIGMOID = {
     "routed_scaling_factor": 1.7,
     "moe_intermediate_size": 32,
 }
+_LATENT = {
+    **_SIGMOID,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+}
+"""Latents, and heads of K and of V, of different widths; blocks of Q8_0 fit all of them."""
+_MSCALE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 2.0,
+    "mscale_all_dim": 2.0,
+}
 _HALF_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 _GEMMA = {
     "head_dim": HEAD_DIM,
@@ -203,6 +221,20 @@ RECIPES: dict[str, Recipe] = {
         gguf="ernie4_5-moe",
         read=False,
     ),
+    "deepseek2": Recipe(
+        "DeepseekV2Config",
+        {**_LATENT, "q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy", "rope_parameters": _MSCALE},
+        gguf="deepseek2",
+        read=False,
+        exact=True,
+    ),
+    "deepseek2-greedy": Recipe(
+        "DeepseekV2Config",
+        {**_LATENT, "q_lora_rank": 32, "norm_topk_prob": False, "topk_method": "greedy", "rope_parameters": {**_MSCALE, "mscale": 1.0}},
+        stored="bfloat16",
+        shard_bytes=100_000,
+    ),
+    "deepseek3": Recipe("DeepseekV3Config", {**_LATENT, "q_lora_rank": 32}, gguf="deepseek2", read=False, exact=True),
     "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
     "gemma3": Recipe(
@@ -297,7 +329,7 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
         values *= 0.3
     else:
         # Queries and keys are large, so that attention looks at few keys and every detail of it shows.
-        gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn")) else 1.0
+        gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn", "q_b_proj", "kv_")) else 1.0
         inputs = shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[-1]
         # Routers too: near ties would turn into other experts.
         values *= (4.0 if key.endswith(ROUTERS) else gain) * inputs**-0.5

@@ -60,14 +60,14 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
             values = permute(values, config.num_key_value_heads)
         if architecture.startswith("gemma") and key.endswith("norm.weight"):
             values = values + 1
-        for part, own in _unfused(architecture, key, values):
+        for part, own in _unfused(architecture, config, key, values):
             name = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert name is not None, part
             found[name] = np.ascontiguousarray(own, np.float32)
     return found
 
 
-def _unfused(architecture: str, key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _unfused(architecture: str, config: Any, key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """As files have them what transformers keeps otherwise: gate and up of experts in one tensor [E, 2 · F, D], names of its own."""
     stem, _, last = key.rpartition(".")
     if architecture == "gpt-oss" and stem.endswith(".experts"):
@@ -77,6 +77,9 @@ def _unfused(architecture: str, key: str, values: np.ndarray) -> list[tuple[str,
         if module == "down_proj":
             return [(f"{stem}.down_proj.{suffix}", rows)]
         return [(f"{stem}.gate_proj.{suffix}", rows[:, ::2]), (f"{stem}.up_proj.{suffix}", rows[:, 1::2])]
+    if key.endswith("kv_b_proj.weight"):
+        k, v = latent_parts(config, values)
+        return [(key.replace("kv_b_proj", "k_b_proj"), k.swapaxes(1, 2)), (key.replace("kv_b_proj", "v_b_proj"), v)]
     for ours, theirs in (
         (".block_sparse_moe.router.", ".mlp.gate."), (".block_sparse_moe.", ".mlp."), (".gate.moe_statics.", ".moe_statics."),
         ("e_score_correction_bias", "e_score_correction.bias"),
@@ -89,6 +92,12 @@ def _unfused(architecture: str, key: str, values: np.ndarray) -> list[tuple[str,
     if key.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction.bias")):
         return [(key, values[0])]
     return [(f"{key}.weight" if key.endswith(".experts.down_proj") else key, values)]
+
+
+def latent_parts(config: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the rows of K [heads, plain, rank] and of V [heads, value, rank] of the matrix that makes both of a latent."""
+    heads = rows.reshape(config.num_attention_heads, -1, rows.shape[1])
+    return heads[:, : config.qk_nope_head_dim], heads[:, config.qk_nope_head_dim :]
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -107,13 +116,22 @@ def dequantised(model: Any, architecture: str, kind: str) -> Any:
     with torch.no_grad():
         for key, parameter in own.named_parameters():
             values = parameter.numpy()
+            if key.endswith("kv_b_proj.weight"):
+                for part, turned in zip(latent_parts(own.config, values), (True, False), strict=True):
+                    part[:] = _rounded(part, stored, turned)
+                continue
             turned = (architecture == "gpt2" and ".h." in key) or (architecture == "gpt-oss" and ".experts." in key)
             if values.ndim > 1 and ".wpe" not in key and not key.endswith((*ROUTERS, "_bias")):
-                rows = np.ascontiguousarray(values.swapaxes(-1, -2) if turned else values)
-                rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
-                parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.swapaxes(-1, -2) if turned else rows)))
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(_rounded(values, stored, turned))))
     own.tie_weights()
     return own
+
+
+def _rounded(values: np.ndarray, stored: gguf.GGMLQuantizationType, turned: bool) -> np.ndarray:
+    """What a file keeps of matrices; `turned`: it has them transposed."""
+    rows = np.ascontiguousarray(values.swapaxes(-1, -2) if turned else values)
+    rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
+    return rows.swapaxes(-1, -2) if turned else rows
 
 
 def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -128,12 +146,14 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else config.num_key_value_heads)
     if config.model_type == "starcoder2":
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if getattr(config, "head_dim", None):
+    if hasattr(config, "kv_lora_rank"):
+        _write_latent(writer, config)
+    elif getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2", "gpt_oss"):
@@ -141,6 +161,18 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_latent(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -156,8 +188,9 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     shared = getattr(config, "n_shared_experts", getattr(config, "moe_num_shared_experts", 0))
     if shared:
         writer.add_expert_shared_count(shared)
-    if config.model_type in ("glm4_moe", "dots1"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type in ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3"):
+        gating = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(gating.SOFTMAX if config.model_type == "deepseek_v2" else gating.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
@@ -184,6 +217,8 @@ def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     elif rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head))
     elif rope["rope_type"] == "longrope":

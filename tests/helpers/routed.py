@@ -83,7 +83,7 @@ class RoutedDriver(Driver):
     def open(self) -> None:
         """Makes the runner and its cache."""
         self.runner = NumpyRunner(self.oplist, self.weights, self.shape, threads=self.threads)
-        self.kv = allocate_kv(self.shape, KV_HEADS, HEAD)
+        self.kv = allocate_kv(self.shape, FACTS.cached)
         self.kv.pool[:, :, : self.block_tokens] = np.nan
 
 

@@ -197,7 +197,7 @@ class Driver:
     def open(self) -> None:
         """Makes the runner and its cache."""
         self.runner = NumpyRunner(record(self.facts)["step"], self.weights, self.shape, threads=self.threads)
-        self.kv = allocate_kv(self.shape, self.facts.kv_heads, self.facts.head_dim)
+        self.kv = allocate_kv(self.shape, self.facts.cached)
         self.kv.pool[:, :, : self.block_tokens] = np.nan  # page 0 is never read
 
     def inputs(self, chunks: Sequence[tuple[int, Sequence[int]]], select: Sequence[int] | None = None) -> StepInputs:

@@ -102,19 +102,53 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (MLA). DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
+
+    A token's K and V are `rank` numbers, from which every head's are made, and `rotary` numbers that all heads share and that alone are
+    rotated. A head has `plain` + `rotary` numbers of K, and `value` of V.
+    """
+
+    rank: int
+    rotary: int
+    plain: int
+    value: int
+
+    @property
+    def cached(self) -> int:
+        """Numbers that the cache has of a token in a layer."""
+        return self.rank + self.rotary
+
+
+@dataclass(frozen=True, slots=True)
+class CachedHeads:
+    """What a layer caches of a token: `heads` times K of `head_dim` numbers and V of as many; or, with `latent`, K alone, whose first
+    `latent` numbers are V too."""
+
+    heads: int
+    head_dim: int
+    latent: int = 0
+
+    @property
+    def records(self) -> int:
+        """Of each head: K and V, or one that is both."""
+        return 1 if self.latent else 2
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionWidths:
     """Widths of attention per layer, where they are not those of `kv_heads` pairs of `head_dim`: MLA, or heads that differ by layer.
 
     cached   elements in the KV cache per token
     decode   multiply-adds per pair of query token and cached token, for one token at a time
-    prefill  the same for many tokens at once: MLA then expands its latent into heads
-    latent   keys and values are a latent (MLA)
+    prefill  the same for many tokens at once, where MLA expands its latent into heads
+    latent   keys and values are a latent (MLA); None: they are not
     """
 
     cached: int
     decode: int
     prefill: int
-    latent: bool = False
+    latent: Latent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +275,12 @@ class ModelFacts:
         """Widths of attention per layer: `attention`, or those of plain attention."""
         keys, queries = self.kv_heads * self.head_dim, self.heads * self.head_dim
         return self.attention or AttentionWidths(2 * keys, 2 * queries, 2 * queries)
+
+    @property
+    def cached(self) -> CachedHeads:
+        """What a layer with keys and values caches of a token."""
+        latent = self.widths.latent
+        return CachedHeads(1, latent.cached, latent.rank) if latent else CachedHeads(self.kv_heads, self.head_dim)
 
     @property
     def attention_kind(self) -> Literal["MHA", "GQA", "MQA", "MLA"]:

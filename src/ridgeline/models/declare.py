@@ -21,7 +21,7 @@ RequiredValues = tuple[tuple[str, float | str | bool | None], ...]
 DIMENSIONS: Final = (
     {"hidden", "ffn", "head", "heads", "normed_head", "queries", "keys", "context"}
     | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
-    | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "expanded"}
+    | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "plain", "corrected"}
     | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
 )
 """Names of dimensions that rows may use: dense decoders, experts, latent attention, recurrences."""
@@ -72,6 +72,7 @@ class Architecture:
     parts              of layers that have a part: "attention", "state", "dense" or "sparse" (feed-forward); see `facts.headers.layers`
     biases             tensor that may have a bias → "always", or a flag of config.json; a GGUF file has it in all layers or none
     routing            what `facts.model.Experts` has, where the files do not say it; a config.json says what `defaults` has keys for
+    routings           by `model_type`, what these have in place of it; a GGUF file is of the type whose scores it states
     outer_tensors      tensors outside layers, besides token_embd and the head
     outer_biases       those of `outer_tensors` that have a bias
     fused              of GGUF files: stored tensor → canonical names of its parts, concatenated along the rows
@@ -90,6 +91,7 @@ class Architecture:
     bidirectional      tokens see those behind them too: an encoder, which has no head
     has_rope           positions are encoded by RoPE; False: by a learned table
     window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
+    yarn_scores        YaRN with `mscale` multiplies scores; False: it is refused
     yarn_truncated     YaRN's ramp begins and ends at whole pairs; GGUF files do not say
     least_rope_bases   (context, rows of the embedding, base): published models with at least this context and these rows have at least this
                        RoPE base in layers of full attention; files that leave the base out get 10,000
@@ -108,6 +110,7 @@ class Architecture:
     parts: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)
     routing: Mapping[str, str | bool | float] = field(default_factory=dict)
+    routings: Mapping[str, Mapping[str, str | bool | float]] = field(default_factory=dict)
     outer_tensors: tuple[Row, ...] = (("output_norm", "hidden"),)
     outer_biases: tuple[str, ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -122,6 +125,7 @@ class Architecture:
     has_rope: bool = True
     bidirectional: bool = False
     window_rope_base: float | None = None
+    yarn_scores: bool = False
     yarn_truncated: bool = True
     least_rope_bases: tuple[tuple[int, int, float], ...] = ()
     eps_key: str = "attention.layer_norm_rms_epsilon"
@@ -162,6 +166,18 @@ SHARED_EXPERTS: Final = (
     ("ffn_gate_shexp", "shared_ffn", "hidden"),
     ("ffn_up_shexp", "shared_ffn", "hidden"),
     ("ffn_down_shexp", "hidden", "shared_ffn"),
+)
+LATENT_ATTENTION: Final = (
+    ("attn_norm", "hidden"),
+    ("attn_q", "plain_queries", "hidden"),
+    ("attn_q_a", "query_rank", "hidden"),
+    ("attn_q_a_norm", "query_rank"),
+    ("attn_q_b", "latent_queries", "query_rank"),
+    ("attn_kv_a_mqa", "cached", "hidden"),
+    ("attn_kv_a_norm", "latent"),
+    ("attn_k_b", "heads", "latent", "plain"),
+    ("attn_v_b", "heads", "value", "latent"),
+    ("attn_output", "hidden", "values"),
 )
 CORRECTION: Final = ("exp_probs_b.bias", "experts")
 MAMBA2: Final = (

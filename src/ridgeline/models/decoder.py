@@ -1,7 +1,8 @@
 """The step that most decoders share: norms in front of attention and feed-forward, RoPE, a gate, and in some layers experts.
 
-What a family has beside that shows in its tensors: norms of queries and keys (of each head or whole), biases, shared experts, a gate of
-theirs, a bias that takes part in the choice of experts. Of its numbers, factors other than one are applied.
+What a family has beside that shows in its tensors: norms of queries and keys (of each head or whole), biases, a latent in place of keys and
+values, shared experts, a gate of theirs, a bias that takes part in the choice of experts. Of its numbers, factors other than one are
+applied.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
     """Records one step; returns the logits [S, vocabulary]."""
     x = _scaled(g, g.embed(g.input.ids, w["token_embd"]), facts.embedding_scale)
     for i in range(facts.layers):
-        x = g.add(x, _scaled(g, _attention(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
+        attend = _latent_attention if (i, "attn_kv_a_mqa") in w else _attention
+        x = g.add(x, _scaled(g, attend(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
         f = g.rms_norm(x, w[i, "ffn_norm" if (i, "ffn_norm") in w else "post_attention_norm"], facts.eps)
         y = _experts(g, facts, w, f, i) if (i, "ffn_gate_inp") in w else _gated(g, w, f, i, "")
         x = g.add(x, _scaled(g, y, facts.residual_scale))
@@ -39,6 +41,34 @@ def _attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int
     window = facts.window if kind == "window" else 0
     o = g.attention(q, layer=layer, head_dim=facts.head_dim, scale=facts.attn_scale, window=window)
     return _linear(g, w, o, layer, "attn_output")
+
+
+def _latent_attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+    """All heads attend to one latent, which is K and V: queries are brought into its space, and what is attended to out of it.
+
+    This absorbed form takes more multiplications than heads of K and V made of latents, but is one at every number of tokens, and reads the
+    cache once.
+    """
+    latent, kind = facts.widths.latent, facts.layer_kinds[layer]
+    assert latent is not None
+    head, rope = {"plain": latent.plain, "rotary": latent.rotary}, {"rope": facts.rope[kind], "head_dim": latent.rotary}
+    q = _linear(g, w, _narrow(g, facts, w, a, layer), layer, "attn_q" if (layer, "attn_q") in w else "attn_q_b")
+    plain, turned = g.split_heads(q, **head)
+    turned = g.rope(turned, g.input.positions, **rope)
+    q = g.join_heads(g.linear_heads(plain, w[layer, "attn_k_b"]), turned, heads=facts.heads)
+    c, k = g.split_heads(_linear(g, w, a, layer, "attn_kv_a_mqa"), plain=latent.rank, rotary=latent.rotary)
+    c = g.rms_norm(c, w[layer, "attn_kv_a_norm"], facts.eps)
+    g.kv_write(g.join_heads(c, g.rope(k, g.input.positions, **rope), heads=1), c, layer=layer)
+    o = g.attention(q, layer=layer, head_dim=latent.cached, scale=facts.attn_scale, value_dim=latent.rank)
+    return _linear(g, w, g.linear_heads(o, w[layer, "attn_v_b"]), layer, "attn_output")
+
+
+def _narrow(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+    """What queries are made of: a, or a latent of their own."""
+    if (layer, "attn_q_a") not in w:
+        return a
+    narrow: Handle = g.rms_norm(_linear(g, w, a, layer, "attn_q_a"), w[layer, "attn_q_a_norm"], facts.eps)
+    return narrow
 
 
 def _experts(g: Recorder, facts: ModelFacts, w: Weights, f: Handle, layer: int) -> Handle:

@@ -81,9 +81,9 @@ INT8_SCALE_BITS = 32
 
 
 def token_kv_bits(model: ModelFacts, kv_dtype: str) -> int:
-    """Bits of a token's cache in one layer, with scales. MLA's latent has none."""
-    scales = 2 * model.kv_heads * INT8_SCALE_BITS if kv_dtype == "int8" and not model.widths.latent else 0
-    return model.widths.cached * KV_BITS[kv_dtype] + scales
+    """Bits of a token's cache in one layer, with scales. MLA's latent is K and V, with one."""
+    scales = (1 if model.widths.latent else 2 * model.kv_heads) if kv_dtype == "int8" else 0
+    return model.widths.cached * KV_BITS[kv_dtype] + scales * INT8_SCALE_BITS
 
 
 def class_bytes(model: ModelFacts, dtype: str | None, *, native: bool = False) -> dict[str, float]:

@@ -62,9 +62,10 @@ def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
 def block_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, kv_dtype: str) -> int:
     """Bytes of one block: K and V of `block_tokens` tokens for the group's layers.
 
-    2 · layers · tokens · KV heads · bytes per head
+    2 · layers · tokens · KV heads · bytes per head; of a latent, which is K and V, once
     """
-    return 2 * len(group.layers) * block_tokens * facts.kv_heads * kv_head_bytes(facts.head_dim, kv_dtype)
+    cached = facts.cached
+    return cached.records * len(group.layers) * block_tokens * cached.heads * kv_head_bytes(cached.head_dim, kv_dtype)
 
 
 def kv_bytes(layers: int, tokens: int, elements: int, element_bits: int) -> int:

@@ -55,7 +55,7 @@ class NativeLoraDriver(LoraDriver, NativeDriver):
         self.runner = NativeRunner(  # type: ignore[assignment]
             record(self.facts)["step"], self.weights, self.shape, tokens=64, selected=64, vocab=self.facts.tokens, threads=2, slots=SLOTS
         )
-        self.kv = allocate_native_kv(self.shape, self.facts.kv_heads, self.facts.head_dim, "f32")
+        self.kv = allocate_native_kv(self.shape, self.facts.cached, "f32")
 
 
 def settled(path: Path, name: str) -> ModelFacts:

@@ -17,6 +17,7 @@ from ridgeline.compute.ops.attention import paged_sample
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import CachedHeads
 from ridgeline.planning.memory import kv_head_bytes
 
 LEVELS, TYPES = ext.isa_levels(), tuple(DTYPES)
@@ -47,8 +48,9 @@ def by_slot(records: np.ndarray) -> np.ndarray:
 
 def against_the_reference(arguments: dict[str, Any], kind: str, **how: Any) -> float:
     """The greatest error over a cache of `kind` against the reference over what that cache holds, in units of the largest value."""
-    cache = {name: stored(arguments[name], arguments["block_tokens"], kind) for name in ("keys", "values")}
-    ours, values = attention(**{**arguments, **cache}, **how), by_slot(cache["values"])
+    latent = arguments["value_dim"]
+    cache = {name: stored(arguments["keys" if latent else name], arguments["block_tokens"], kind) for name in ("keys", "values")}
+    ours, values = attention(**{**arguments, **cache}, **how), by_slot(cache["values"])[..., : latent or None]
     theirs = definition(**{**arguments, "keys": by_slot(cache["keys"]), "values": values})
     assert isinstance(theirs, np.ndarray)
     return float(np.abs(ours - theirs).max() / np.nanmax(np.abs(values)))
@@ -71,6 +73,7 @@ def test_equals_the_reference(sample: Any, kind: str, level: str) -> None:
     block_tokens=st.sampled_from([1, 3, 4, 16, 32]),
     window=st.sampled_from([0, 0, 1, 5, 200, 256, 300]),
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
+    share=st.sampled_from([0.0, 0.0, 0.5, 0.9]),
     kind=st.sampled_from(TYPES),
     threads=st.integers(1, 4),
 )
@@ -82,9 +85,11 @@ def test_any_shape(
     block_tokens: int,
     window: int,
     softcap: float,
+    share: float,
     kind: str,
     threads: int,
 ) -> None:
+    """`share`: of a key that is the value too."""
     arguments = dict(paged_sample("", rows, window=window, softcap=softcap, block_tokens=block_tokens).arguments)
     slots, tokens = len(arguments["keys"]), len(arguments["q"])
     arguments |= {"q": floats(1, tokens, kv_heads * group * head_dim), "head_dim": head_dim, "scale": head_dim**-0.5}
@@ -92,6 +97,9 @@ def test_any_shape(
     for name in ("keys", "values"):
         arguments[name][:block_tokens] = np.nan
         arguments[name][_unowned(arguments)] = np.nan
+    if share:
+        arguments["value_dim"] = latent = -(-int(share * 100) * head_dim // 100)
+        arguments["values"] = arguments["keys"][..., :latent]
     assert against_the_reference(arguments, kind, threads=threads) < 1e-6
 
 
@@ -312,7 +320,7 @@ def test_fp32_is_stored_as_it_is() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_cache_costs_what_planning_says(kind: str) -> None:
     shape = KVShape((KVGroup("full", (0, 2)), KVGroup("window", (1, 3), 32)), 16, 10, b"")
-    cache = allocate_native_kv(shape, 3, 20, kind)
+    cache = allocate_native_kv(shape, CachedHeads(3, 20), kind)
     assert head_bytes(kind, 20) == kv_head_bytes(20, kind)
     assert cache.pool.nbytes == 2 * 2 * 11 * 16 * 3 * kv_head_bytes(20, kind)
     keys, values = cache.layer(1)
@@ -328,7 +336,7 @@ def test_cache_costs_what_planning_says(kind: str) -> None:
 
 def test_groups_must_agree() -> None:
     with pytest.raises(ValueError, match="equally many layers"):
-        allocate_native_kv(KVShape((KVGroup("full", (0,)), KVGroup("full", (1, 2))), 16, 10, b""), 1, 8, "bf16")
+        allocate_native_kv(KVShape((KVGroup("full", (0,)), KVGroup("full", (1, 2))), 16, 10, b""), CachedHeads(1, 8), "bf16")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from routed import ARRAYS, HEAD, KV_HEADS, VOCAB, RoutedDriver
+from routed import ARRAYS, FACTS, VOCAB, RoutedDriver
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -58,7 +58,7 @@ class NativeRouted(RoutedDriver):
         """Makes the runner and its cache; block 0 holds what no sequence may read."""
         sizes = {"tokens": 256, "selected": 256, "vocab": VOCAB}
         self.runner = NativeRunner(self.oplist, self.weights, self.shape, threads=self.threads, **sizes)
-        self.kv = allocate_native_kv(self.shape, KV_HEADS, HEAD, "f32")
+        self.kv = allocate_native_kv(self.shape, FACTS.cached, "f32")
         self.kv.pool.view("u1")[:, :, : self.block_tokens] = 0xFF
 
 

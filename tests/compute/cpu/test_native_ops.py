@@ -15,10 +15,11 @@ from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import CachedHeads
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
-ELSEWHERE = {"lora", "attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes"}
+ELSEWHERE = {"lora", "attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes", "linear_heads_codes"}
 """Ops with tests of their own: of the cache, of packed formats."""
 
 DTYPES = {"int8": "i8", "int32": "i32", "float32": "f32"}
@@ -58,7 +59,7 @@ def run(definition: Definition, sample: Sample, threads: int) -> tuple[np.ndarra
     op = Op(definition.name, own, outputs, {name: given[name] for name in definition.attributes}, weights)
     oplist = OpList("step", (op,), values, {name: name for name in outputs}, {})
     sizes = Sizes(T=max(tokens, 1), R=1, S=max(selected, 1))
-    plan = NativePlan(oplist, stored, allocate_native_kv(SHAPE, 1, 16, "f32"), SHAPE, sizes, ext.native().Team(threads))
+    plan = NativePlan(oplist, stored, allocate_native_kv(SHAPE, CachedHeads(1, 16), "f32"), SHAPE, sizes, ext.native().Team(threads))
     now = Sizes(T=tokens, R=1, S=selected)
     for name in outputs:
         plan.value(name, sizes).view(np.uint8)[...] = 0xFF

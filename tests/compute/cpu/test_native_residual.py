@@ -17,6 +17,7 @@ from ridgeline.compute.ops.quantised import linear_codes_add, quantise
 from ridgeline.compute.quant.groups import groups
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.files.formats import FORMATS
+from ridgeline.facts.model import CachedHeads
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
@@ -48,7 +49,7 @@ def packed(kind: str) -> PackedWeight:
 
 
 def cache() -> NativeKVCache:
-    return allocate_native_kv(SHAPE, 1, 16, "f32")
+    return allocate_native_kv(SHAPE, CachedHeads(1, 16), "f32")
 
 
 def results(names: tuple[str, ...], given: dict[str, np.ndarray], weight: PackedWeight, threads: int) -> np.ndarray:

@@ -66,7 +66,7 @@ def test_the_references_of_the_lowered_list_agree_with_the_models(driver: Driver
     lowered = lower(semantic, "cuda", formats(driver.facts, kind))
     driver.computed.clear()
     inputs = driver.inputs([(0, IDS[:15]), (1, IDS[15:])])
-    caches = [allocate_kv(driver.shape, driver.facts.kv_heads, driver.facts.head_dim) for _ in "ab"]
+    caches = [allocate_kv(driver.shape, driver.facts.cached) for _ in "ab"]
     runners = [NumpyRunner(each, driver.weights, driver.shape) for each in (lowered, semantic)]
     assert diff(*runners, inputs, *caches, tolerance=tolerance) is None
     assert diff(*runners, inputs, *caches) is not None or kind == "bf16"

@@ -35,7 +35,7 @@ def runner_of(driver: Driver, oplist: OpList) -> NumpyRunner:
 def both(driver: Driver, a: NumpyRunner, b: NumpyRunner, **options: float):
     driver.computed.clear()
     inputs = driver.inputs([(0, IDS[:15]), (1, IDS[15:])])
-    caches = [allocate_kv(driver.shape, driver.facts.kv_heads, driver.facts.head_dim) for _ in "ab"]
+    caches = [allocate_kv(driver.shape, driver.facts.cached) for _ in "ab"]
     return diff(a, b, inputs, *caches, **options)
 
 

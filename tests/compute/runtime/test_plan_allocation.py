@@ -16,6 +16,6 @@ def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) 
     planned = deployment_of(facts, PlanOptions("epyc-9654", kv_dtype="f32", context=3000))
     groups = kv_groups(facts)
     blocks = sequence_blocks(groups, planned.block_tokens, planned.context, planned.chunk)
-    pool = allocate_kv(KVShape(groups, planned.block_tokens, blocks, b""), facts.kv_heads, facts.head_dim).pool
+    pool = allocate_kv(KVShape(groups, planned.block_tokens, blocks, b""), facts.cached).pool
     reserved = block_bytes(facts, groups[0], planned.block_tokens, "f32")
     assert pool.nbytes - reserved == planned.memory.kv_sequence

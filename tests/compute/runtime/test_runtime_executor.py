@@ -19,6 +19,7 @@ from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import LAST, KVGroup, KVShape, NewRow, Plan, Result, SlotFill, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.facts.model import CachedHeads
 
 VOCAB = 97
 WINDOW = 6
@@ -93,7 +94,7 @@ def make_executor(block_tokens: int = 4, blocks: int = 400, rows: int = 4, bad: 
     shape = KVShape(groups, block_tokens, blocks, b"test")
     info = ExecutorInfo(shape, VOCAB, 120, rows, "context", 0, 0)
     runner = ContextRunner(shape, bad)
-    backend = QueueBackend(runner, allocate_kv(shape, 1, 2), shape, greedy, score, rows=rows, vocab=VOCAB)
+    backend = QueueBackend(runner, allocate_kv(shape, CachedHeads(1, 2)), shape, greedy, score, rows=rows, vocab=VOCAB)
     return StepExecutor(info, (), backend), runner
 
 

@@ -1,6 +1,7 @@
 """The KV cache of the native runner.
 
-Owns the pool's layout: [layers of a group, 2, pages, KV heads, tokens of a block, record], K then V; slot = page · block_tokens + offset.
+Owns the pool's layout: [layers of a group, records, pages, KV heads, tokens of a block, record], K then V, or a latent that is both;
+slot = page · block_tokens + offset.
 What one head reads of a page lies together. A record is a head's numbers in fp32 or bf16, or int8 codes and behind them their fp32 scale.
 All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
 """
@@ -17,6 +18,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import allocate
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
+from ridgeline.facts.model import CachedHeads
 
 Records = NDArray[Any]
 """K or V of one layer [pages, KV heads, tokens of a block, record]: a record is head_dim float32 or uint16, or head_dim + 4 int8."""
@@ -33,6 +35,7 @@ class NativeKVCache:
     pool: Records
     type: str
     head_dim: int
+    value_dim: int
 
     @property
     def kv_heads(self) -> int:
@@ -40,17 +43,17 @@ class NativeKVCache:
         return int(self.pool.shape[3])
 
     def layer(self, index: int) -> tuple[Records, Records]:
-        """K and V of the `index`-th layer of a group: views [pages, KV heads, tokens of a block, record]."""
-        return self.pool[index, 0], self.pool[index, 1]
+        """K and V of the `index`-th layer of a group, the same ones of a latent: views [pages, KV heads, tokens of a block, record]."""
+        return self.pool[index, 0], self.pool[index, -1]
 
     def record(self, index: int) -> tuple[int, ...]:
         """The `index`-th layer of a group as the extension takes it."""
         return layer_record(*self.layer(index), self.head_dim)
 
     def read(self, index: int, slots: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension]."""
+        """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension], V of `value_dim`."""
         keys, values = self.layer(index)
-        return widened(of_slots(keys, slots)), widened(of_slots(values, slots))
+        return widened(of_slots(keys, slots)), widened(of_slots(values, slots))[..., : self.value_dim]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies pages (from, to), one after the other."""
@@ -103,11 +106,16 @@ def widened(records: Records) -> Floats:
     return records[..., :-SCALE_BYTES].astype(np.float32) * scales
 
 
-def allocate_native_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str) -> NativeKVCache:
-    """An empty cache of `shape`; `type` is f32, bf16 or int8. The operating system gives memory when a page is first written."""
+def allocate_native_kv(shape: KVShape, cached: CachedHeads, type: str) -> NativeKVCache:
+    """An empty cache of `shape` for what layers cache of a token; `type` is f32, bf16 or int8.
+
+    The operating system gives memory when a page is first written.
+    """
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    extent = (layers.pop(), 2, shape.blocks + 1 + shape.host_blocks, kv_heads, shape.block_tokens)
+    head_dim, pages = cached.head_dim, shape.blocks + 1 + shape.host_blocks
+    extent = (layers.pop(), cached.records, pages, cached.heads, shape.block_tokens)
     memory = allocate(prod(extent) * head_bytes(type, head_dim))
-    return NativeKVCache(memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim)), type, head_dim)
+    pool = memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim))
+    return NativeKVCache(pool, type, head_dim, cached.latent or head_dim)

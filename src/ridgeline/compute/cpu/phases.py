@@ -12,7 +12,8 @@ from ridgeline.compute.liveness import Buffer, last_stages, place_buffers
 
 PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"})
 KINDS = {
-    **dict.fromkeys(PRODUCTS, "products"), "attention": "attention", **dict.fromkeys(("linear_experts", "linear_experts_codes"), "experts"),
+    **dict.fromkeys(PRODUCTS, "products"), "attention": "attention",
+    **dict.fromkeys(("linear_experts", "linear_experts_codes", "linear_heads", "linear_heads_codes"), "experts"),
 }  # fmt: skip
 """Kind of the phase that an op stands in; of all others it is rows."""
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
@@ -54,8 +55,11 @@ def _place(made: list[Phase], kind: str, axis: Axis, last: int) -> int:
 
 
 def _axis(oplist: OpList, op: Op) -> Axis:
-    """The rows of what the op makes; of a write to the cache those of what it stores. A selection takes a token's rows together."""
+    """The rows of what the op makes; of a write to the cache those of what it stores. A selection takes a token's rows together; of
+    a product by heads each head of a token is a row."""
     axis = oplist.values[(op.outputs or op.inputs)[0]].axis
+    if op.name in ("linear_heads", "linear_heads_codes"):
+        return axis * op.weights[0].shape[0]
     return Axis(axis.kind) if op.name == "select" else axis
 
 

@@ -174,6 +174,13 @@ def _choices(plan: NativePlan, op: Op) -> Any:
     return op.attributes.get("k", plan.width(op.inputs[-1]))
 
 
+def _parts(plan: NativePlan, op: Op) -> Any:
+    """Heads of an op that works on each by itself."""
+    if op.weights:
+        return op.weights[0].shape[0]
+    return op.attributes["heads"] if op.name == "join_heads" else plan.width(op.outputs[0]) // int(op.attributes["plain"])  # type: ignore[arg-type]
+
+
 def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
     rope = op.attributes["rope"]
     assert isinstance(rope, Rope)
@@ -193,6 +200,8 @@ DERIVED_PARAMETERS: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
     "group_score": lambda plan, op: ext.values("GroupScore").index(str(op.attributes["group_score"])),
     "columns": lambda plan, op: plan.width(op.inputs[0]),
     "k": _choices,
+    "value_dim": lambda plan, op: op.attributes["value_dim"] or op.attributes["head_dim"],
+    "parts": _parts,
     "expert_bytes": lambda plan, op: plan.packed(op.weights[0]).stride,
     "input_per_expert": lambda plan, op: plan.axis(op.inputs[0]) == plan.axis(op.outputs[0]),
     "cache": lambda plan, op: plan.layer(op),

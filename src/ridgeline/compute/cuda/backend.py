@@ -244,6 +244,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     """
     if source.facts.bidirectional:
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
+    if source.facts.widths.latent is not None:
+        raise ConfigError("models with latent attention (MLA) run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)

@@ -56,11 +56,12 @@ def attention(
     window: int,
     softcap: float,
     causal: bool = True,
+    value_dim: int = 0,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]; see `ops/attention.py` for the meaning of every argument."""
     # With a cap the products are already what its tanh takes: score / softcap.
     scaled = (q * np.float32(scale / softcap if softcap else scale)).reshape(len(q), keys.shape[1], -1, head_dim)
-    out = np.empty_like(scaled)
+    out = np.empty((*scaled.shape[:3], values.shape[2]), np.float32)
 
     def walk(tiles: _Walk) -> None:
         slots = _Slots(tables[tiles.rows], kv_len[tiles.rows], block_tokens)
@@ -71,7 +72,7 @@ def attention(
     if not causal:
         walks = [_seeing_all(each, kv_len) for each in walks]
     team.each(walk, walks)
-    return out.reshape(q.shape)
+    return out.reshape(len(q), -1)
 
 
 def _walks(queries: Floats, cu_q: Ints, kv_len: Ints, threads: int) -> list[_Walk]:
@@ -148,14 +149,14 @@ class _Slots:
 
 
 def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float, sinks: Floats | None) -> Floats:
-    """[C, KV heads, D, 16]: softmax(queries · keysᵀ) · values with a running maximum. Milakov and Gimelshein 2018."""
+    """[C, KV heads, numbers of a value, 16]: softmax(queries · keysᵀ) · values with a running maximum. Milakov and Gimelshein 2018."""
     shared = len(walk.rows) == 1
     lowest, highest = walk.positions.min(axis=1), walk.positions.max(axis=1)
     first, last = np.maximum(lowest - window + 1, 0) // KV_TILE, highest // KV_TILE
-    count, kv_heads, _, width = walk.queries.shape
+    count, kv_heads = walk.queries.shape[:2]
     top = np.full((count, kv_heads, 1, TOKENS), _LOWEST)
     total = np.zeros((count, kv_heads, 1, TOKENS), np.float32)
-    mixed = np.zeros((count, kv_heads, width, TOKENS), np.float32)
+    mixed = np.zeros((count, kv_heads, values.shape[2], TOKENS), np.float32)
     base = np.full(count, first.min()) if shared else first
     for step in range(int((last - base).max()) + 1):
         tile = base + step

@@ -1,7 +1,8 @@
 """The KV cache of the numpy runner.
 
-Owns the pool's layout: fp32 [layers of a group, 2, slots, KV heads, head dimension], K then V, slot = block id · block_tokens +
-offset. All groups share the pool: a block belongs to one group at a time, and layer j of any group lies at index j.
+Owns the pool's layout: fp32 [layers of a group, records, slots, KV heads, head dimension], K then V, or a latent that is both; slot =
+block id · block_tokens + offset. All groups share the pool: a block belongs to one group at a time, and layer j of any group lies at
+index j.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
+from ridgeline.facts.model import CachedHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,11 @@ class KVCache:
 
     pool: Floats
     block_tokens: int
+    value_dim: int
 
     def layer(self, index: int) -> tuple[Floats, Floats]:
-        """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension]."""
-        return self.pool[index, 0], self.pool[index, 1]
+        """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension], V's of `value_dim`."""
+        return self.pool[index, 0], self.pool[index, -1, ..., : self.value_dim]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (from, to), one after the other."""
@@ -40,14 +43,15 @@ class KVCache:
 
     @property
     def _blocks(self) -> Floats:
-        """A view [layers, 2, blocks, tokens of a block, KV heads, head dimension]."""
+        """A view [layers, records, blocks, tokens of a block, KV heads, head dimension]."""
         return self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])
 
 
-def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
-    """An empty cache of `shape`. The operating system gives memory when it is first written."""
+def allocate_kv(shape: KVShape, cached: CachedHeads) -> KVCache:
+    """An empty cache of `shape` for what layers cache of a token. The operating system gives memory when it is first written."""
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
     slots = (shape.blocks + 1 + shape.host_blocks) * shape.block_tokens
-    return KVCache(np.zeros((layers.pop(), 2, slots, kv_heads, head_dim), np.float32), shape.block_tokens)
+    pool = np.zeros((layers.pop(), cached.records, slots, cached.heads, cached.head_dim), np.float32)
+    return KVCache(pool, shape.block_tokens, cached.latent or cached.head_dim)

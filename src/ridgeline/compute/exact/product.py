@@ -37,7 +37,7 @@ class Matrix(Protocol):
 
 
 class Experts(Protocol):
-    """One matrix per expert."""
+    """One matrix per expert, or per head."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -82,6 +82,15 @@ def embed(ids: Ints, table: Matrix) -> Floats:
 def route(team: Team, x: Floats, weight: Matrix, bias: Floats | None = None, **said: Any) -> Any:
     """x [T, D], weight [E, D] → ids and weights [T, k] of the experts that are chosen; `said` as `ops/experts.py` has it."""
     return route_logits(linear(team, x, weight), bias, **said)
+
+
+def linear_heads(team: Team, x: Floats, weight: Experts) -> Floats:
+    """x [T, H · K], weight [H, N, K] → [T, H · N]: `linear` of each head's numbers with its matrix."""
+    heads, outputs, inputs = weight.shape
+    out = np.empty((len(x), heads, outputs), np.float32)
+    for head in range(heads):
+        out[:, head] = linear(team, x[:, head * inputs : (head + 1) * inputs], weight.part(head))
+    return out.reshape(len(x), -1)
 
 
 def linear_experts(team: Team, x: Floats, experts: Ints, weight: Experts, bias: Floats | None = None) -> Floats:

@@ -40,6 +40,7 @@ def providers(team: Team) -> Mapping[str, Callable[..., Any]]:
         "embed": product.embed,
         "route": partial(product.route, team),
         "linear_experts": partial(product.linear_experts, team),
+        "linear_heads": partial(product.linear_heads, team),
         "attention": partial(attention.attention, team),
     }
 
@@ -137,12 +138,18 @@ class NumpyRunner:
 
     def exactness(self) -> Exactness:
         """Tests on this machine, with this list's shapes, that the arithmetic keeps its promise."""
-        products = ("linear", "route", "linear_experts")
+        products = ("linear", "route", "linear_experts", "linear_heads")
         matrices = {op.weights[0].shape[-2:] for op in self.oplist.ops if op.name in products}
         written = {op.attributes["layer"]: op.inputs[0] for op in self.oplist.ops if op.name == "kv_write"}
         width = {name: handle.width for name, handle in self.oplist.values.items() if name not in ("ids", "positions")}
         heads = {
-            HeadShape(width[op.inputs[0]] // dim, width[written[op.attributes["layer"]]] // dim, dim, float(op.attributes["softcap"]))
+            HeadShape(
+                width[op.inputs[0]] // dim,
+                width[written[op.attributes["layer"]]] // dim,
+                dim,
+                float(op.attributes["softcap"]),
+                int(op.attributes["value_dim"]),
+            )
             for op in self.oplist.ops
             if op.name == "attention" and (dim := int(op.attributes["head_dim"]))
         }

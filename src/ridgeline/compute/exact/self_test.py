@@ -31,12 +31,13 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """One attention: query heads, KV heads, head dimension, cap on scores (0: none)."""
+    """One attention: query heads, KV heads, head dimension, cap on scores (0: none), numbers of a value (0: those of a key)."""
 
     heads: int
     kv_heads: int
     head_dim: int
     softcap: float = 0.0
+    value_dim: int = 0
 
 
 def check_exactness(matrices: Iterable[tuple[int, ...]], attentions: Iterable[HeadShape], team: Team) -> Exactness:
@@ -78,7 +79,8 @@ def _attention_is_exact(shape: HeadShape, team: Team) -> bool:
     """Forty tokens at once, some alone, and some in chunks, across the edges of KV tiles."""
     length, cached = KV_TILE + 62, KV_TILE + 22
     q = floats(7, length - cached, shape.heads * shape.head_dim)
-    keys, values = (floats(seed, length, shape.kv_heads, shape.head_dim) for seed in (8, 9))
+    widths = (shape.head_dim, shape.value_dim or shape.head_dim)
+    keys, values = (floats(seed, length, shape.kv_heads, width) for seed, width in zip((8, 9), widths, strict=True))
     table = np.zeros((1, 1), np.int32)
 
     def of(first: int, last: int, window: int) -> Floats:

@@ -19,7 +19,7 @@ Pass = Callable[[OpList, Formats], OpList]
 FLOATS = WeightFormat("F32")
 """The format of a matrix that is not named."""
 
-CODED = {"linear": "linear_codes", "linear_experts": "linear_experts_codes"}
+CODED = {"linear": "linear_codes", "linear_experts": "linear_experts_codes", "linear_heads": "linear_heads_codes"}
 """Products, and what they become over codes."""
 
 SCALE_CODES, SUM_CODES = 32, 16

@@ -1,6 +1,7 @@
 """The paged KV cache: writing to it, and attention that reads from it.
 
-A cache layer is `keys` and `values`, fp32 [slots, KV heads, head dimension]; slot = block id · block_tokens + offset.
+A cache layer is `keys` and `values`, fp32 [slots, KV heads, head dimension]; slot = block id · block_tokens + offset. Values of a latent
+cache (MLA) are a view of the first numbers of its keys.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ def _write_rule(k: Handle, v: Handle) -> tuple[Handle, ...]:
 
 @op(samples=_write_samples, rule=_write_rule, reads=("keys", "values", "slots"), writes=("keys", "values"))
 def kv_write(k: Floats, v: Floats, keys: Floats, values: Floats, slots: NDArray[np.int64]) -> None:
-    """k, v [T, KV heads · D] into the slots [T] of a cache layer."""
+    """k, v [T, KV heads · D] into the slots [T] of a cache layer; of a latent cache v is the first part of k."""
     keys[slots] = k.reshape(-1, *keys.shape[1:])
     values[slots] = v.reshape(-1, *values.shape[1:])
 
@@ -44,6 +45,7 @@ def paged_sample(
     size: float = 1.0,
     sinks: bool = False,
     causal: bool = True,
+    latent: int = 0,
 ) -> Sample:
     """Rows of (cached, new) tokens over shuffled blocks; slots that no row owns hold garbage, block 0 holds NaN."""
     blocks = [-(-(cached + new) // block_tokens) for cached, new in lengths]
@@ -52,7 +54,8 @@ def paged_sample(
     for row, (start, count) in enumerate(zip(np.cumsum([0, *blocks]), blocks, strict=False)):
         tables[row, :count] = ids[start : start + count]
     cu_q = np.cumsum([0, *(new for _, new in lengths)]).astype(np.int32)
-    keys, values = (floats(seed, (1 + sum(blocks)) * block_tokens, 2, 8, size=size) for seed in (6, 7))
+    keys, values = (floats(seed, (1 + sum(blocks)) * block_tokens, 1 if latent else 2, 8, size=size) for seed in (6, 7))
+    values = keys[..., :latent] if latent else values
     keys[:block_tokens] = values[:block_tokens] = np.nan
     arguments: dict[str, Any] = {
         "q": floats(8, int(cu_q[-1]), heads * 8, size=size),
@@ -68,6 +71,7 @@ def paged_sample(
         "window": window,
         "softcap": softcap,
         "causal": causal,
+        "value_dim": latent,
     }
     return Sample(name, arguments)
 
@@ -84,14 +88,18 @@ def _attention_samples() -> list[Sample]:
         paged_sample("both ways", [(0, 9), (0, 300), (0, 1), (3, 4)], causal=False),
         paged_sample("capped", [(0, 9), (250, 20)], window=130, softcap=0.5, size=3.0),
         paged_sample("sinks", [(0, 9), (300, 2), (700, 1)], window=300, sinks=True),
+        paged_sample("latent", [(0, 9), (300, 2), (700, 1)], latent=5),
     ]
 
 
-def _attention_rule(q: Handle, head_dim: int, window: int, causal: bool, sinks: Weight | None = None, **_: Any) -> tuple[Handle, ...]:
+def _attention_rule(
+    q: Handle, head_dim: int, window: int, causal: bool, value_dim: int, sinks: Weight | None = None, **_: Any
+) -> tuple[Handle, ...]:
+    fits(0 <= value_dim <= head_dim, f"attention: values of {value_dim} do not fit heads of {head_dim}")
     fits(causal or not window, f"attention: {q.name} has a window of {window} and sees both ways")
     fits(q.width % head_dim == 0, f"attention: {q.name} is {q.width} wide, heads are {head_dim}")
     fits(sinks is None or sinks.shape == (q.width // head_dim,), f"attention: {sinks} does not fit {q.name} and heads of {head_dim}")
-    return (Handle("", q.axis, q.width),)
+    return (Handle("", q.axis, q.width // head_dim * (value_dim or head_dim)),)
 
 
 @op(
@@ -116,6 +124,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     causal: bool = True,
+    value_dim: int = 0,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
 
@@ -123,10 +132,11 @@ def attention(
     false, which has no window. Query heads share KV heads in
     consecutive groups. Scores become softcap · tanh(score / softcap) unless `softcap` is 0. Summed in double precision.
     sinks [H]: the softmax of each head has one score more, without a value (OpenAI 2025, "gpt-oss"; Xiao et al. 2023, "attention sinks").
+    value_dim: numbers of a value where they are not those of a key: [T, H · value_dim]; 0: they are.
     Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Gemma Team 2024, "Gemma 2", section 2 (softcap).
     """
     queries = q.reshape(len(q), keys.shape[1], -1, head_dim).astype(np.float64)
-    out = np.empty_like(queries)
+    out = np.empty((*queries.shape[:3], values.shape[2]))
     for row, length in enumerate(kv_len):
         at = np.arange(length)
         slots = tables[row, at // block_tokens] * block_tokens + at % block_tokens
@@ -141,4 +151,4 @@ def attention(
             weights = np.exp(scores - most)
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sink - most)
             out[token] = np.einsum("hgk,khd->hgd", weights, values[seen].astype(np.float64))
-    return out.reshape(q.shape).astype(np.float32)
+    return out.reshape(len(q), -1).astype(np.float32)

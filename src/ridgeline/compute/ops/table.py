@@ -1,10 +1,24 @@
 """The table of all ops, by name, and the check of a list against them."""
 
 from ridgeline.compute.graph import INPUTS, OpList
-from ridgeline.compute.ops import attention, elementwise, experts, fp8, fused, gather, linear, lora, norm, quantised, rope, sorted_experts
+from ridgeline.compute.ops import (
+    attention,
+    elementwise,
+    experts,
+    fp8,
+    fused,
+    gather,
+    heads,
+    linear,
+    lora,
+    norm,
+    quantised,
+    rope,
+    sorted_experts,
+)
 from ridgeline.compute.ops.definition import CACHE_READS, Definition
 
-FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, experts, fused, fp8, lora, sorted_experts)
+FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, heads, experts, fused, fp8, lora, sorted_experts)
 
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""

@@ -49,7 +49,7 @@ def open_drafts(source: ModelSource, progress: Progress, team: Any = None) -> Op
     if team is None:
         weights: Any = load_weights(facts, source.memory_bytes, threads, progress)
         runner: Any = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
-        kv: Any = allocate_kv(shape, facts.kv_heads, facts.head_dim)
+        kv: Any = allocate_kv(shape, facts.cached)
         sample: Any = sample_rows
     else:
         weights = pack_weights(facts, threads, progress)
@@ -57,7 +57,7 @@ def open_drafts(source: ModelSource, progress: Progress, team: Any = None) -> Op
         runner = NativeRunner(
             record(facts)["step"], weights, shape, tokens=most, selected=config.rows, vocab=facts.tokens, threads=threads, team=team
         )
-        kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
+        kv = allocate_native_kv(shape, facts.cached, config.kv_dtype)
         sample = Sampler(source.facts.tokens, team).sample_rows
     blocks = -(-positions // config.block_size)
     vocab = source.facts.tokens

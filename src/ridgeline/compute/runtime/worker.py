@@ -153,7 +153,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     )
     adapters = source.adapter_store(runner.adapters)
     sampler = Sampler(facts.tokens, runner.team)
-    kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
+    kv = allocate_native_kv(shape, facts.cached, config.kv_dtype)
     wide = widened(facts, weights)
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
     decisions: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
@@ -186,7 +186,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     adapters = source.adapter_store(runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
-    kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
+    kv = allocate_kv(shape, facts.cached)
     drafts = open_drafts(source, progress)
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sample_rows, score, **common, drafts=drafts and drafts.model)

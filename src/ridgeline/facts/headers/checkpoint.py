@@ -101,14 +101,15 @@ def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
     _check_required_values(fields)
     if facts.head_dim % 2:
         raise ModelFormatError(f"config.json: heads have length {facts.head_dim}, an even number was expected")
-    ropes = read_config_ropes(fields, facts.head_dim, facts.context)
+    latent = facts.widths.latent
+    ropes = read_config_ropes(fields, latent.rotary if latent else facts.head_dim, facts.context)
     complete = replace(
         facts,
         context=ropes.context,
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope=ropes.by_kind,
         bidirectional=fields.architecture.bidirectional,
-        attn_scale=_attention_scale(fields, facts.head_dim),
+        attn_scale=_attention_scale(fields, facts.head_dim) * ropes.scores,
         attn_softcap=fields.own_number("attn_logit_softcapping", 0.0, 1e6, 0.0),
         final_softcap=fields.own_number("final_logit_softcapping", 0.0, 1e6, 0.0),
         embedding_scale=fields.own_number("embedding_multiplier", 1e-9, 1e9, 1.0),

@@ -14,9 +14,10 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.json_file import parse_object, read_text
 from ridgeline.facts.headers.experts import expert_sizes, routed_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
+from ridgeline.facts.headers.latent import latent_sizes, latent_widths
 from ridgeline.facts.headers.layers import layer_kinds, layer_parts, listed_layers, state_sizes
 from ridgeline.facts.headers.tensors import Shapes, expected_shapes, sum_by_class
-from ridgeline.facts.model import AttentionWidths, ModelFacts
+from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts
 from ridgeline.models.declare import Sizes
 from ridgeline.models.table import ARCHITECTURES, MODEL_TYPES
 
@@ -113,20 +114,11 @@ def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes
 
 
 def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, AttentionWidths]:
-    """Multi-head latent attention: one latent and one rotary key per token are cached, whatever the number of heads.
-
-    DeepSeek-V2, section 2.1. In decode, queries are projected into the latent space, so scores sum over latent + rotary dimensions.
-    """
-    latent = fields.integer("kv_lora_rank", 1, MAX_WIDTH)
-    rotary = fields.integer("qk_rope_head_dim", 1, MAX_WIDTH)
-    plain = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
-    value = fields.integer("v_head_dim", 1, MAX_WIDTH)
+    """Multi-head latent attention: one latent and one rotary key per token are cached, whatever the number of heads."""
+    keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    latent = Latent(*(fields.integer(key, 1, MAX_WIDTH) for key in keys))
     rank = 0 if fields.is_absent("q_lora_rank") else fields.integer("q_lora_rank", 1, MAX_WIDTH)
-    queries = heads * (plain + rotary)
-    sizes = {"query_rank": rank, "latent": latent, "cached": latent + rotary, "expanded": heads * (plain + value), "values": heads * value}
-    sizes |= {"plain_queries": 0 if rank else queries, "latent_queries": queries}
-    widths = AttentionWidths(latent + rotary, heads * (2 * latent + rotary), heads * (plain + rotary + value), latent=True)
-    return 1, plain + rotary, sizes, widths
+    return 1, latent.plain + latent.rotary, latent_sizes(latent, heads, rank), latent_widths(latent, heads)
 
 
 def _dtype(values: Mapping[str, Any]) -> str:

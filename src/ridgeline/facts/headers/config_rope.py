@@ -6,7 +6,18 @@ from typing import Any
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.values import bounded_number, quoted
 from ridgeline.facts.headers.fields import MAX_CONTEXT, Fields
-from ridgeline.facts.headers.rope import DEFAULT_BASE, MAX_BASE, MAX_FACTOR, Ropes, linear, llama3, longrope, longrope_scale, yarn
+from ridgeline.facts.headers.rope import (
+    DEFAULT_BASE,
+    MAX_BASE,
+    MAX_FACTOR,
+    Ropes,
+    attention_scale,
+    linear,
+    llama3,
+    longrope,
+    longrope_scale,
+    yarn,
+)
 from ridgeline.facts.model import Rope
 from ridgeline.models.declare import Architecture
 
@@ -28,13 +39,14 @@ def read_config_ropes(fields: Fields, head_dim: int, context: int) -> Ropes:
     if not architecture.has_rope:
         return Ropes({}, None, context)
     by_kind: dict[str, Rope] = {}
-    long, max_context = None, context
+    long, max_context, scores = None, context, 1.0
     for kind in _KINDS:
         rope = RopeFields(fields, architecture, kind, head_dim, context)
         by_kind[kind], long_rope = rope.make_rope()
         long = long or long_rope
         max_context = max(max_context, rope.max_context())
-    return Ropes(by_kind, long, max_context)
+        scores = rope.scores()
+    return Ropes(by_kind, long, max_context, scores)
 
 
 class RopeFields:
@@ -43,7 +55,7 @@ class RopeFields:
     def __init__(self, fields: Fields, architecture: Architecture, kind: str, head_dim: int, context: int) -> None:
         has_own_base = kind == "window" and architecture.window_rope_base is not None
         self.values = _parameters(fields, kind, has_own_base)
-        self.context = context
+        self.context, self.mscaled = context, architecture.yarn_scores
         default = fields.number("rope_local_base_freq" if has_own_base else "rope_theta", 1.0, MAX_BASE, default=DEFAULT_BASE)
         self.base = self.number("rope_theta", 1.0, MAX_BASE, default)
         share = self.number("partial_rotary_factor", 1e-3, 1.0, fields.number("partial_rotary_factor", 1e-3, 1.0, default=1.0))
@@ -79,6 +91,12 @@ class RopeFields:
         """Positions after scaling. With YaRN the file states the context before it."""
         return min(MAX_CONTEXT, int(self.original * self._factor())) if self.scaling == "yarn" else self.context
 
+    def scores(self) -> float:
+        """Factor on scores: DeepSeek's YaRN scales queries and keys by `mscale_all_dim`, those numbers too that do not turn."""
+        if self.scaling != "yarn" or not self.mscaled:
+            return 1.0
+        return attention_scale(self._factor(), self.number("mscale_all_dim", 0.0, 100.0, 0.0)) ** 2
+
     def _scaling(self) -> str:
         kind = self.values.get("rope_type", self.values.get("type"))
         if kind == "yarn" and "short_factor" in self.values:
@@ -98,8 +116,10 @@ class RopeFields:
 
     def _yarn(self, factor: float) -> Rope:
         scale = self.values.get("attention_factor")
-        if scale is None and self.values.get("mscale") and self.values.get("mscale_all_dim"):
+        own, every = (self.number(key, 0.0, 100.0, 0.0) for key in ("mscale", "mscale_all_dim"))
+        if scale is None and own and every and not self.mscaled:
             raise ModelFormatError("config.json: RoPE scaling yarn with mscale and mscale_all_dim is not supported; attention_factor is")
+        mscaled = attention_scale(factor, own) / attention_scale(factor, every) if own and every else None
         truncate = self.values.get("truncate", True)
         if not isinstance(truncate, bool):
             raise ModelFormatError(f"config.json: truncate of RoPE is {quoted(truncate)}, true or false was expected")
@@ -110,7 +130,7 @@ class RopeFields:
             self.original,
             fast=self.number("beta_fast", 1e-3, 1e6, 32.0),
             slow=self.number("beta_slow", 1e-3, 1e6, 1.0),
-            scale=None if scale is None else self.number("attention_factor", 0.0, 100.0),
+            scale=mscaled if scale is None else self.number("attention_factor", 0.0, 100.0),
             truncate=truncate,
         )
 

@@ -46,17 +46,19 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
     shared_ffn = fields.integer("moe_shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
     sizes |= {"experts": routed, "expert_ffn": expert_ffn, "shared_gates": int(gated_ffn > 0)}
     sizes["shared_ffn"] = gated_ffn or shared * (shared_ffn or expert_ffn)
-    return sizes, _checked(Experts(routed, active, layers, **_routing(fields)), "config.json")
+    experts = _checked(Experts(routed, active, layers, **_routing(fields)), "config.json")
+    return sizes | {"corrected": routed * experts.bias_selects}, experts
 
 
 def _routing(fields: Fields) -> dict[str, Any]:
     """What config.json says of routing, and what the architecture does."""
-    declared, own = fields.architecture.routing, fields.architecture.defaults
+    architecture = fields.architecture
+    own, declared = architecture.defaults, {**architecture.routing, **architecture.routings.get(fields.values.get("model_type"), {})}
     found: dict[str, Any] = dict(declared)
     if "norm_topk_prob" in own:
         found["normalise"] = fields.flag("norm_topk_prob")
     found["scale"] = fields.own_number("routed_scaling_factor", 0.0, _MAX_SCALE, float(declared.get("scale", 1.0)))
-    if "n_group" in own:
+    if "n_group" in own and fields.values.get("topk_method") != "greedy":
         found["groups"] = fields.integer("n_group", 1, MAX_EXPERTS, default=1)
         found["groups_kept"] = fields.integer("topk_group", 1, found["groups"], default=1)
     return found
@@ -75,6 +77,8 @@ def gguf_experts(header: Header, arch: str, architecture: Architecture | None) -
     found["scale"] = header.number(f"{arch}.expert_weights_scale", 0.0, _MAX_SCALE, default=float(found.get("scale", 1.0))) or 1.0
     gating = header.integer(f"{arch}.expert_gating_func", 0, len(_GATING), default=0)
     found |= {"scores": _GATING[gating]} if gating else {}
+    if architecture:
+        found |= next((each for each in architecture.routings.values() if each["scores"] == found.get("scores")), {})
     found["groups"] = header.integer(f"{arch}.expert_group_count", 0, routed, default=1) or 1
     found["groups_kept"] = header.integer(f"{arch}.expert_group_used_count", 0, found["groups"], default=1) or 1
     return _checked(Experts(routed, active, layers, **found), f"{arch}.expert_*")
@@ -99,7 +103,8 @@ def gguf_expert_sizes(header: Header, arch: str, experts: Experts, ffn: int) -> 
     shared = header.integer(f"{arch}.expert_shared_feed_forward_length", 0, MAX_WIDTH, default=0)
     count = header.integer(f"{arch}.expert_shared_count", 0, MAX_EXPERTS, default=0)
     gates = any(name.endswith("ffn_gate_inp_shexp.weight") for name in header.tensors)
-    return {"experts": experts.routed, "expert_ffn": inner, "shared_ffn": shared or count * inner, "shared_gates": int(gates)}
+    sizes = {"experts": experts.routed, "expert_ffn": inner, "corrected": experts.routed * experts.bias_selects}
+    return sizes | {"shared_ffn": shared or count * inner, "shared_gates": int(gates)}
 
 
 def gather_experts(stored: Mapping[str, TensorFacts]) -> dict[str, TensorFacts]:

@@ -13,7 +13,8 @@ from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.experts import gguf_expert_sizes, gguf_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
-from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.gguf_rope import MSCALE, read_ropes
+from ridgeline.facts.headers.latent import latent_sizes, latent_widths
 from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import (
@@ -25,7 +26,7 @@ from ridgeline.facts.headers.tensors import (
     packed_by_class,
     sum_by_class,
 )
-from ridgeline.facts.model import AttentionWidths, ModelFacts, StateLayers
+from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts, StateLayers
 from ridgeline.models.declare import Architecture, TensorNames
 from ridgeline.models.table import RUNNABLE, module_name
 
@@ -39,7 +40,6 @@ _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
     ("rope.scale_linear", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
     ("rope.scaling.yarn_attn_factor", 1.0),
-    ("rope.scaling.yarn_log_multiplier", 0.0),
 )
 """Keys, without the architecture's prefix, that change the network in ways that are not computed, and the only value that leaves it."""
 _SCALES = {
@@ -59,7 +59,9 @@ def model_facts(header: Header) -> ModelFacts:
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
     _check_vocab(header, facts)
-    ropes = read_ropes(header, name, architecture, facts.head_dim, facts.context) if architecture.has_rope else None
+    latent = facts.widths.latent
+    turned = latent.rotary if latent else facts.head_dim
+    ropes = read_ropes(header, name, architecture, turned, facts.context) if architecture.has_rope else None
     ropes = ropes or Ropes({}, None, facts.context)
     scores, logits = architecture.softcaps
     scaled = facts.hidden // facts.heads if facts.layers in architecture.hidden_scaled_layers else facts.head_dim
@@ -68,10 +70,10 @@ def model_facts(header: Header) -> ModelFacts:
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         tokens=len(header.strings(_TOKENS)),
         context=ropes.context,
-        attention=None,
+        attention=facts.attention if latent else None,
         eps=header.number(f"{name}.{architecture.eps_key}", 0.0, 1.0),
         rope=ropes.by_kind,
-        attn_scale=_factor(header, f"{name}.attention.scale") or scaled**-0.5,
+        attn_scale=(_factor(header, f"{name}.attention.scale") or scaled**-0.5) * ropes.scores,
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
         embedding_scale=_factor(header, f"{name}.embedding_scale") or 1.0,
@@ -82,6 +84,8 @@ def model_facts(header: Header) -> ModelFacts:
         bidirectional=architecture.bidirectional,
     )
     sizes = dense_sizes(complete, facts.context)
+    if latent:
+        sizes |= latent_sizes(latent, facts.heads, header.integer(f"{name}.attention.q_lora_rank", 0, MAX_WIDTH, default=0))
     sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
     parts = (_PLAIN,) * facts.layers
     if complete.experts is not None:
@@ -168,7 +172,8 @@ def _check_required_values(header: Header, name: str, architecture: Architecture
     causal = [("attention.causal", not architecture.bidirectional)]
     unscaled = [(key, 0.0) for key, own in _SCALES.items() if own not in architecture.defaults]
     dense = [] if "sparse" in architecture.parts else [("expert_count", 0)]
-    for key, required in (*causal, *dense, *unscaled, *_REQUIRED_VALUES):
+    plain = [] if architecture.yarn_scores else [(f"rope.scaling.{MSCALE}", 0.0)]
+    for key, required in (*causal, *dense, *unscaled, *plain, *_REQUIRED_VALUES):
         found = header.metadata.get(f"{name}.{key}", required)
         if found != required:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
@@ -186,7 +191,7 @@ def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
     if facts.heads % facts.kv_heads:
         raise ModelFormatError(f"{facts.heads} query heads are not a multiple of {facts.kv_heads} KV heads")
     length, key = facts.head_dim, f"{name}.attention.value_length"
-    if header.integer(key, 1, MAX_WIDTH, default=length) != length:
+    if facts.widths.latent is None and header.integer(key, 1, MAX_WIDTH, default=length) != length:
         raise ModelFormatError(f"{key} is {header.metadata[key]}, but keys have length {length}; they must be equal")
     if length < 2 or length % 2:
         raise ModelFormatError(f"heads have length {length}, an even number ≥ 2 was expected; the file is damaged")
@@ -199,11 +204,10 @@ def _attention(header: Header, arch: str, default: int, heads: Sequence[tuple[in
     values = header.integer(f"{key}.value_length", 1, MAX_WIDTH, default=keys)
     keys = header.integer(f"{key}.key_length_mla", 1, MAX_WIDTH, default=keys)
     values = header.integer(f"{key}.value_length_mla", 1, MAX_WIDTH, default=values)
-    latent = header.integer(f"{key}.kv_lora_rank", 0, MAX_WIDTH, default=0)
-    rotary = header.integer(f"{arch}.rope.dimension_count", 0, MAX_WIDTH, default=keys)
     width, query_heads = keys + values, _mean([queries for queries, _ in heads])
-    if latent:
-        return keys, AttentionWidths(latent + rotary, query_heads * (2 * latent + rotary), query_heads * width, latent=True)
+    if rank := header.integer(f"{key}.kv_lora_rank", 0, MAX_WIDTH, default=0):
+        rotary = header.integer(f"{arch}.rope.dimension_count", 1, max(1, keys - 1))
+        return keys, latent_widths(Latent(rank, rotary, keys - rotary, values), query_heads)
     return keys, AttentionWidths(_mean([kv * width for _, kv in heads]), query_heads * width, query_heads * width)
 
 

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import replace
+from typing import Final
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
@@ -11,6 +12,9 @@ from ridgeline.facts.headers.rope import DEFAULT_BASE, MAX_BASE, MAX_FACTOR, Rop
 from ridgeline.facts.model import Rope
 from ridgeline.models.declare import Architecture
 
+MSCALE: Final = "yarn_log_multiplier"
+"""Key behind `rope.scaling.` of YaRN's factor on scores."""
+
 
 def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: int, context: int) -> Ropes:
     """`Rope` of full and of window layers. Raises ModelFormatError for kinds of scaling that are not supported."""
@@ -19,6 +23,11 @@ def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: 
     original = header.integer(f"{name}.rope.scaling.original_context_length", 1, MAX_CONTEXT, default=context)
     scale = header.number(f"{name}.rope.scaling.attn_factor", 0.0, 100.0, default=1.0)
     full, context = _scaled(header, name, architecture, base, dim, original, context)
+    mscale = header.number(f"{name}.rope.scaling.{MSCALE}", 0.0, 10.0, default=0.0) if architecture.yarn_scores else 0.0
+    scores = 1.0
+    if mscale:  # llama.cpp writes a tenth of `mscale_all_dim`, and takes `mscale` for equal to it
+        factor = header.number(f"{name}.rope.scaling.factor", 1.0, MAX_FACTOR, default=1.0)
+        full, scores = replace(full, scale=1.0), attention_scale(factor, 10.0 * mscale) ** 2
     full = replace(full, scale=full.scale * scale)
     long = None
     if "rope_freqs" in architecture.rope_tensors and (divisors := _factors(header, "rope_freqs.weight", dim // 2)):
@@ -30,7 +39,7 @@ def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: 
     window = full
     if architecture.window_rope_base is not None:
         window = Rope(header.number(f"{name}.rope.freq_base_swa", 1.0, MAX_BASE, default=architecture.window_rope_base), dim)
-    return Ropes({"full": full, "window": window}, long, context)
+    return Ropes({"full": full, "window": window}, long, context, scores)
 
 
 def _dim(header: Header, name: str, architecture: Architecture, head_dim: int) -> int:

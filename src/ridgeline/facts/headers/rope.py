@@ -18,11 +18,13 @@ MAX_FACTOR = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
-    """RoPE of a model. by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend."""
+    """RoPE of a model. by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend; scores:
+    factor of YaRN on scores."""
 
     by_kind: Mapping[str, Rope]
     long: tuple[int, Rope] | None
     context: int
+    scores: float = 1.0
 
 
 def select_rope(facts: ModelFacts, max_model_len: int) -> tuple[ModelFacts, str | None]:
@@ -93,9 +95,9 @@ def yarn(
     return Rope(base, dim, tuple(divisors), attention_scale(factor) if scale is None else scale)
 
 
-def attention_scale(factor: float) -> float:
+def attention_scale(factor: float, mscale: float = 1.0) -> float:
     """YaRN's factor on cosine and sine for a context extended `factor` times."""
-    return 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0
+    return 1.0 if factor <= 1 else 0.1 * mscale * log(factor) + 1.0
 
 
 def longrope(base: float, dim: int, factors: Sequence[float], scale: float) -> Rope:

@@ -15,6 +15,7 @@ from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.alternating import split_alternating
+from ridgeline.facts.headers.latent import split_heads
 from ridgeline.facts.headers.quantisation import MXFP4
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
 from ridgeline.models.declare import Architecture, Row, Sizes, TensorNames
@@ -214,6 +215,8 @@ def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, na
     """The parts of a stored tensor, each with its place in the file."""
     if parts[0].split(".")[-2] in names.alternating or (tensor.quantised and tensor.quantised.layout == MXFP4):
         return split_alternating(tensor, parts, shapes)
+    if len(tensor.shape) == 2 and len(shapes[parts[0]]) == 3:
+        return split_heads(tensor, parts, shapes)
     if tensor.experts or (len(tensor.shape) == 3 and (len(parts) > 1 or parts[0].split(".")[-2] in names.transforms)):
         return _split_experts(tensor, parts, shapes, names)
     expected = [shapes[part] for part in parts]

@@ -42,7 +42,7 @@ function groups_of(model) {
 }
 const kv_bytes = (layers, tokens, elements, element_bits) => Math.ceil((layers * tokens * elements * element_bits) / 8);
 const token_kv_bits = ({ widths, kv_heads }, kv_dtype) =>
-  widths.cached * KV_BITS[kv_dtype] + (kv_dtype === "int8" && !widths.latent ? 2 * kv_heads * INT8_SCALE_BITS : 0);
+  widths.cached * KV_BITS[kv_dtype] + (kv_dtype === "int8" ? (widths.latent ? 1 : 2 * kv_heads) * INT8_SCALE_BITS : 0);
 
 function sequence_blocks(groups, block_tokens, tokens, chunk) {
   const full = Math.ceil(tokens / block_tokens);
