@@ -73,6 +73,25 @@ def test_public_functions_are_documented(modules: Modules) -> None:
     assert undocumented(ast.parse(some)) == ["the module", "a", "D"]
 
 
+OPENINGS = {
+    "As", "Behind", "By", "For", "From", "How", "In", "It", "Its", "Of", "On", "That", "They", "What", "When", "Where", "Whether", "Which",
+    "Who", "Whose", "Why", "With",
+}  # fmt: skip
+
+
+def evasive(nodes: list[ast.AST]) -> list[str]:
+    """Docstrings, those of fields and constants too, that open neither with a noun nor with a verb."""
+    strings = (node.value.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    return [each for each in strings if isinstance(each, str) and each.partition(" ")[0].rstrip(",:") in OPENINGS]
+
+
+def test_docstrings_say_what_a_thing_is(modules: Modules) -> None:
+    found = {name: evasive(nodes) for name, _, nodes in modules}
+    assert not {name: each for name, each in found.items() if each}
+    some = '"""Rows of a step."""\nA = 1\n"""Of a step."""\ndef f():\n  """What it makes."""'
+    assert evasive(list(ast.walk(ast.parse(some)))) == ["Of a step.", "What it makes."]
+
+
 def test_the_package_stays_small(modules: Modules) -> None:
     assert len(modules) <= PACKAGE_FILES
     assert sum(text.count("\n") for _, text, _ in modules) <= PACKAGE_LINES

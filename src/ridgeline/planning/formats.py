@@ -32,7 +32,8 @@ class WeightFormat:
 
 
 def _code_bits(name: str) -> int:
-    """Of blocks of GGUF files. Codes of less than four bits are computed as those of four, and those that look values up as eight."""
+    """Bits per code of blocks of GGUF files. Codes of less than four bits are computed as those of four, and those that look values up as
+    eight."""
     return 4 if name.startswith("TQ") else max(4, int(name[1])) if name.startswith("Q") else 8
 
 
@@ -77,7 +78,7 @@ KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Bits per cached element, without scales."""
 
 INT8_SCALE_BITS = 32
-"""Of each head's K, and V, of a token in an int8 cache."""
+"""Bits of the scale of each head's K, and V, of a token in an int8 cache."""
 
 
 def token_kv_bits(model: ModelFacts, kv_dtype: str) -> int:

@@ -201,7 +201,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
 
 
 def _tiers(deployment: Deployment) -> list[TierPrice]:
-    """Of a whole prompt, whatever part of it the prefix cache is expected to have."""
+    """Tiers' times for a whole prompt, whatever part of it the prefix cache is expected to have."""
     cold = replace(deployment, workload=replace(deployment.workload, reused=0.0))
     return tier_prices(deployment.memory.kv_token * deployment.workload.prompt, prefill_seconds(cold))
 

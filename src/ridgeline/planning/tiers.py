@@ -1,4 +1,4 @@
-"""What tiers of KV blocks are worth: the seconds in which each brings a prompt's blocks, beside those of computing them."""
+"""The worth of tiers of KV blocks: the seconds in which each brings a prompt's blocks, beside those of computing them."""
 
 from dataclasses import dataclass
 from typing import Final

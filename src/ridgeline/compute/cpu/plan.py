@@ -1,4 +1,4 @@
-"""From phases to a native plan: addresses of values, weights and cache, given once.
+"""Native plans, made of phases: addresses of values, weights and cache, given once.
 
 Owns the memory of values and keeps alive whatever the plan points to. What the extension must know of an op is a record of its parameters
 (csrc/runtime/ops.def), filled by name.
@@ -67,7 +67,7 @@ class NativePlan:
 
     @cached_property
     def names(self) -> list[str]:
-        """What each native phase computes, for people."""
+        """Names of the native phases, for people."""
         found: list[str] = []
         for phase in self.order:
             found += [f"sort rows of {phase.ops[0]}"] if phase.kind == "experts" else []

@@ -28,7 +28,7 @@ Progress = Callable[[str, float], None]
 
 Matrix = Coded | GroupedWeight | ScaledWeight
 Source = Matrix | tuple[Matrix, ...]
-"""What is stored of a tensor; several where each expert's matrix is stored by itself."""
+"""Stored arrays of a tensor; several where each expert's matrix is stored by itself."""
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:

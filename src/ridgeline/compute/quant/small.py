@@ -156,10 +156,10 @@ SMALL: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "IQ3_XXS": iq3_xxs,
     "IQ3_S": iq3_s,
 }
-"""As `BLOCKS` of `compute/quant/groups.py`."""
+"""Functions by kind, like `BLOCKS` of `compute/quant/groups.py`."""
 
 RECORD_BYTES: Final = 146
-"""Of a superblock in `records`."""
+"""Bytes of a superblock in `records`."""
 
 
 def _both(magnitudes: np.ndarray) -> tuple[int, ...]:
@@ -203,4 +203,4 @@ def records(kind: str, rows: Bytes, block_bytes: int) -> Bytes:
 
 
 UNITS: Final = {"IQ1_S": 0.125, "IQ1_M": 0.125, "IQ2_XXS": 0.125, "IQ2_XS": 0.125, "IQ2_S": 0.125, "IQ3_XXS": 0.5}
-"""What d is multiplied by, where it is."""
+"""Factors on d, where it has one."""

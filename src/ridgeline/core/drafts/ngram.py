@@ -22,7 +22,7 @@ PRIOR_WEIGHT: Final = 6.0
 COMPARISON_DECAY: Final = 0.93
 """Factor of a comparison's weight per further comparison."""
 TOTAL_WEIGHT: Final = 1.0 / (1.0 - COMPARISON_DECAY)
-"""Of endless comparisons."""
+"""Sum of the weights of endless comparisons."""
 ENDLESS: Final = 1 << 30
 """Ids that are predicted by who repeats its prediction as often as is asked."""
 _PRIOR_RIGHT: Final = tuple([PRIOR_WEIGHT * acceptance for acceptance in PRIOR_ACCEPTANCE])
@@ -36,7 +36,7 @@ def _decay(count: int) -> tuple[float, float]:
 
 
 _KEPT, _GAINED = zip(*map(_decay, range(16)), strict=True)
-"""By count: a power takes microseconds where the caches are cold."""
+"""Powers by count: one takes microseconds where the caches are cold."""
 
 
 class NgramPredictor:

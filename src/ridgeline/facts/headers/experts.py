@@ -50,7 +50,7 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
 
 
 def _routing(fields: Fields) -> dict[str, Any]:
-    """What config.json says of routing, and what the architecture does."""
+    """Routing as config.json states it, and as the architecture does it."""
     declared, own = fields.architecture.routing, fields.architecture.defaults
     found: dict[str, Any] = dict(declared)
     if "norm_topk_prob" in own:
