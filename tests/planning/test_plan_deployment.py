@@ -20,9 +20,8 @@ from ridgeline.planning.formats import KV_BITS
 from ridgeline.planning.levers import levers, phase_split
 from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.report import make_report, min_devices_that_fit
+from ridgeline.planning.report import make_report, min_devices_that_fit, tier_prices
 from ridgeline.planning.step import IDEAL, RowGroup, attended_pairs, link_seconds, pass_seconds, resource_seconds, step_work
-from ridgeline.planning.tiers import tier_prices
 
 GIB = 2**30
 

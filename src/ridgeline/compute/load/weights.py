@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compute.load.grouped import elements, grouped_weight
-from ridgeline.compute.load.scaled import scaled_weight
+from ridgeline.compute.load.grouped import elements, grouped_weight, scaled_weight
 from ridgeline.compute.load.views import gather_rows, halves_order, microscaled_rows, stored_rows
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all

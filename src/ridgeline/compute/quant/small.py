@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from ridgeline.compute.quant.bits import Bytes, Floats, Groups, fields, halves
-from ridgeline.compute.quant.codebooks import EIGHTS, FOURS, TERNARY
-from ridgeline.compute.quant.float_codes import E2M1_DOUBLED, E8M0_HALVED, UE4M3_HALVED
+from ridgeline.compute.quant.codebooks import E2M1_DOUBLED, E8M0_HALVED, EIGHTS, FOURS, TERNARY, UE4M3_HALVED
 
 _MAGNITUDES_2: Final = np.array([8, 25, 43], np.int8)
 _MAGNITUDES_3_XXS: Final = np.array([2, 6, 10, 14, 18, 22, 26, 31], np.int8)
