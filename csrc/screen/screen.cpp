@@ -1,4 +1,4 @@
-#include "linear/screen.h"
+#include "screen/screen.h"
 
 #include <algorithm>
 #include <cfloat>
