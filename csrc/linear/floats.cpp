@@ -107,8 +107,8 @@ constexpr size_t kFewTokens = 24;
 constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
 constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
 constexpr size_t kManyBlocks = 64;       // for which inputs are copied once
-constexpr size_t kAhead = 2048;          // bytes that a stream is fetched ahead
-constexpr size_t kStreams = 4, kNear = 512;             // streams of one token, and how far each is fetched ahead
+constexpr size_t kFloatAhead = 2048;     // bytes that a stream is fetched ahead
+constexpr size_t kFloatStreams = 4, kFloatNear = 512;   // streams of one token, and how far each is fetched ahead
 constexpr size_t kPadding = kLanes;      // floats between tokens of copied inputs: they would all be in the same lines of a cache
 // Of many tokens the first tile takes this many at least, so that kPairTokens at a time are left.
 constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
@@ -159,24 +159,24 @@ Span copied(const float* x, size_t x_stride, size_t m, size_t from, size_t input
 template <int Format>
 size_t multiply_token(const Blocks<Format>& blocks, const float* x) {
     constexpr size_t kInput = Blocks<Format>::kInput;
-    const size_t apart = blocks.count / kStreams, k = blocks.matrix.k, stride = apart * k * kInput;
+    const size_t apart = blocks.count / kFloatStreams, k = blocks.matrix.k, stride = apart * k * kInput;
     for (size_t block = 0; block < apart; ++block) {
         const uint8_t* data = blocks.at(block, 0);
-        Vec sum[kStreams];
+        Vec sum[kFloatStreams];
         for (Vec& each : sum) each = zero();
         for (size_t i = 0; i < k; ++i, data += kInput)
             RIDGELINE_UNROLL
-            for (size_t stream = 0; stream < kStreams; ++stream) {
-                __builtin_prefetch(data + stream * stride + kNear);
+            for (size_t stream = 0; stream < kFloatStreams; ++stream) {
+                __builtin_prefetch(data + stream * stride + kFloatNear);
                 sum[stream] = fma(load_weights<Format>(data + stream * stride), all(x[i]), sum[stream]);
             }
         float sums[kPairLanes];
-        for (size_t stream = 0; stream < kStreams; ++stream) {
+        for (size_t stream = 0; stream < kFloatStreams; ++stream) {
             store(sums, sum[stream]);
             blocks.put(block + stream * apart, sums, 1);
         }
     }
-    return kStreams * apart;
+    return kFloatStreams * apart;
 }
 
 template <int Format>
@@ -184,7 +184,7 @@ void multiply_tile(const Blocks<Format>& blocks, const float* x, size_t x_stride
     for (size_t block = m == 1 ? multiply_token(blocks, x) : 0; block < blocks.count; ++block) {
         const uint8_t* data = blocks.at(block, 0);
         float sums[kBlockTokens * kPairLanes] = {};
-        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
+        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kFloatAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
         blocks.put(block, sums, m);
     }
 }
