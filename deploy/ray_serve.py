@@ -6,7 +6,7 @@
     ray start --head --node-ip-address 10.0.0.1 --object-store-memory 100000000 --include-dashboard false
     serve run ray_serve:app
 
-The ingress is an ASGI application of ours: it asks for the key, reads the body, and calls the engines through a handle whose
+The ingress is an ASGI application: it asks for the key, reads the body, and calls the engines through a handle whose
 `RequestRouter` asks the policy object that `ridgeline route` has. It keeps what a router keeps of a stream (`router.journal`), and goes on
 at another replica when one dies. What Ray pickles is a request's bytes, an answer's bytes and the classes of this file; plans, results and
 blocks stay in the engine's own processes. `docs/guide/deploy.md` says what Ray's ports do not protect.

@@ -1,6 +1,6 @@
 """Pages of `docs/scale`: `python docs/scale.py [NAME …]`. Fleets in the simulator, and on this machine what their router must bear.
 
-All of llama-3-8b with bf16 weights and a million users of 40 requests a day; a few minutes of processor time each.
+All of llama-3-8b with bf16 weights and a million users of 40 requests per day; a few minutes of processor time each.
 """
 
 import sys

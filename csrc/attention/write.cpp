@@ -1,4 +1,4 @@
-// Writing keys and values into the paged cache: copied, rounded to bf16, or quantised with one scale a head.
+// Writing keys and values into the paged cache: copied, rounded to bf16, or quantised with one scale per head.
 #include <float.h>
 
 #include "runtime/rows.h"

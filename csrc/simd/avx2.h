@@ -100,7 +100,7 @@ inline Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); 
 inline void store_part(float* p, Part a) { _mm256_storeu_ps(p, a); }
 inline Part load_part_bf16(const uint16_t* p) { return widen_bf16(p); }
 inline Part load_part_int8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
-// Into a register: the compiler would rather read from memory at every use, and the ports that load are what binds.
+// Into a register: the compiler would rather read from memory at every use, and the ports that load are the bottleneck.
 inline Part load_once(const float* p) {
     Part x = load_part(p);
     __asm__("" : "+v"(x));

@@ -77,7 +77,7 @@ inline void store_part(float* p, Part a) { _mm512_storeu_ps(p, a); }
 inline Part load_part_bf16(const uint16_t* p) { return load_bf16(p).v; }
 inline Part load_part_int8(const int8_t* p) { return load_int8(p).v; }
 inline __m256 half_sums(Part x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
-// Into a register: the compiler would rather read from memory at every use, and the ports that load are what binds.
+// Into a register: the compiler would rather read from memory at every use, and the ports that load are the bottleneck.
 inline Part load_once(const float* p) {
     Part x = load_part(p);
     __asm__("" : "+v"(x));

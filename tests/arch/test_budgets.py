@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "ridgeline"
 FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60, 20, 90, 300
 
 PACKAGE_FILES, PACKAGE_LINES = 620, 90_000
@@ -20,7 +21,9 @@ Modules = list[tuple[str, str, list[ast.AST]]]
 
 def test_files(modules: Modules) -> None:
     over = {name: text.count("\n") for name, text, _ in modules if text.count("\n") > FILE_LINES and name not in EXCEPTIONS}
-    assert not over
+    others = [path for folder in ("csrc", "tests") for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".h", ".def", ".py")]
+    assert not over and len(others) > 400
+    assert not [path.name for path in others if path.read_text().count("\n") > FILE_LINES]
     assert all(text.count("\n") <= MODEL_LINES for name, text, _ in modules if name.startswith("models/"))
 
 
@@ -71,6 +74,25 @@ def test_public_functions_are_documented(modules: Modules) -> None:
     assert not {name: found for name, found in missing.items() if found}
     some = "def a(): ...\ndef _b(): ...\nclass C:\n  x: int\nclass D:\n  def e(self): ..."
     assert undocumented(ast.parse(some)) == ["the module", "a", "D"]
+
+
+OPENINGS = {
+    "As", "Behind", "By", "For", "From", "How", "In", "It", "Its", "Of", "On", "That", "They", "What", "When", "Where", "Whether", "Which",
+    "Who", "Whose", "Why", "With",
+}  # fmt: skip
+
+
+def evasive(nodes: list[ast.AST]) -> list[str]:
+    """Docstrings, those of fields and constants too, that open neither with a noun nor with a verb."""
+    strings = (node.value.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    return [each for each in strings if isinstance(each, str) and each.partition(" ")[0].rstrip(",:") in OPENINGS]
+
+
+def test_docstrings_say_what_a_thing_is(modules: Modules) -> None:
+    found = {name: evasive(nodes) for name, _, nodes in modules}
+    assert not {name: each for name, each in found.items() if each}
+    some = '"""Rows of a step."""\nA = 1\n"""Of a step."""\ndef f():\n  """What it makes."""'
+    assert evasive(list(ast.walk(ast.parse(some)))) == ["Of a step.", "What it makes."]
 
 
 def test_the_package_stays_small(modules: Modules) -> None:

@@ -44,6 +44,17 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert commands[1] in (ROOT / ".ci" / "run").read_text()
 
 
+def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
+    """Folders of the package, those at the top, and what it says that csrc and tests hold beside folders like those of the package."""
+    tree = (ROOT / "README.md").read_text().split("```\nsrc/ridgeline/\n")[1].split("```")[0]
+    named = dict(re.findall(r"^ {0,2}([\w.]+)/? {2,}(.*)$", tree, re.MULTILINE))
+    package = {path.name for path in (ROOT / "src" / "ridgeline").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert named.keys() - {"errors.py"} == package | {"csrc", "tests", "docs", "deploy"}
+    for folder, own in (("csrc", set()), ("tests", package | {"__pycache__"})):
+        held = {path.name for path in (ROOT / folder).iterdir() if path.is_dir()}
+        assert held - own <= set(re.findall(r"\w+", named[folder])), folder
+
+
 def test_every_law_has_a_line() -> None:
     text = (ROOT / "docs" / "laws.md").read_text()
     for number in range(1, 16):

@@ -26,8 +26,8 @@ from ridgeline.engine.engine import Engine
 FAKE = 'fake:{"rows": 8, "max_model_len": 256, "blocks": %d}'
 
 
-def engine_of(pages: int = 200) -> Engine:
-    engine, _ = start_engine(EngineConfig(FAKE % pages, max_num_seqs=8, max_num_batched_tokens=64), lambda stage, part: None)
+def engine_of(blocks: int = 200) -> Engine:
+    engine, _ = start_engine(EngineConfig(FAKE % blocks, max_num_seqs=8, max_num_batched_tokens=64), lambda stage, part: None)
     engine.executor.wait_seconds = 0.0  # type: ignore[attr-defined]  # as an executor of a device has it
     return engine
 
@@ -82,7 +82,7 @@ def test_a_rejected_request_is_an_error() -> None:
 
 def soaked(seconds: float, memory: Any) -> list[Mapping[str, Any]]:
     settings = {"rows": 8, "prompt_tokens": 60, "output_tokens": 20, "seconds": seconds, "every_seconds": 0.5, "swing_seconds": 2.0}
-    return list(gpu_serving.run_soak(engine_of(pages=20), settings, memory))
+    return list(gpu_serving.run_soak(engine_of(blocks=20), settings, memory))
 
 
 @pytest.mark.usefixtures("_a_clock")

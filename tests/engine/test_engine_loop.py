@@ -23,7 +23,7 @@ class LateExecutor:
     grammars = None
     trace = None
     adapters = None
-    pages = None
+    blocks = None
 
     def __init__(self, inner: SimExecutor) -> None:
         self.inner = inner

@@ -92,7 +92,7 @@ def test_a_slow_tier_is_not_waited_for(alone: tuple[int, ...]) -> None:
 def test_sequences_that_have_yet_to_start_are_no_fault_of_a_tier() -> None:
     kept(tier := MemoryTier())
     run = Run([tier], most_staged_bytes=0)
-    run.engine.executor.pages.staged.update({-number: b"" for number in range(1, 60)})  # type: ignore[union-attr]
+    run.engine.executor.blocks.staged.update({-number: b"" for number in range(1, 60)})  # type: ignore[union-attr]
     run.answer("b")
     assert not run.from_tier and not run.close()["failures"], "nothing was brought, and the tier is not left alone"
 

@@ -94,7 +94,7 @@ Items = NDArray[np.void]
 
 
 def kv_write(k: Floats, v: Floats, keys: Records, values: Records, slots: NDArray[np.int64], *, level: str | None = None) -> None:
-    """k, v fp32 [T, KV heads · D] into the slots [T] of a cache layer: copied, rounded to bf16, or as int8 with one scale a head."""
+    """k, v fp32 [T, KV heads · D] into the slots [T] of a cache layer: copied, rounded to bf16, or as int8 with one scale per head."""
     tokens, heads, room = len(slots), keys.shape[1], len(keys) * keys.shape[2]
     head_dim = k.shape[1] // heads
     if tokens and not 0 <= slots.min() <= slots.max() < room:
@@ -148,11 +148,11 @@ def attention(
     return out
 
 
-def _step(q: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, pages: int, block_tokens: int) -> tuple[int, ...]:
+def _step(q: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, blocks: int, block_tokens: int) -> tuple[int, ...]:
     """Tokens, rows, blocks of a row, then the addresses of cu_q, kv_len and the tables."""
     rows, width = tables.shape
-    if not 0 <= tables.min(initial=0) <= tables.max(initial=0) < pages:
-        raise ValueError(f"tables name pages {tables.min()} … {tables.max()}, the cache has {pages}")
+    if not 0 <= tables.min(initial=0) <= tables.max(initial=0) < blocks:
+        raise ValueError(f"tables name blocks {tables.min()} … {tables.max()}, the cache has {blocks}")
     counts = np.diff(cu_q)
     if cu_q[0] != 0 or cu_q[-1] != len(q) or (counts < 0).any() or (kv_len < counts).any() or kv_len.max() > width * block_tokens:
         raise ValueError(f"rows of {counts} tokens and {kv_len} positions do not fit {len(q)} queries and {width} blocks")

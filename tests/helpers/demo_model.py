@@ -31,7 +31,7 @@ class Demo:
     prompts: list[dict]
 
     def driver(self, facts: ModelFacts) -> Driver:
-        return Driver(facts, self.weights, pages=1500, threads=2)
+        return Driver(facts, self.weights, blocks=1500, threads=2)
 
     def score(self, driver: Driver, numbers: list[int]) -> list[Score]:
         """Feeds prompts with llama.cpp's continuations in one step, and compares at every position that it predicted."""

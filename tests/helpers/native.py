@@ -17,7 +17,7 @@ class NativeDriver(Driver):
     tokens: int = 2048
 
     def open(self) -> None:
-        """Makes the runner and its cache; page 0 holds what no sequence may read."""
+        """Makes the runner and its cache; block 0 holds what no sequence may read."""
         self.runner = NativeRunner(
             record(self.facts)["step"],
             self.weights,

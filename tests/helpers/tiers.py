@@ -52,7 +52,7 @@ class Run:
         executor = SimExecutor(replace(fake_executor().info, kv=kv), FakeModel(), VirtualClock())
         limits = Limits(rows=4, token_budget=64, depth=2)
         scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
-        self.store = BlockStore(tiers, Seal(secret, kv), kv, executor.pages, seconds=seconds, **bounds)
+        self.store = BlockStore(tiers, Seal(secret, kv), kv, executor.blocks, seconds=seconds, **bounds)
         if record is None:
             self.engine = Engine(scheduler, executor, VirtualClock(), 2, self.store)
         else:

@@ -176,7 +176,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Driver:
-    """Steps a numpy runner by hand: sequences by number, pages in a scattered order, every position of a group kept.
+    """Steps a numpy runner by hand: sequences by number, blocks in a scattered order, every position of a group kept.
 
     Tokens of a step are whatever the caller says, so that every way to cut and to mix sequences can be tried.
     """
@@ -184,21 +184,21 @@ class Driver:
     facts: ModelFacts
     weights: Mapping[str, Weight]
     block_tokens: int = 16
-    pages: int = 2048
+    blocks: int = 2048
     threads: int = 1
     computed: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shape = KVShape(kv_groups(self.facts), self.block_tokens, self.pages, b"")
+        self.shape = KVShape(kv_groups(self.facts), self.block_tokens, self.blocks, b"")
         self.open()
         self._tables: dict[int, list[list[int]]] = {}
-        self._free: Iterator[int] = iter(np.random.default_rng(3).permutation(np.arange(1, self.pages + 1)).tolist())
+        self._free: Iterator[int] = iter(np.random.default_rng(3).permutation(np.arange(1, self.blocks + 1)).tolist())
 
     def open(self) -> None:
         """Makes the runner and its cache."""
         self.runner = NumpyRunner(record(self.facts)["step"], self.weights, self.shape, threads=self.threads)
         self.kv = allocate_kv(self.shape, self.facts.cached)
-        self.kv.pool[:, :, : self.block_tokens] = np.nan  # page 0 is never read
+        self.kv.pool[:, :, : self.block_tokens] = np.nan  # block 0 is never read
 
     def inputs(self, chunks: Sequence[tuple[int, Sequence[int]]], select: Sequence[int] | None = None) -> StepInputs:
         """(sequence, ids) a row: the next ids of each sequence. All positions are selected unless `select` says which."""
@@ -214,8 +214,8 @@ class Driver:
         positions = np.concatenate([np.arange(start, length) for start, length in zip(starts, lengths, strict=True)])
         tables = [np.zeros((len(chunks), -(-int(lengths.max()) // self.block_tokens)), np.int32) for _ in self.shape.groups]
         for number, (sequence, _) in enumerate(chunks):
-            for array, pages in zip(tables, self._tables[sequence], strict=True):
-                array[number, : len(pages)] = pages
+            for array, block_ids in zip(tables, self._tables[sequence], strict=True):
+                array[number, : len(block_ids)] = block_ids
         block, offset = positions // self.block_tokens, positions % self.block_tokens
         chosen = range(len(positions)) if select is None else select
         return StepInputs(
@@ -239,8 +239,8 @@ class Driver:
 
     def slot(self, sequence: int, group: int, position: int) -> int:
         """Where a group keeps K and V of a position."""
-        page = self._tables[sequence][group][position // self.block_tokens]
-        return page * self.block_tokens + position % self.block_tokens
+        block_id = self._tables[sequence][group][position // self.block_tokens]
+        return block_id * self.block_tokens + position % self.block_tokens
 
 
 def open_tiny(path: Path, size: Tiny | None = None, **options: object) -> tuple[ModelFacts, dict[str, Weight]]:

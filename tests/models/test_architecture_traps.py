@@ -261,7 +261,7 @@ def test_each_trap_shows(checkpoint, name: str, trap: str) -> None:
     theirs = log_softmax(made.logits(ids))
 
     def error(facts: ModelFacts, weights: Weights) -> float:
-        return float(np.abs(log_softmax(Driver(facts, weights, pages=64).step((0, ids))) - theirs).max())
+        return float(np.abs(log_softmax(Driver(facts, weights, blocks=64).step((0, ids))) - theirs).max())
 
     assert error(facts, right) < 1e-4
     assert error(*TRAPS[name][trap](facts, right)) > 1e-3
@@ -277,12 +277,12 @@ def test_long_and_short_rotations_differ(checkpoint) -> None:
     ids = made.prompts()[0]
     assert len(ids) > border
     weights = dense(facts)
-    a, b = (log_softmax(Driver(each, weights, pages=64).step((0, ids))) for each in (short, long))
+    a, b = (log_softmax(Driver(each, weights, blocks=64).step((0, ids))) for each in (short, long))
     assert np.abs(a - b).max() > 1e-3
     assert np.abs(b - log_softmax(made.logits(ids))).max() < 1e-4
     few = made.prompts()[0][:border]
     theirs = log_softmax(made.logits(few))
-    assert np.abs(log_softmax(Driver(short, weights, pages=64).step((0, few))) - theirs).max() < 1e-4
+    assert np.abs(log_softmax(Driver(short, weights, blocks=64).step((0, few))) - theirs).max() < 1e-4
 
 
 @pytest.mark.parametrize(("name", "form", "view"), [("llama3", "F32", "interleaved"), ("gemma2", "safetensors", "plus_one")])
@@ -294,6 +294,6 @@ def test_files_need_their_views(checkpoint, stored, name: str, form: str, view: 
     assert views
     wrong = dataclasses.replace(facts, tensors={**facts.tensors, **views})
     ids = made.prompts()[0]
-    right, found = (log_softmax(Driver(each, dense(each), pages=64).step((0, ids))) for each in (facts, wrong))
+    right, found = (log_softmax(Driver(each, dense(each), blocks=64).step((0, ids))) for each in (facts, wrong))
     theirs = log_softmax(made.logits(ids))
     assert np.abs(right - theirs).max() < 1e-4 and np.abs(found - theirs).max() > 1e-3

@@ -24,7 +24,7 @@ def demo(demo_file: Path) -> Demo:
 
 @pytest.mark.parametrize(("kv_dtype", "numbers"), [("bf16", range(LONG + 1)), ("int8", range(LONG)), ("f32", range(LONG))])
 def test_agrees(demo: Demo, kv_dtype: str, numbers: range) -> None:
-    driver = NativeDriver(demo.facts, demo.weights, pages=1500, threads=2, kv_dtype=kv_dtype)
+    driver = NativeDriver(demo.facts, demo.weights, blocks=1500, threads=2, kv_dtype=kv_dtype)
     scores = [score for number in numbers for score in demo.score(driver, [number])]
     driver.runner.close()
     assert complaints(scores) == []
@@ -35,5 +35,5 @@ def test_a_wrong_weight_fails(demo: Demo) -> None:
     """Two layers' norms exchanged: the comparison can fail."""
     first, second = "blk.3.attn_norm.weight", "blk.9.attn_norm.weight"
     wrong = {**demo.weights, first: demo.weights[second], second: demo.weights[first]}
-    driver = NativeDriver(demo.facts, wrong, pages=1500, threads=2)
+    driver = NativeDriver(demo.facts, wrong, blocks=1500, threads=2)
     assert complaints([score for number in range(3) for score in demo.score(driver, [number])])

@@ -73,7 +73,7 @@ def test_an_incident_says_what_was_served(tmp_path: Path) -> None:
     thread.join()
     (folder,) = tmp_path.iterdir()
     model, today = incident_settings(folder)
-    assert (model, today["max_num_seqs"], today["step_ms"], today["kv_pages"], today["depth"]) == ("llama-3-8b", "5", "33", "900", "2")
+    assert (model, today["max_num_seqs"], today["step_ms"], today["kv_blocks"], today["depth"]) == ("llama-3-8b", "5", "33", "900", "2")
     assert today["enable_prefix_caching"] == "false"
     found = make_scenario(model, today, folder)
     assert found.knobs.max_num_seqs == 5 and isinstance(found.durations, ConstantDurations)

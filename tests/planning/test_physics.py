@@ -9,7 +9,7 @@ from ridgeline.planning.objectives import FinishedRequest, Objective
 GIB = 2**30
 
 
-def test_activations_with_and_without_tiles() -> None:  # part 3: 1 GB a layer, 32 GB for 32; "a few hundred MB" with tiles
+def test_activations_with_and_without_tiles() -> None:  # part 3: 1 GB per layer, 32 GB for 32; "a few hundred MB" with tiles
     layer = attention_score_bytes(32, 4096, 2)
     assert layer / GIB == 1 and 32 * layer / GIB == 32
     tiled = tiled_score_bytes(32, 4096, 4) + activation_bytes(4096, 4096, 14336, 4096, 2)

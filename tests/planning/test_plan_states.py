@@ -114,7 +114,7 @@ def test_bad_hybrids_are_refused(values: dict[str, object], cause: str) -> None:
 
 
 def test_states_take_memory_beside_pages() -> None:
-    """52 GB of Jamba in 8 bits on an H100: four layers of keys and values, and 16 MB a sequence whatever its length."""
+    """52 GB of Jamba in 8 bits on an H100: four layers of keys and values, and 16 MB per sequence whatever its length."""
     deployment = planned("jamba-v0.1", dtype="fp8", context=65_536)
     memory = deployment.memory
     assert (memory.kv_token, memory.state) == (4 * 2 * 8 * 128 * 2, 28 * (4 * 8192 * 16 + 2 * 8192 * 3))

@@ -34,7 +34,7 @@ def test_what_is_given_stays_and_a_table_s_device_has_its_own(monkeypatch: pytes
     knobs = make_scenario("llama-3-8b", given, None).knobs
     assert (knobs.max_num_seqs, knobs.depth) == (3, 1)
     other = make_scenario("llama-3-8b", {}, None)
-    assert (other.knobs.max_num_seqs, other.knobs.max_num_batched_tokens, other.knobs.kv_pages) == (256, 2048, None)
+    assert (other.knobs.max_num_seqs, other.knobs.max_num_batched_tokens, other.knobs.kv_blocks) == (256, 2048, None)
     facts = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
     monkeypatch.setattr(served, "machine_facts", lambda: replace(machine_facts(), memory_bytes=10**9))
-    assert served.served_settings(facts, {"context": 64})["kv_pages"] * 16 * 131_072 <= 0.3 * 10**9
+    assert served.served_settings(facts, {"context": 64})["kv_blocks"] * 16 * 131_072 <= 0.3 * 10**9

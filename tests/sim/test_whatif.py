@@ -27,7 +27,7 @@ from ridgeline.sim.fleet.traffic import read_trace
 
 CASES = {
     "KV cache in 8 bits": {
-        "step_time": "constant:0.01", "kv_pages": "1000", "requests": "60", "rate": "3", "prompt": "2000", "output": "300",
+        "step_time": "constant:0.01", "kv_blocks": "1000", "requests": "60", "rate": "3", "prompt": "2000", "output": "300",
     },
     "weights in 4 bits": {"arrivals": "closed", "users": "4", "requests": "40", "prompt": "64", "output": "300"},
     "weights in fp8": {
@@ -184,7 +184,7 @@ def test_a_bad_trace_is_refused_by_its_line(tmp_path: Path, text: str, why: str)
         ("prompt=gamma:3", "lognormal"),
         ("autoscale=5:2", "write 2:5"),
         ("scheduling_policy=lifo", "one of"),
-        ("kv_pages=10", "KV blocks"),
+        ("kv_blocks=10", "KV blocks"),
         ("device=abacus", "known"),
         ("step_time=constant:1,2,3,4", "constant:STEP"),
     ],
@@ -232,10 +232,10 @@ def test_sim_starts_without_arrays_and_finds_the_knee() -> None:
     [
         ({}, False),
         ({"arrivals": "closed", "users": "30"}, False),
-        ({"max_num_seqs": "32", "output": "uniform:150", "kv_pages": "1600", "decode_replicas": "1"}, False),
+        ({"max_num_seqs": "32", "output": "uniform:150", "kv_blocks": "1600", "decode_replicas": "1"}, False),
         ({"prefixes": "9"}, False),
         ({"prefixes": "9", "shared": "200"}, True),
-        ({"max_num_seqs": "32", "context": "1024", "kv_pages": "700"}, True),
+        ({"max_num_seqs": "32", "context": "1024", "kv_blocks": "700"}, True),
         ({"max_num_seqs": "8", "scheduling_policy": "priority", "background": "0.5"}, True),
     ],
 )

@@ -49,7 +49,7 @@ def main() -> None:
     facts, first = read_model_facts(path), max(WINDOWS) + 1
     ids = load_tokenizer(path).encode(asked.text.read_text(), add_bos=True)[: 2 * first + asked.positions]
     places = range(2 * first, len(ids))
-    driver = NativeDriver(facts, pack_weights(facts, THREADS, lambda stage, fraction: None), pages=BLOCKS, threads=THREADS, tokens=512)
+    driver = NativeDriver(facts, pack_weights(facts, THREADS, lambda stage, fraction: None), blocks=BLOCKS, threads=THREADS, tokens=512)
     scores = {0: driver.step((0, ids), select=places).copy()}
     for number, window in enumerate(WINDOWS):
         base = 1 + number * len(ids)

@@ -4,9 +4,9 @@ at the same moments.
 
     python tests/speed/drill.py [rows | blocks | chunks | prefix] [--seconds 16]
 
-Some 40 s per fault, all four without an argument. Sockets and processes are real; the device sleeps 10 ms a step and 0.2 ms a token: what
-is compared is scheduling and the server, not a processor that others use. At rest: p99 as simulated within 10 % of live, gain of a lever
-within 20 % of the realised. It ends with status 1 where one of these is missed.
+Some 40 s per fault, all four without an argument. Sockets and processes are real; the device sleeps 10 ms per step and 0.2 ms per token:
+what is compared is scheduling and the server, not a processor that others use. At rest: p99 as simulated within 10 % of live, gain of a
+lever within 20 % of the realised. It ends with status 1 where one of these is missed.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _rows(count: int) -> Side:
 
 
 def _blocks(count: int) -> Side:
-    return Side({"blocks": count, "max_model_len": 1_000}, [], {"kv_pages": str(count), "context": "1000"})
+    return Side({"blocks": count, "max_model_len": 1_000}, [], {"kv_blocks": str(count), "context": "1000"})
 
 
 def _chunk(tokens: int) -> Side:

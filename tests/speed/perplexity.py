@@ -103,15 +103,15 @@ def main() -> None:
     facts = read_model_facts(path)
     ids = load_tokenizer(path).encode(asked.text.read_text(), add_bos=True)[: asked.tokens]
     weights = load_weights(facts, 8 << 30, THREADS, lambda stage, fraction: None)
-    exact = Driver(facts, weights, pages=BLOCKS, threads=THREADS)
+    exact = Driver(facts, weights, blocks=BLOCKS, threads=THREADS)
     text = Text(ids, list(scores(exact, ids)))
-    own = text.against(Driver(facts, weights, pages=BLOCKS, threads=THREADS))
+    own = text.against(Driver(facts, weights, blocks=BLOCKS, threads=THREADS))
     print(f"{asked.model}, {len(ids)} tokens of {asked.text.name}\n")
     print("| runner | perplexity | | KL divergence, nats | same first choice |\n|---|---|---|---|---|")
     print(line("numpy", own, own[0]))
     packed = pack_weights(facts, THREADS, lambda stage, fraction: None)
     for kv_dtype in ("bf16", "f32"):
-        native = NativeDriver(facts, packed, pages=BLOCKS, threads=THREADS, kv_dtype=kv_dtype, tokens=CHUNK)
+        native = NativeDriver(facts, packed, blocks=BLOCKS, threads=THREADS, kv_dtype=kv_dtype, tokens=CHUNK)
         print(line(f"native, KV {kv_dtype}", text.against(native), own[0]), flush=True)
         native.runner.close()
     if asked.parts:
@@ -119,7 +119,7 @@ def main() -> None:
         for part in (*sorted(read), "all"):
             for width in WIDTHS:
                 groups = dict.fromkeys(read if part == "all" else (part,), width)
-                rounding = RoundingDriver(facts, weights, pages=BLOCKS, threads=THREADS, groups=groups)
+                rounding = RoundingDriver(facts, weights, blocks=BLOCKS, threads=THREADS, groups=groups)
                 print(line(f"numpy, {part} rounded in groups of {width}", text.against(rounding), own[0]), flush=True)
 
 

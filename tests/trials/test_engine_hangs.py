@@ -125,7 +125,7 @@ def test_x1_a_step_of_the_native_runner_moves(demo_file: Path) -> None:
     from ridgeline.facts.headers.read import read_model_facts
 
     facts = read_model_facts(demo_file)
-    driver = NativeDriver(facts, pack_weights(facts, 1, lambda stage, fraction: None), pages=512, tokens=LONG)
+    driver = NativeDriver(facts, pack_weights(facts, 1, lambda stage, fraction: None), blocks=512, tokens=LONG)
     driver.step((0, range(5, 9)), select=[3])
     assert beats_within(lambda: driver.step((1, range(5, 5 + LONG)), select=[LONG - 1]), driver.runner.beat) > 20
     still = driver.runner.beat()

@@ -92,7 +92,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("sim llama-3-8b --requests 5 --set device=rtx4091", "rtx4091", "sim llama-3-8b --requests 5 --set device=rtx-4090"),
     ("sim llama-3-8b --requests 5 --prompt log:5", "log:5", "sim llama-3-8b --requests 5"),
     ("sim llama-3-8b --users 2 --requests 5 --knee", "closed loop", "sim llama-3-8b --users 2 --requests 5"),
-    ("whatif {trace} --no-levers --seeds 1 --today kv_page=3", "kv_page", None),
+    ("whatif {trace} --no-levers --seeds 1 --today kv_page=3", "kv_page", "whatif {trace} --no-levers --seeds 1"),
     ("whatif {trace} --no-levers --seeds 101", "--seeds", "whatif {trace} --no-levers"),
     ("generate {fake} hi --temperature 99", "temperature", "generate {fake} hi"),
     ("generate {fake} hi --logit-bias foo", "logit_bias", "generate {fake} hi"),

@@ -195,7 +195,7 @@ class ServerRounds:
 
 @dataclass(slots=True)
 class ServerStarts:
-    """For each start: seconds from the start of the process to the first token, and resident bytes then."""
+    """Per start the seconds from the start of the process to the first token, and resident bytes then."""
 
     seconds: list[float] = field(default_factory=list)
     resident_bytes: list[int] = field(default_factory=list)

@@ -73,7 +73,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Settings of each part; `budget_seconds` includes start and compilation; a soak's minutes are added."""
 
 PARTS: Final = tuple(SETTINGS)
-"""In the order in which they run: behind the ceilings most important first, should time run out."""
+"""Parts in the order in which they run: behind the ceilings most important first, should time run out."""
 
 COLD_START_SECONDS: Final = 40.0
 """Extra budget of the first part: libraries are read from disk, and most kernels are compiled."""

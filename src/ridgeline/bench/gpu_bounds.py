@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.facts.model import ModelFacts
 
 BYTES: Final[Mapping[str, int]] = {"bf16": 2, "fp8": 1}
-"""Of a number, in weights and cache; the head is bf16 in both."""
+"""Bytes of a number, in weights and cache; the head is bf16 in both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def read_ceilings(rows: Iterable[Mapping[str, Any]]) -> Ceilings | None:
 
 
 def decode_seconds(facts: ModelFacts, ceilings: Ceilings, dtype: str, rows: int, context: int, prompt_tokens: int = 0) -> float:
-    """Of a step that gives each of `rows` sequences of `context` positions a token, beside `prompt_tokens` tokens of prompts."""
+    """Seconds of a step that gives each of `rows` sequences of `context` positions a token, beside `prompt_tokens` tokens of prompts."""
     size, peak = BYTES[dtype], _peak(ceilings, dtype)
     layers, head = _layer_weights(facts), facts.vocab * facts.hidden
     reading = (size * layers + BYTES["bf16"] * head) / ceilings.copy
@@ -40,7 +40,7 @@ def decode_seconds(facts: ModelFacts, ceilings: Ceilings, dtype: str, rows: int,
 
 
 def prefill_seconds(facts: ModelFacts, ceilings: Ceilings, dtype: str, tokens: int) -> float:
-    """Of a prompt in one step; a token looks at those before it."""
+    """Seconds of a prompt in one step; a token looks at those before it."""
     layers = _layer_weights(facts)
     reading, multiplying = BYTES[dtype] * layers / ceilings.copy, 2 * tokens * layers / _peak(ceilings, dtype)
     return max(reading, multiplying) + 2 * facts.layers * facts.heads * facts.head_dim * tokens * (tokens + 1) / ceilings.bf16

@@ -46,7 +46,7 @@ class TimedExecutor:
     grammars = None
     trace = None
     adapters = None
-    pages = None
+    blocks = None
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor

@@ -44,7 +44,7 @@ class Target:
         return self.key if self.bound is None else "share_of_bound"
 
     def reached(self, row: Row, facts: ModelFacts, ceilings: Ceilings | None) -> float | None:
-        """What a row that matches has of `target`; None where that takes ceilings and there are none."""
+        """The share of `target` that a matching row reaches; None where that takes ceilings and there are none."""
         if self.bound is None:
             return float(row[self.key])
         if ceilings is None:
@@ -82,13 +82,13 @@ SERVED_CONTEXT: Final = 1500
 """Positions of a row on average, with 1000 in and 1000 out: each step computes as many tokens of prompts as it has rows."""
 PROMPT: Final = 2048
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
-"""Of a step, by its rows."""
+"""Seconds of the host per step, by its rows."""
 IDLE_SECONDS: Final = 50e-6
 ADAPTER_COUNT: Final = 8
 ADAPTERS: Final[Mapping[int, float]] = {1: 0.85, 32: 0.85}
 """Share of the speed without adapters, by batch size."""
 GREEDY: Final[dict[str, object]] = {"graphs": True, "top_p": None}
-"""Of the rows of `decode` that have targets: those with top-p are beside them, to show what sampling costs."""
+"""Rows of `decode` that have targets: those with top-p are beside them, to show what sampling costs."""
 
 
 def _make_targets() -> Iterator[Target]:

@@ -1,4 +1,4 @@
-"""What a server's own metrics say of a load, against what the client saw: time to first token, and requests.
+"""A server's own metrics of a load, against what the client saw: time to first token, and requests.
 
 A client that is short of processor time reads late, and blames the server for it. The server's clock does not know the client: where both
 means differ, network or client are slow. Metrics are read in Prometheus' text format, under vLLM's names, which several servers have.
@@ -27,7 +27,7 @@ class ServerTtft:
 
     @classmethod
     async def read(cls, http: HttpClient) -> "ServerTtft | None":
-        """What the server has counted since its start; None where it does not tell."""
+        """Counts of the server since its start; None where it does not tell."""
         try:
             text = await http.get_text(METRICS_PATH)
         except HttpError:
@@ -38,7 +38,7 @@ class ServerTtft:
         return cls(found["count"], found["sum"]) if found["count"] else None
 
     def since(self, before: "ServerTtft | None") -> "ServerTtft":
-        """What has been counted since then."""
+        """The difference to earlier counts."""
         return self if before is None else ServerTtft(self.count - before.count, self.sum - before.sum)
 
     @property

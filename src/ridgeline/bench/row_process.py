@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 class Ended(NamedTuple):
-    """How a process ended: its seconds, and why it ended early if it did."""
+    """The end of a process: its seconds, and the reason if it was early."""
 
     seconds: float
     error: str | None

@@ -34,7 +34,7 @@ def _unknown(given: Given) -> None:
 
 
 def _nothing(given: Given) -> None:
-    """For verbs whose parser checks all."""
+    """Checks nothing: the parser of these verbs checks all."""
 
 
 def check_model(name: str) -> None:

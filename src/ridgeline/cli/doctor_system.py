@@ -1,4 +1,4 @@
-"""What `ridgeline doctor` says of the system around a server: files, disk, CPU time, pages, swap, sockets, clocks."""
+"""Findings of `ridgeline doctor` about the system around a server: files, disk, CPU time, pages, swap, sockets, clocks."""
 
 import shutil
 import socket
@@ -61,7 +61,7 @@ def check_disk(folders: Sequence[Path], free: Callable[[Path], int] = lambda pat
 
 
 def check_port(host: str = SERVER.host, port: int = SERVER.port) -> Finding:
-    """Whether the port that `serve` takes by itself is free."""
+    """Checks if the port that `serve` takes by itself is free."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

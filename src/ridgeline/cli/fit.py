@@ -1,4 +1,4 @@
-"""Whether a second model fits beside the one that a server runs, by plan: weights, KV cache, and what is free now."""
+"""The fit of a second model beside the one that a server runs, by plan: weights, KV cache, and what is free now."""
 
 from typing import Final
 
@@ -14,12 +14,12 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.planning.memory import kv_costs
 
 WEIGHTS_FACTOR: Final = 1.25
-"""Of the bytes of packed weights: what fills up rows, and the buffers of a step."""
+"""Factor on the bytes of packed weights, for what fills up rows and the buffers of a step."""
 GIB: Final = 1 << 30
 
 
 def planned_bytes(config: EngineConfig) -> int:
-    """What a model will take of this machine's memory beside others: its weights and KV cache; 0 on a GPU and for one without weights."""
+    """Bytes of this machine's memory that a model will take beside others: weights and KV cache; 0 on a GPU and where it has no weights."""
     return sum(_planned(config)[:2])
 
 

@@ -29,7 +29,7 @@ VERBS: Final = {
     "show": "Show a model: facts, template, licence, origin, fit.",
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
-    "top": "Watch a server: load, speed, what binds, which lever helps.",
+    "top": "Watch a server: load, speed, its bottleneck, what helps.",
     "admin": "Look at a running server and change it.",
     "investigate": "Take an alert; say its phase, evidence and first lever.",
     "explain": "Say where the time of a server's requests went.",

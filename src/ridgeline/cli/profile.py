@@ -41,7 +41,7 @@ def profile(
 
 
 def print_steps(file: Path, seconds: float) -> None:
-    """Where the time of traced steps went, a line for each phase or op, and the file."""
+    """Prints where the time of traced steps went, a line for each phase or op, and the file."""
     read = json.loads(file.read_text("utf-8"))
     events: list[dict[str, Any]] = [event for event in (read if isinstance(read, list) else read["traceEvents"]) if event.get("ph") == "X"]
     if not events:

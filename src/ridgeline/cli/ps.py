@@ -38,7 +38,7 @@ def ps(
 
 
 def describe_server(server: "RunningServer") -> dict[str, Any]:
-    """What a server is and does. `running` and `waiting` are None where it does not say, as one with an API key does not."""
+    """A line about a server. `running` and `waiting` are None where it does not say, as one with an API key does not."""
     status, _ = _ask(f"{server.url}/readyz")
     state = "ready" if status == 200 else "not ready" if status else "no answer"
     gauges: dict[str, int | None] = dict.fromkeys(GAUGES)

@@ -147,7 +147,7 @@ def _think(session: Session, text: str) -> str:
 
 
 SPECIAL: Final[Mapping[str, Callable[[Session, str], str]]] = {"format": _format, "think": _think}
-"""What `/set` takes beside sampling parameters and verbose."""
+"""Options of `/set` beside sampling parameters and verbose."""
 
 
 def _parse_switch(name: str, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `ridgeline run` holds: the turns of a conversation, sampling parameters, use of the context. Reads and writes no terminal.
+"""The state of `ridgeline run`: the turns of a conversation, sampling parameters, use of the context. Reads and writes no terminal.
 
 In the mode "completion" a message is a text that the model continues; turns do not see each other.
 """

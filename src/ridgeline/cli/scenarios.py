@@ -110,7 +110,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "enable_prefix_caching": SettingSpec(_flag, True),  # reuse of shared prefixes
     "max_waiting": SettingSpec(_whole(0, 1 << 20), 1 << 20),  # requests that may wait
     "depth": SettingSpec(_whole(1, 4), 1),  # steps in flight
-    "kv_pages": SettingSpec(_whole(1, MAX_TOKENS), None),  # KV cache blocks instead of as many as fit
+    "kv_blocks": SettingSpec(_whole(1, MAX_TOKENS), None),  # KV cache blocks instead of as many as fit
     "swap_space": SettingSpec(_number(0, 1 << 14), 0.0),  # GiB of host memory for evicted KV blocks
     "num_speculative_tokens": SettingSpec(_whole(0, 8), 0),  # most drafted tokens per sequence and step
     "acceptance": SettingSpec(_number(0, 1), 0.6),  # probability that a drafted token is right
@@ -159,7 +159,7 @@ def parse_changes(changes: list[str], flag: str = "--set") -> dict[str, str]:
 
 
 STEPS_FILE, WHAT_FILE = "steps.jsonl", "incident.json"
-"""Of an incident of the flight recorder."""
+"""Files of an incident of the flight recorder."""
 
 
 def incident_settings(trace: Path) -> tuple[str | None, dict[str, str]]:
@@ -225,7 +225,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
 
 
 def describe_scenario(scenario: Scenario, settings: Mapping[str, str], trace: Path | None) -> list[str]:
-    """What is simulated, in lines: model and devices, traffic, settings of the engine, times of steps."""
+    """A description of the simulation, in lines: model and devices, traffic, settings of the engine, times of steps."""
     deployment, knobs = scenario.deployment, scenario.knobs
     value = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
     if isinstance(scenario.load, tuple):

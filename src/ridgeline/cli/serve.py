@@ -52,7 +52,7 @@ def _run(settings: Settings, models: "dict[str, str]") -> None:
     has_reader = sys.stderr.isatty() and config.log_format == "text"
 
     def report(line: str, event: str = "", level: int = logging.INFO, **fields: object) -> None:
-        """On a terminal a line for people, else one of the log."""
+        """Prints a line on a terminal, else writes one to the log."""
         if not has_reader or level < logging.INFO:
             log.log(level, event or line, extra=with_fields(**fields))
         else:

@@ -47,7 +47,7 @@ def _text(value: Any) -> str:
 
 
 def _describe(name: str, stores: "ModelStores", stack: ExitStack) -> dict[str, Any]:
-    """What `show` prints, in order. Files of a hub's headers live as long as `stack`."""
+    """The lines that `show` prints, in order. Files of a hub's headers live as long as `stack`."""
     from ridgeline.facts.headers.read import describe_files, read_model_facts
     from ridgeline.facts.hub.digests import weight_files
     from ridgeline.facts.hub.source import find_here
@@ -119,7 +119,7 @@ def _local(name: str, path: Path, stores: "ModelStores") -> dict[str, Any]:
 
 
 def _pinned(name: str) -> str:
-    """What the table of short names says about the digests of `name`; "" for other names."""
+    """The note of the table of short names about the digests of `name`; "" for other names."""
     from ridgeline.facts.hub.names import short_name
 
     entry = short_name(name)

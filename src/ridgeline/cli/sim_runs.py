@@ -148,7 +148,7 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
 
     @property
     def gain_text(self) -> str:
-        """What the gain of a lever is."""
+        """The gain of a lever, in words."""
         of_objective = ", times requests within the objective over today's" if self.done[0].has_objective else ""
         return f"mean E2E latency today over the lever's{of_objective}"
 

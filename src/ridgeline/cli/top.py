@@ -29,7 +29,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per look.")] = False,
 ) -> None:
-    """Watch a server: running and waiting requests, latencies, what binds, which lever helps."""
+    """Watch a server: running and waiting requests, latencies, its bottleneck, the lever that helps."""
     address, key = find_url(url), _read_key(key_file)
     if as_json or once:
         while True:
@@ -75,7 +75,7 @@ def _read_key(file: Path | None) -> str | None:
 
 
 def ask_live(url: str, key: str | None) -> dict[str, Any]:
-    """What `GET /live` answers. Raises ConfigError."""
+    """The answer of `GET /live`. Raises ConfigError."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
         with build_opener(ProxyHandler({})).open(Request(f"{url}/live", headers=headers), timeout=ANSWER_SECONDS) as answer:

@@ -22,7 +22,7 @@ from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
 from ridgeline.core.thinking import ThinkingState
-from ridgeline.engine.executor import Pages
+from ridgeline.engine.executor import BlockContents
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
@@ -134,8 +134,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def pages(self) -> Pages | None:
-        """As `Executor.pages`."""
+    def blocks(self) -> BlockContents | None:
+        """See `Executor.blocks`."""
         ...
 
     def must_read_first(self, ticket: Any) -> bool:
@@ -152,11 +152,11 @@ class Backend(Protocol):
         ...
 
     def beat(self) -> int:
-        """As `Executor.beat`."""
+        """See `Executor.beat`."""
         ...
 
     def trace(self, path: str, steps: int) -> None:
-        """As `Executor.trace`."""
+        """See `Executor.trace`."""
         ...
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class RowState:
         return found
 
     def follow(self, work: Work) -> Following | None:
-        """What a runner that moves rows along their grammars needs of a step without drafts and budgets of reasoning.
+        """The state that a runner needs to move rows along their grammars in a step without drafts and budgets of reasoning.
 
         None where a row has to move by several ids first, as behind a preemption.
         """
@@ -293,7 +293,7 @@ class RowState:
         return Following(self.compiler.calls, grammars, work.rows.sampling_params, self._bits, work.keep)
 
     def followed(self, work: Work, following: Following) -> dict[int, str]:
-        """When a step has been sampled: the rows that cannot go on, as `Masks.failures`."""
+        """The rows that cannot go on behind a step that has been sampled, as `Masks.failures`."""
         failures: dict[int, str] = {}
         for number, error in following.moved():
             self._lose(int(work.rows.sampling_ids[number]), number, error, failures)

@@ -99,9 +99,9 @@ class OpenedModel:
     decisions: tuple[Decision, ...] = ()
     """Shown to users: how it was loaded."""
     adapters: AdapterStore | None = None
-    """Of which rows may have one; None where they may not."""
+    """Adapters of which rows may have one; None where they may not."""
     drafts: DraftCache | None = None
-    """Of the draft model; None where there is none."""
+    """Cache of the draft model; None where there is none."""
 
 
 OpenModel = Callable[[ModelSource, Progress], OpenedModel]

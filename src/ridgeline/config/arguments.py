@@ -1,4 +1,4 @@
-"""Settings of an engine as arguments of `LLM`: ours, and vLLM's where they mean the same or ask for nothing. Reads no environment."""
+"""Settings of an engine as arguments of `LLM`: Ridgeline's, and vLLM's where they mean the same or nothing. Reads no environment."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from ridgeline.errors import ConfigError
 log = logging.getLogger("ridgeline.engine")
 
 RUNNERS: Final = ("generate", "pooling")
-"""What vLLM's `runner` is about: here a model that generates makes vectors too."""
+"""Values of vLLM's `runner`: here a model that generates makes vectors too."""
 
 
 def read_arguments(model: str | os.PathLike[str], given: Mapping[str, Any]) -> EngineConfig:

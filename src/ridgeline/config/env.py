@@ -13,7 +13,7 @@ _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 
 @dataclass(frozen=True, slots=True)
 class ModelStores:
-    """Where models lie and come from.
+    """Places where models lie and come from.
 
     cache     packaged models, assembled, and records of the library
     hub       cache of Hugging Face hubs, shared with other programs: `$HF_HUB_CACHE`, else `$HF_HOME/hub`; None: none

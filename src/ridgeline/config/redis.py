@@ -61,7 +61,7 @@ class RedisServer:
             raise ConfigError(f"{flag} {url!r:.200} is no address: {error}", fix={flag: None}) from None
 
     def call(self, work: Callable[[Any], T]) -> T:
-        """What `work` returns of the client. Raises OSError where the server does not answer, or refuses."""
+        """Returns the result of `work` with the client. Raises OSError where the server does not answer, or refuses."""
         try:
             return work(self._client)
         except self._failure as error:

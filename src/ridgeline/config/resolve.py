@@ -11,7 +11,7 @@ MEMORY_SHARE = 0.30
 """Default limit of the KV cache, as a share of the memory that the process may use."""
 
 ADAPTER_SHARE = 0.20
-"""Of that memory for adapters, in host memory and in slots, where any are taken."""
+"""Share of that memory for adapters, in host memory and in slots, where any are taken."""
 
 
 @dataclass(frozen=True, slots=True)

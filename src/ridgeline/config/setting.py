@@ -1,4 +1,4 @@
-"""What describes a setting, and how a field of a group has it."""
+"""The description of a setting, and how a field of a group has it."""
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
@@ -15,7 +15,7 @@ class Setting:
     bounds   range of a number, both ends included
     unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT", "FILE", "FOLDER" say what it is
     choices  words that are possible, where they do not depend on the runner; with the unit "URL" an address is, too
-    also     words of other servers → ours
+    also     words of other servers → the setting's
     name     public name, where it is not the field's
     secret   its value is never printed
     """

@@ -24,7 +24,7 @@ GROUPS: Final[tuple[Group, ...]] = (EngineConfig, ServerConfig)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the value of a setting stands.
+    """The place where the value of a setting stands.
 
     kind   `flag`, `environment` or `file`
     place  the flag, the variable, or file and key

@@ -1,10 +1,10 @@
-"""What tiers have brought of prompts, until their requests start."""
+"""Blocks of prompts that tiers have brought, until their requests start."""
 
 from ridgeline.core.commands import BlocksFetched
 
 
 class Brought:
-    """By request id. `unused` gets the numbers of content that nobody takes."""
+    """Brought blocks by request id. `unused` gets the numbers of content that nobody takes."""
 
     def __init__(self, unused: list[int]) -> None:
         self._unused = unused

@@ -10,7 +10,7 @@ from ridgeline.core.plan import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What has been delivered of a choice, behind which it goes on.
+    """The part of a choice that has been delivered, behind which it goes on.
 
     ids            its outputs
     scored         prompt positions whose log-probabilities have been delivered
@@ -69,7 +69,7 @@ class AdapterReady:
 
 @dataclass(frozen=True, slots=True)
 class BlocksFetched:
-    """What tiers have brought of a request's prompt, perhaps nothing: it waits no longer.
+    """Blocks of a request's prompt that tiers have brought, perhaps none: it waits no longer.
 
     tier    that brought the most
     blocks  (block of the prompt, KV group, number of the content, by which copies of plans name it), ascending

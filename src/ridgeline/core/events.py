@@ -26,7 +26,7 @@ class Wait(StrEnum):
 
 
 Lack = Literal["", "rows", "blocks", "budget", "order", "adapter slot"]
-"""What keeps the first waiting sequence from a row in a step: all are taken, too few blocks are free, prompts before it have the step's
+"""Reason why the first waiting sequence has no row in a step: all are taken, too few blocks are free, prompts before it have the step's
 budget, the policy starts none beside those that run; or nothing, or none waits."""
 
 
@@ -167,7 +167,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierUsed:
-    """What a tier has done since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
+    """Work of a tier since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
     failed or could not keep up; and calls that failed."""
 
     tier: str
@@ -224,7 +224,7 @@ class StepLate:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What speculation would do with the `rows` that decode, told now and then: of those that offer drafts (`offers`) the mean chance that
+    """The outlook of speculation for the `rows` that decode, told now and then: of those that offer drafts (`offers`) the mean chance that
     the first is right, the mean number of drafts that are worth their time, and the share by which one more token makes the step longer."""
 
     step: int

@@ -26,16 +26,16 @@ ALONE_WEIGHT: Final = 1 / 8
 MAX_RATIO: Final = 4.0
 """A measurement counts as this multiple of its estimate at most: one slow step says little."""
 FAR: Final = 1.5
-"""Where measurements are further from their estimates than this, those before them are forgotten: they would say little of a machine that
+"""Distance of measurements from their estimates from which on those before them are forgotten: they would say little of a machine that
 has slowed down, or behind a start that was wrong."""
 STEPS_PER_UPDATE: Final = 16
 """Steps between two updates; the first come after 1, 2, 4 and 8, and one behind every late step with prefill tokens."""
 MAX_GROWTH: Final = 2.0
 MAX_GAIN: Final = 8.0
-"""By which a prefill token may become cheaper in one update, and be cheaper than at the start on a machine of the same speed: where steps
-take long for other reasons, its part of them may look like nothing."""
+"""Factor by which a prefill token may become cheaper in one update, and be cheaper than at the start on a machine of the same speed: where
+steps take long for other reasons, its part of them may look like nothing."""
 SWEEPS: Final = 12
-"""Of the solver, which begins at the estimate before."""
+"""Sweeps of the solver, which begins at the estimate before."""
 TINY: Final = 1e-9
 """Seconds that stand for none."""
 LATE: Final = 1.25
@@ -130,7 +130,7 @@ def _nothing() -> Sums:
 
 
 def _faded(sums: Sums, steps: int) -> Sums:
-    """What is left of sums behind so many further steps."""
+    """The rest of sums behind so many further steps."""
     keep = (1.0 - DECAY) ** steps
     return [keep * value for value in sums] if steps else sums
 

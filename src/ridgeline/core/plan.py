@@ -15,9 +15,9 @@ else:
     IntColumn = array
 
 LAST = -1
-"""In `Plan.tokens`: the id that was sampled last for the row, which the executor fills in."""
+"""Stands in `Plan.tokens` for the id that was sampled last for the row, which the executor fills in."""
 DRAFT = -2
-"""In `Plan.tokens`: an id that the draft model drafts in front of the step."""
+"""Stands in `Plan.tokens` for an id that the draft model drafts in front of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class NewRow:
     tables: tuple[tuple[int, ...], ...]
     """Block table per KV group; 0 for blocks behind the window, which are never read."""
     slot: int = -1
-    """Of its adapter; -1: it has none."""
+    """Slot of its adapter; -1: it has none."""
 
 
 class SlotFill(NamedTuple):
@@ -44,7 +44,7 @@ class SlotFill(NamedTuple):
 
 
 class DraftSpan(NamedTuple):
-    """What the draft model computes for a row, in front of the step.
+    """Work of the draft model for a row, in front of the step.
 
     row     permanent row
     start   absolute; the positions before it are in the draft model's own cache

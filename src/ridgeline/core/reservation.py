@@ -10,7 +10,7 @@ from ridgeline.core.plan import KVShape
 from ridgeline.core.sequence import Sequence
 
 BUCKETS: Final = 248
-"""Of lengths: exact below 16, then eight per octave, up to 2³¹."""
+"""Buckets of lengths: exact below 16, then eight per octave, up to 2³¹."""
 QUANTILE: Final = 35
 """Percent of those with as many outputs so far that have no more than is reserved. What ends early pays for what ends late, and a
 preemption costs less than an empty row: a quantile above the median saves the last preemptions at the price of throughput."""
@@ -38,7 +38,7 @@ class OutputLengths:
         self._counts = [0] * BUCKETS
         self._samples = 0
         self._table = [0] * BUCKETS
-        """By the bucket of the outputs so far: the expected length, 0 where too few had more."""
+        """Expected length by the bucket of the outputs so far, 0 where too few had more."""
 
     @property
     def is_known(self) -> bool:

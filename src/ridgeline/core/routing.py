@@ -124,8 +124,8 @@ ROUTING: Final[dict[str, RoutingPolicy]] = {
 
 
 class PrefixMap:
-    """Which replicas were sent which prefixes: what their prefix caches may have. Prefixes are chains of digests, one per part of a prompt,
-    each of all parts so far. Bounded; the least recently sent are forgotten first, as caches do."""
+    """Prefixes that replicas were sent, so that their prefix caches may have them. Prefixes are chains of digests, one per part of a
+    prompt, each of all parts so far. Bounded; the least recently sent are forgotten first, as caches do."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -30,7 +30,7 @@ class ReasoningMarks:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How an output reasons.
+    """The form of an output's reasoning.
 
     begun   the prompt has begun the reasoning
     tokens  the most ids between the marks; when so many came, `close` follows. None: no limit

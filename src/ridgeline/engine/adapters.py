@@ -75,7 +75,7 @@ class AdapterLibrary:
         return {each.adapter.digest for each in self._known.values() if each.is_pinned}
 
     def changed_pins(self) -> list[PinAdapter]:
-        """What an engine is to be told: those that keep their slots since the last call, and those that no longer do."""
+        """Changes that an engine is to be told: those that keep their slots since the last call, and those that no longer do."""
         before, self._told = self._told, self.pins
         return [PinAdapter(digest, digest in self._told) for digest in sorted(before ^ self._told)]
 

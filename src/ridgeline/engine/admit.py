@@ -50,7 +50,7 @@ BOUNDS: Final = MappingProxyType({
 })  # fmt: skip
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of", "thinking_token_budget"})
 TARGET_BOUND: Final = Bound(1, 86_400_000)
-"""Of targets for latencies, in milliseconds."""
+"""Bound on targets for latencies, in milliseconds."""
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 64, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024

@@ -1,4 +1,4 @@
-"""From the engine's outputs to answers, for the server and for `LLM` alike. Pure: knows no clock, no socket, no JSON.
+"""Answers made of the engine's outputs, for the server and for `LLM` alike. Pure: knows no clock, no socket, no JSON.
 
     Output, Closed → `AnswerBuilder` (one `ChoiceBuilder` per choice) → ChoiceStart · ChoiceDelta · ChoiceEnd → `CollectedChoice`
 
@@ -197,7 +197,7 @@ class AnswerBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """How a vote went. answer: None where no text has one; votes of the `voters` texts for it."""
+    """The result of a vote. answer: None where no text has one; votes of the `voters` texts for it."""
 
     answer: str | None
     votes: int

@@ -22,9 +22,10 @@ TEXT: Final = "1, 2, 3, 4, 5"
 PARAMS: Final = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True, seed=0)
 LEAST_TOKENS: Final = 8
 MAX_PERPLEXITY: Final = 5.0
-"""Of the text's second half. Gemma 3 270M has 1.2, SmolLM2 135M 1.1; with two layers in each other's place they have 10 and 11."""
+"""Bound on the perplexity of the text's second half. Gemma 3 270M has 1.2, SmolLM2 135M 1.1; with two layers in each other's place they
+have 10 and 11."""
 RANDOM_SHARE: Final = 0.6
-"""Of ln(vocabulary): a model that knows no more than this of the next token answers nonsense."""
+"""Share of ln(vocabulary): a model that knows no more than this of the next token answers nonsense."""
 CERTAIN: Final = 1e-4
 """Nats: where the likeliest token never has less, the model says the same whatever it reads."""
 

@@ -15,7 +15,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.engine.seats import Seat
 
 PIPE_BYTES: Final = 1 << 16
-"""What a pipe holds: a read takes all beats."""
+"""Bytes that a pipe holds: a read takes all beats."""
 
 
 class Link(asyncio.Protocol):

@@ -112,7 +112,7 @@ class EngineClient:
         self._child: EngineProcess | None = None
         self._ready: Ready | None = None
         self.is_checked = False
-        """Its user looks at each engine that is ready, and calls `go_on`."""
+        """True where its user looks at each engine that is ready, and calls `go_on`."""
         self._has_gone_on = self._got_further = False
         """Since this engine started: `go_on` has been called; and open requests have had an output."""
         self._failed_starts = 0

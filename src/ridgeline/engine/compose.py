@@ -33,7 +33,7 @@ from ridgeline.facts.hub.source import resolve_model
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 GRAMMAR_MODULE: Final = "ridgeline.compute.decoding.grammar"
 SHOWN_CHANCE: Final = 0.8
-"""Of drafts, for which a decision says how many there would be."""
+"""Chances of drafts, for which a decision says how many there would be."""
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""

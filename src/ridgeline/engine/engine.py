@@ -59,7 +59,7 @@ class Store(Protocol):
         ...
 
     def used(self) -> Sequence[Event]:
-        """What tiers have done since the last call."""
+        """Work of tiers since the last call."""
         ...
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class Adapters(Protocol):
         ...
 
 
-class Pages(Protocol):
+class BlockContents(Protocol):
     """Contents of KV blocks as bytes, for tiers that keep them; each has `KVShape.block_bytes`.
 
     staged  number → content that the copies of a plan may name, which takes it away when it is submitted
@@ -140,7 +140,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def pages(self) -> Pages | None:
+    def blocks(self) -> BlockContents | None:
         """Contents of its blocks; None where only it can reach them."""
         ...
 

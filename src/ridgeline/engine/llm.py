@@ -115,7 +115,7 @@ class LLM:
 
     @cached_property
     def kind(self) -> ModelKind:
-        """Whether it was trained to chat or to continue texts, and why that is concluded."""
+        """The kind of the model: whether it was trained to chat or to continue texts, and why that is concluded."""
         return model_kind(read_statements(self.config.model, self._files.path, self.tokenizer), self.chat_template)
 
     def check(self) -> tuple[Finding, ...]:
@@ -249,7 +249,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """As `embed`, with vLLM's other name of the vector, `data`."""
+        """The result of `embed`, with vLLM's other name of the vector, `data`."""
         return [PoolingOutput.of(each) for each in self._vectors(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)]
 
     @with_known_arguments
@@ -261,7 +261,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: Progressing = False,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """How alike texts are, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
+        """The similarity of texts, from -1 to 1: one with each of several, or pairs. The cosine of their vectors. Raises as `generate`."""
         first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
         if not first or len(first) not in (1, len(second)):
             raise RequestError(f"{len(first)} texts and {len(second)} are no pairs; give 1, or as many", param="data_1")

@@ -20,10 +20,11 @@ from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, Behind, RequestStream, 
 from ridgeline.errors import EngineDeadError, OverloadedError, RequestError
 
 BLAME: Final = 4
-"""Of a request that had a row when its engine ended, or of which that engine had told nothing yet. One that waited is blamed with 1."""
+"""Blame of a request that had a row when its engine ended, or of which that engine had told nothing yet. One that waited is blamed with
+1."""
 SUSPECT: Final = 2 * BLAME
 MAX_BLAME: Final = 4 * BLAME
-"""Of a request that three engines have gone on with in a row, all of which ended before it got further, as the first had."""
+"""Blame of a request that three engines have gone on with in a row, all of which ended before it got further, as the first had."""
 
 
 class OpenRequests:
@@ -88,7 +89,8 @@ class OpenRequests:
     # ── towards the engine ──────────────────────────────────────────────────────────────────────────────────────
 
     def admissions(self) -> Iterator[Admit]:
-        """What the engine that runs now shall have and has not: in the order in which requests came, of suspects one at a time."""
+        """Admissions that the engine that runs now shall have and has not: in the order in which requests came, of suspects one at a
+        time."""
         if self._suspect is not None and (not self._suspect.blame or self._suspect.is_ended):
             self._suspect = None
         for stream in list(self._streams.values()):

@@ -85,7 +85,7 @@ class RequestOutput:
 
 
 class _Said(NamedTuple):
-    """What was said, by kind."""
+    """Parts of an answer, by kind."""
 
     content: str | None
     reasoning: str | None
@@ -104,7 +104,7 @@ class _Heard:
         self._arguments: list[str] = []
 
     def take(self, deltas: Iterable[TextDelta], is_last: bool) -> _Said:
-        """What these tokens say."""
+        """Parts that these tokens bring."""
         content, thought, calls = "", "", list[ToolCall]()
         events = [event for delta in deltas for event in self._listener.hear(delta, False)]
         for event in (*events, *(self._listener.hear(None, True) if is_last else ())):

@@ -24,7 +24,7 @@ def likeness(a: bytes, b: bytes) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """What is asked for of vectors. Names are vLLM's.
+    """Parameters of vectors. Names are vLLM's.
 
     dimensions  leading numbers that are kept; None: all
     normalize   their Euclidean length is 1
@@ -82,7 +82,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestOutput(Generic[Made]):
-    """What was made of a text."""
+    """The vector of a text."""
 
     request_id: str
     outputs: Made
@@ -116,7 +116,7 @@ class PoolingOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How alike two texts are, from -1 to 1."""
+    """The similarity of two texts, from -1 to 1."""
 
     score: float
 

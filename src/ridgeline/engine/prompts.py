@@ -12,7 +12,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
 Prompts = Prompt | Sequence[Prompt]
 Progressing = bool | Callable[..., Any]
-"""Whether a progress bar is shown, or what makes one, as tqdm does: with `total` and `desc`."""
+"""Choice of a progress bar: whether one is shown, or what makes it, as tqdm does: with `total` and `desc`."""
 Lora = str | LoRARequest | Sequence[str | LoRARequest | None] | None
 """An adapter for all prompts, or one for each."""
 Messages = Sequence[Mapping[str, object]]

@@ -127,7 +127,7 @@ class Recorder:
         self._executor = executor
         self.grammars = executor.grammars
         self.adapters = executor.adapters
-        self.pages = executor.pages
+        self.blocks = executor.blocks
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
         self._write(setup)

@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 SEATS: Final = 64
-"""Of one machine; each is one byte."""
+"""Seats of one machine; each is one byte."""
 _WORKS, _RESTS = b"\1", b"\0"
 
 
@@ -28,7 +28,7 @@ class Seat:
         self._seats[self.number : self.number + 1] = _WORKS if works else _RESTS
 
     def threads(self, most: int) -> int:
-        """Of `most` threads, those that a step of this engine has now: its part of them beside others that have work, and at least one.
+        """Number of threads of `most` that a step of this engine has now: its part of them beside others that have work, and at least one.
         What does not divide goes to the first seats."""
         seats = self._seats[:]
         before, behind = seats[: self.number].count(_WORKS), seats[self.number + 1 :].count(_WORKS)
@@ -65,7 +65,7 @@ class Seats:
 
 
 def _unnamed_file() -> int:
-    """On a system without memory files: a file of the temporary folder that has no name."""
+    """A file of the temporary folder that has no name, for systems without memory files."""
     import tempfile  # needed where there are no memory files alone
 
     with tempfile.TemporaryFile() as file:

@@ -99,7 +99,7 @@ class OpenChoice:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What another server has put out of a request.
+    """The part of a request's answer that another server has put out.
 
     items   outputs and ends of choices, in order
     cached  choice → prompt tokens that came from that server's prefix cache

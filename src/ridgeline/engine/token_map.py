@@ -1,4 +1,4 @@
-"""Which id of a draft model stands for which id of the target: the one with the same text."""
+"""The map from ids of a draft model to ids of the target: the one with the same text."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -6,7 +6,7 @@ from typing import Final, Protocol
 from ridgeline.errors import ConfigError
 
 LEAST_SHARE: Final = 0.5
-"""Of the target's ids that have a counterpart: with fewer, most drafts could not be right."""
+"""Share of the target's ids that have a counterpart: with fewer, most drafts could not be right."""
 
 
 class Vocabulary(Protocol):

@@ -16,7 +16,7 @@ from ridgeline.errors import RequestError
 
 MAX_PATTERN_CHARACTERS: Final = 512
 MAX_READ_CHARACTERS: Final = 16_384
-"""Of a text's end, in which its answer is looked for."""
+"""Characters of a text's end, in which its answer is looked for."""
 MAX_BRACKETS: Final = 32
 """Brackets of a text at which no value of JSON begins: what is behind the last of them is not looked at."""
 _OPENING: Final = re.compile(r"[{\[]")
@@ -71,7 +71,7 @@ def read_answer(vote: Vote, text: str) -> str | None:
 
 
 def _at_pointer(pointer: str, text: str) -> str | None:
-    """What stands at the pointer in the text's last object or array, as canonical JSON, a string as it is. RFC 6901."""
+    """The value at the pointer in the text's last object or array, as canonical JSON, a string as it is. RFC 6901."""
     value, place, strange, decoder = _MISSING, 0, 0, json.JSONDecoder()
     while strange < MAX_BRACKETS and (start := _OPENING.search(text, place)) is not None:
         try:

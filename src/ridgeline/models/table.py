@@ -16,7 +16,7 @@ _MODULES: Final[dict[str, ModuleType]] = {
 }
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {name: module.ARCHITECTURE for name, module in _MODULES.items()}
-"""By module name."""
+"""Architectures by module name."""
 
 
 def module_name(architecture: str) -> str:

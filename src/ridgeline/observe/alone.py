@@ -1,5 +1,5 @@
-"""What a request of the ledger would have taken without others: simulated with the durations of this server's last steps, in a process of
-its own with a budget. So neither loop ever waits for the interpreter's lock behind a simulation.
+"""The time that a request of the ledger would have taken without others: simulated with the durations of this server's last steps, in a
+process of its own with a budget. So neither loop ever waits for the interpreter's lock behind a simulation.
 
 Owns that process: started by the first question, replaced where it exceeds its budget. Its program is `sim.fleet.alone`.
 """
@@ -19,7 +19,7 @@ from ridgeline.text.sandbox_process import SandboxProcess
 FIT_STEPS: Final = 1_000
 """Last steps, of whose durations a simulation's are made."""
 BUDGET_SECONDS: Final = 2.0
-"""Of a question; an answer of 4,096 tokens takes some 0.2 s."""
+"""Seconds of a question; an answer of 4,096 tokens takes some 0.2 s."""
 START_SECONDS: Final = 10.0
 
 
@@ -44,7 +44,7 @@ class Counterfactuals:
         self._process: SandboxProcess | None = None
 
     def alone(self, ledger: Ledger, record: RequestRecord, info: ExecutorInfo) -> Counterfactual | None:
-        """What the request would have taken; None where too few steps are known, or the budget does not suffice."""
+        """Simulates the request without others; None where too few steps are known, or the budget does not suffice."""
         choice = record.choices.get(0)
         hit, output = (0, 1) if choice is None else (choice.hit_tokens, max(1, choice.output_tokens))
         steps = observed_steps(ledger.steps)

@@ -44,7 +44,7 @@ MAX_BLOCKERS: Final = 5
 MAX_STEPS_IN_LOOP: Final = 256
 """Steps since a request's begin beyond which its charges are no work for the event loop; some 1 ms."""
 LEAST_SHARE: Final = 0.1
-"""Of the time, from which on a cause that is not the request's own work is named first."""
+"""Share of the time from which on a cause that is not the request's own work is named first."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Charges:
 
 @dataclass(slots=True)
 class _State:
-    """Where a choice stands in front of a step."""
+    """State of a choice in front of a step."""
 
     sequence: int = -1
     runs: bool = False
@@ -175,7 +175,7 @@ class _Walk:
             self._blame(cause, other, numbers, counts, state.sequence, span, cause == "budget")
 
     def _waiting_cause(self, state: _State, step: Step | None) -> str:
-        """Why a choice without a row has none."""
+        """The cause for which a choice has no row."""
         if state.preempted is not None:
             return "restart" if state.preempted.detail == "restart" else "preempted"
         if state.waits:

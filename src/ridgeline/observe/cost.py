@@ -1,4 +1,4 @@
-"""What requests cost: each step's seconds divided among its rows; money and joules by these seconds; what is left is idle.
+"""Costs of requests: each step's seconds divided among its rows; money and joules by these seconds; what is left is idle.
 
 A step's rows mostly cost the same, so one sum serves all of them: what a row has cost is the sum now less the sum when it began, and what
 it differs by. So nothing is counted per token. Allocated and idle seconds are the seconds since the start, whatever happens.
@@ -16,9 +16,9 @@ from ridgeline.facts.hardware.energy import EnergyMeter
 from ridgeline.observe.requests import Tenants
 
 KEPT_REQUESTS: Final = 1_000
-"""Of which each one's cost is told."""
+"""Requests of which each one's cost is told."""
 PER_TOKEN: Final = StepSeconds(0.0, 1.0, 1.0)
-"""Where nothing is known of steps: all tokens cost the same."""
+"""Costs where nothing is known of steps: all tokens cost the same."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Spending:
             row.owner.joules += seconds * self._joules_per_second()
 
     def _finish(self, request: RequestCost) -> None:
-        """Its last step may still be to come: its row is settled then."""
+        """Finishes a choice. Its last step may still be to come: its row is settled then."""
         self._requests.pop(request.request_id, None)
         spent = self.spent(request.tenant)
         spent.requests += 1
@@ -161,7 +161,7 @@ class Spending:
         self.recent.append(request)
 
     def spent(self, label: str) -> Spent:
-        """What a tenant has spent."""
+        """Costs of a tenant."""
         return self.by_tenant.get(label) or self.by_tenant.setdefault(label, Spent())
 
     def engine_lost(self) -> None:

@@ -34,7 +34,7 @@ MISSES: Final = {
 }
 """Cause of a miss → what it means."""
 NATURAL: Final = frozenset({"first", "new"})
-"""What no change of a client's would help."""
+"""Causes that no change of a client's would help."""
 _TIME: Final = re.compile(r"\d{1,4}[-/.:]\d{1,2}|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)")
 _ID: Final = re.compile(r"(?=[0-9a-zA-Z_-]*\d)(?=[0-9a-zA-Z_-]*[a-zA-Z])[0-9a-zA-Z_-]{6,}")
 MAX_TEXT: Final = 80
@@ -118,7 +118,7 @@ def found_in(records: Sequence[RequestRecord]) -> dict[str, int]:
 
 
 def _not_there(ledger: Ledger, record: RequestRecord, found: Divergence) -> str:
-    """Why blocks of a prompt that had been sent before were not in the cache."""
+    """The cause for which blocks of a prompt that had been sent before were not in the cache."""
     if not found.same_salt:
         return "salt" if found.same_tenant else "tenant"
     if not found.same_adapter:
@@ -134,7 +134,7 @@ def _not_there(ledger: Ledger, record: RequestRecord, found: Divergence) -> str:
 def _differs(
     found: Divergence, block_tokens: int, mine: list[int], theirs: list[int], decode: Decode, is_control: Callable[[int], bool]
 ) -> str:
-    """What the difference of two prompts is."""
+    """The kind of the difference of two prompts."""
     if found.is_moved:
         return "order"
     before = found.before

@@ -1,4 +1,4 @@
-"""How answers end, counted: at their first token, in a loop, or never by themselves. Shares that no sound model has are told once.
+"""Counts of how answers end: at their first token, in a loop, or never by themselves. Shares that no sound model has are told once.
 
 Damaged weights, a wrong chat template and wrong stop ids show here while every status is 200. Counts only: no answer is changed.
 """
@@ -19,7 +19,7 @@ LEAST_LOOP: Final = 24
 WINDOW: Final = 50
 LEAST_ANSWERS: Final = 20
 SUSPICIOUS_SHARE: Final = 0.5
-"""Of the last `WINDOW` answers, once there are `LEAST_ANSWERS`."""
+"""Share of the last `WINDOW` answers, once there are `LEAST_ANSWERS`."""
 LONG_ANSWER: Final = 64
 """Tokens from which on an answer had the room to end by itself."""
 

@@ -41,7 +41,7 @@ class Histograms:
         self.time_per_output_token = Histogram(SECONDS)
         self.end_to_end = Histogram(SECONDS)
         self.tokenizer = Histogram(SECONDS)
-        """Of requests, as the front end sees them."""
+        """Tokeniser times of requests, as the front end sees them."""
         self.queue = Histogram(SECONDS)
         self.prefill = Histogram(SECONDS)
         self.decode = Histogram(SECONDS)

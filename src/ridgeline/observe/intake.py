@@ -15,7 +15,7 @@ from ridgeline.observe.metrics import Metrics
 OF_STEPS: Final = frozenset({Scheduled, Computed, StepTimed})
 MAX_FRAMES: Final = 16
 MAX_SECONDS: Final = 0.25
-"""For which a frame waits at most, where steps follow each other as quickly."""
+"""Seconds for which a frame waits at most, where steps follow each other as quickly."""
 
 
 class Intake:

@@ -1,4 +1,4 @@
-"""From an alert to its phase, the evidence and the first lever: what the ledger says of the slowest requests, in an operator's words."""
+"""An alert's phase, evidence and first lever: what the ledger says of the slowest requests, in an operator's words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ LEVERS: Final = {
     "prefill": "cache its prefix: `ridgeline explain --prefix` says what makes it miss; else shorten the prompt",
     "others_prefill": "lower --step-ms: prompts get fewer tokens in steps with decoding rows",
     "others_decode": "lower --max-num-seqs, or raise --step-ms: streams take the steps that prompts would have",
-    "decode": "a format of fewer bits, --speculative ngram, or fewer streams per server: decoding reads the weights once a step",
+    "decode": "a format of fewer bits, --speculative ngram, or fewer streams per server: decoding reads the weights once per step",
     "preempted": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: too many sequences share the blocks; raise --max-num-seqs where "
     "requests of a higher class took its row",
     "recompute": "raise --kv-cache-memory-bytes, or lower --max-num-seqs: what a preemption drops is computed again",
@@ -66,7 +66,7 @@ class Finding:
 
 
 def investigate(alert: str, ttft: Distribution | None, total: Distribution | None) -> Finding | None:
-    """What is behind an alert, of the requests of a window; None where too little is known. `alert` is one of `ALERTS`."""
+    """Finds what is behind an alert, of the requests of a window; None where too little is known. `alert` is one of `ALERTS`."""
     found = ttft if alert in FIRST_TOKEN else total
     if found is None:
         return None

@@ -45,7 +45,7 @@ class ChoiceRecord:
     hit_tokens: int = 0
     """Prompt tokens that it took from the prefix cache when it first started, and behind that."""
     tier_tokens: dict[str, int] = field(default_factory=dict)
-    """Of those, tokens whose blocks were not on the device: by the tier that had them, host memory among them."""
+    """Cached tokens whose blocks were not on the device, by the tier that had them, host memory among them."""
     missed_block: int | None = None
     times: ChoiceTimes | None = None
     output_tokens: int = 0
@@ -109,7 +109,7 @@ class Ledger:
         """Sequence number → request id, of the engine that runs now."""
         self._seen = 0.0
         self._fronts: OrderedDict[str, tuple[FrontEnd, bytes]] = OrderedDict()
-        """Of requests that the engine has not told of yet."""
+        """Front-end times of requests that the engine has not told of yet."""
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             events.Scheduled: self.steps.planned, events.Computed: self._computed, events.StepTimed: self.steps.timed,
             events.Admitted: self._admitted, events.Started: self._started, events.PrefixHit: self._hit, events.PrefixMiss: self._missed,

@@ -1,4 +1,4 @@
-"""What a server does now: the steps of the last minutes by second, and percentiles of the last minute.
+"""The present of a server: the steps of the last minutes by second, and percentiles of the last minute.
 
 Arithmetic on one record per step (three events of the core), never on a token. Owns the bounds: ten minutes of seconds, two minutes of
 snapshots of histograms. Reads no clock: events carry the engine's time, which is the machine's monotonic one.
@@ -59,7 +59,7 @@ class Live:
         self.run_seconds = 0.0
         """Seconds of steps in the executor, since the start."""
         self.step_cost: StepSeconds | None = None
-        """As measured at the engine's start; None: unknown."""
+        """Cost of steps as measured at the engine's start; None: unknown."""
         self.spending = spending
         self._metrics = metrics
         self._seconds: deque[Second] = deque(maxlen=KEPT_SECONDS)

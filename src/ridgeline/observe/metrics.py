@@ -43,7 +43,7 @@ class Metrics(Histograms):
         self.accepted_tokens = 0
         """Drafted ids that were accepted."""
         self.drafting: events.Drafting | None = None
-        """What speculation does; None where nothing drafts, or has been told yet."""
+        """The newest outlook of speculation; None where nothing drafts, or has been told yet."""
         self.evicted_blocks = 0
         self.blocks_to_host = 0
         self.blocks_from_host = 0
@@ -52,7 +52,7 @@ class Metrics(Histograms):
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.tiers: dict[str, Counter[str]] = {}
-        """By tier: tokens that prompts had of it, and the blocks of `events.TierUsed`."""
+        """Totals by tier: tokens that prompts had of it, and the blocks of `events.TierUsed`."""
         self.engine_starts = 0
         """Starts of the engine's process, the first included."""
         self.steps = 0
@@ -71,7 +71,7 @@ class Metrics(Histograms):
         """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
         self.cached_blocks = 0
         self.ends = AnswerEnds()
-        """Of answers, as the front end sees them: events hold no ids."""
+        """Ends of answers, as the front end sees them: events hold no ids."""
         self._on_choice = on_choice
         self._open: dict[str, OpenRequest] = {}
         self._rows: dict[int, Choice] = {}

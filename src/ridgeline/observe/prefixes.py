@@ -1,4 +1,4 @@
-"""What prompts have in common: where each one leaves the earlier prompt that it follows furthest, found when it is submitted.
+"""Common prefixes of prompts: where each one leaves the earlier prompt that it follows furthest, found when it is submitted.
 
 Owns the last prompts as fingerprints: their ids under a substitution of bytes that is drawn when the process starts, at most `MAX_TOKENS`
 of them, in memory alone. Of a divergence `SPAN` ids on both sides are kept. No id and no text leaves through here but by `ids`.
@@ -33,7 +33,7 @@ SKIPS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt leaves an earlier one.
+    """The point at which a prompt leaves an earlier one.
 
     known_blocks  leading full blocks that some earlier prompt had
     at            the first token that differs from those of the earlier prompt that is followed furthest
@@ -130,7 +130,7 @@ class PromptLog:
         return found.tolist()
 
     def _follow(self, chain: list[int]) -> tuple[int, _Prompt | None]:
-        """How many leading blocks an earlier prompt had, and the newest one with all of them."""
+        """Number of leading blocks that an earlier prompt had, and the newest one with all of them."""
         known = next((number for number, key in enumerate(chain) if key not in self._blocks), len(chain))
         return known, self._prompts.get(self._blocks[chain[known - 1]]) if known else None
 

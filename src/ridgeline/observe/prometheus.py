@@ -28,7 +28,7 @@ VLLM: Final = "vllm:"
 TENANT: Final = ("model_name", "tenant")
 T = TypeVar("T")
 Labelled = Iterable[tuple[tuple[str, ...], T]]
-"""What a metric has for each combination of values of its own labels."""
+"""Values of a metric for each combination of values of its own labels."""
 
 
 def exposition(
@@ -51,7 +51,7 @@ def exposition(
 
 
 def render(collectors: Iterable[Collector], pids: Mapping[str, int]) -> bytes:
-    """What collectors have, and what processes take, in the text format."""
+    """Renders what collectors have, and what processes take, in the text format."""
     registry = CollectorRegistry()
     for each in collectors:
         registry.register(each)
@@ -66,7 +66,7 @@ def process_collector(prefix: str, pid: int, registry: CollectorRegistry | None 
 
 
 class MetricsCollector(Collector):
-    """Of one model."""
+    """Metrics of one model."""
 
     def __init__(self, metrics: Metrics, model_name: str, kv: KVShape, tenants: Collection[str], is_vllm: bool) -> None:
         self._metrics = metrics
@@ -207,7 +207,7 @@ class MetricsCollector(Collector):
         yield self._histogram("ridgeline_tenant_time_to_first_token_seconds", "Time from arrival to the first token.", first, "tenant")
 
     def _vllm(self) -> Iterator[Metric]:
-        """What vLLM has besides."""
+        """Metrics that vLLM has besides."""
         m = self._metrics
         waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Choices that wait.", labels=["model_name", "engine", "reason"])
         for reason, count in (("capacity", m.waiting), ("deferred", 0)):

@@ -13,7 +13,7 @@ MODEL: Final = ["model_name"]
 
 
 class LiveCollector(Collector):
-    """Of one server. `tenants`: labels of those that are shown."""
+    """Metrics of one server. `tenants`: labels of those that are shown."""
 
     def __init__(self, live: Live, verdict: Verdict, model_name: str, tenants: Collection[str], phases: Mapping[str, float]) -> None:
         self._phases = phases
@@ -35,13 +35,13 @@ class LiveCollector(Collector):
             starts.add_metric([self._model, phase], seconds)
         yield starts
         for name, value in (spending.joules or {}).items():
-            yield self._counter(f"ridgeline_{name}_joules", f"Energy of the processors while steps were in flight ({name}).", value)
+            yield self._counter(f"ridgeline_{name}_joules", f"Energy of the CPU while steps were in flight ({name}).", value)
         if self._tenants:
             yield from self._by_tenant()
 
     def _of_verdict(self) -> Iterator[Metric]:
         found = self._verdict
-        binding = GaugeMetricFamily("ridgeline_bottleneck", "1 for what binds now, of the last ten seconds.", labels=[*MODEL, "bottleneck"])
+        binding = GaugeMetricFamily("ridgeline_bottleneck", "1 for the bottleneck of the last ten seconds.", labels=[*MODEL, "bottleneck"])
         for each in BOTTLENECKS:
             binding.add_metric([self._model, each], each == found.bottleneck)
         yield binding

@@ -1,4 +1,4 @@
-"""Of a server with several models: which are loaded, how often they were, what they take, in Prometheus' text format."""
+"""Metrics of a server with several models: which are loaded, how often they were, what they take, in Prometheus' text format."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ MODEL: Final = ["model_name"]
 
 @dataclass(slots=True)
 class ModelTotals:
-    """Of one model. load_seconds: of all loads; bytes: of memory, as measured when it was loaded last; waiting: requests for its load."""
+    """Totals of one model. load_seconds: of all loads; bytes: of memory, as measured when it was loaded last; waiting: requests for its
+    load."""
 
     is_loaded: bool = False
     loads: int = 0
@@ -23,7 +24,7 @@ class ModelTotals:
 
 
 class ModelsCollector(Collector):
-    """Of all models, by name."""
+    """Metrics of all models, by name."""
 
     def __init__(self, models: Mapping[str, ModelTotals]) -> None:
         self._models = models

@@ -40,7 +40,7 @@ BREACH_SECONDS: Final = 30.0
 """Time over which requests are judged."""
 BREACH_REQUESTS: Final = 20
 BREACH_SHARE: Final = 0.5
-"""Of so many requests at least, this share was late: the objective is breached."""
+"""Share of late requests, of so many at least, with which the objective is breached."""
 FOLDER: Final = "incident-"
 STEP_FIELDS: Final = ("tokens", "cached", "seconds", "rows")
 _log: Final = logging.getLogger("ridgeline.server")

@@ -26,7 +26,7 @@ MAX_OBJECTIVE_SECONDS: Final = 86_400
 
 
 class Result(StrEnum):
-    """How a request ended, the better first: within its objective; with a late first token, or slow ones, of one choice; its client left;
+    """The end of a request, the better first: within its objective; with a late first token, or slow ones, of one choice; its client left;
     the engine failed. The worst of a request's choices counts."""
 
     GOOD = "good"
@@ -42,13 +42,13 @@ COMPLETE: Final = frozenset({Result.GOOD, Result.SLOW_TOKENS, Result.LATE_FIRST_
 
 
 class Tenant:
-    """What one tenant's requests came to."""
+    """Totals of one tenant's requests."""
 
     def __init__(self) -> None:
         self.open_choices = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        """Of requests that have ended."""
+        """Output tokens of requests that have ended."""
         self.rejected = 0
         self.results = dict.fromkeys(Result, 0)
         self.time_to_first_token = Histogram(FEW_SECONDS)
@@ -133,7 +133,7 @@ class OpenRequest:
 
 
 def objective_of(event: Admitted, default: Objective) -> Objective:
-    """What a request has to keep."""
+    """The objective that a request has to keep."""
     if not event.ttft_ms and not event.itl_ms:
         return default
     return Objective(event.ttft_ms / 1e3 if event.ttft_ms else default.ttft, event.itl_ms / 1e3 if event.itl_ms else default.itl)

@@ -1,4 +1,4 @@
-"""What many requests have in common: percentiles of their times, and the causes in the slowest beside those in the middle."""
+"""Common traits of many requests: percentiles of their times, and the causes in the slowest beside those in the middle."""
 
 import time
 from collections.abc import Sequence

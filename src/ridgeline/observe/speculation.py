@@ -1,4 +1,4 @@
-"""What speculation does now, and why, in words: of the newest `core.events.Drafting`."""
+"""A sentence on what speculation does now, and why: of the newest `core.events.Drafting`."""
 
 from ridgeline.core.events import Drafting
 

@@ -17,7 +17,7 @@ LACKS: Final[tuple[Lack, ...]] = get_args(Lack)
 MAX_DEPTH: Final = 8
 """More steps than are ever in flight."""
 FLOOR_WEIGHT: Final = 0.1
-"""Of a new step in the mean time of steps that decode as many rows."""
+"""Weight of a new step in the mean time of steps that decode as many rows."""
 MAX_FLOOR_ROWS: Final = 4_096
 
 
@@ -123,7 +123,7 @@ class StepLog:
             self._decode[at] = rows if not self._prefill[at] else self._decode[at]
 
     def timed(self, event: StepTimed) -> None:
-        """What a step took, which follows its `Computed`. Steps that decode alone tell what such steps cost."""
+        """Notes what a step took, which follows its `Computed`. Steps that decode alone tell what such steps cost."""
         at = self._place(event.step)
         if at is None:
             return

@@ -60,7 +60,7 @@ class RequestSpan:
 
     @property
     def trace_id(self) -> str:
-        """As W3C writes it."""
+        """The number of a trace as W3C writes it."""
         return f"{self.span.get_span_context().trace_id:032x}"
 
 

@@ -1,4 +1,4 @@
-"""The verdict: what binds a server now, how far it is from its ceilings and its knee, and which levers help, with their predicted gain.
+"""The verdict: a server's bottleneck now, its distance from its ceilings and its knee, and which levers help, with their predicted gain.
 
 Arithmetic on the sums of the last seconds (`observe.live`) and on the planner's model of this machine, corrected by what starts measured.
 """
@@ -26,7 +26,7 @@ MANY: Final = 0.5
 FULL: Final = 0.9
 """Share of blocks, rows or time from which they count as used up."""
 HOST_SHARE: Final = 0.3
-"""Share of busy time outside of the executor from which the host binds."""
+"""Share of busy time outside of the executor from which the host is the bottleneck."""
 MOST_BATCH: Final = 512
 LEAST_GAIN: Final = 1.03
 """Smaller predicted gains are within the errors of the model."""
@@ -44,8 +44,8 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of the last seconds. Shares of 1: `busy` of the time, `host` of busy time, `compute` and `memory` of this machine's ceilings while
-    steps run, `kv` of blocks. `batch` is rows per step; `knee` None where the model of the machine is not known."""
+    """The verdict on the last seconds. Shares of 1: `busy` of the time, `host` of busy time, `compute` and `memory` of this machine's
+    ceilings while steps run, `kv` of blocks. `batch` is rows per step; `knee` None where the model of the machine is not known."""
 
     bottleneck: Bottleneck
     text: str
@@ -61,7 +61,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is judged: the engine's facts and settings, its model on this machine (None: unknown), and mean tokens of requests."""
+    """Properties of the judged server: the engine's facts and settings, its model on this machine (None: unknown), and mean tokens of
+    requests."""
 
     info: ExecutorInfo
     config: EngineConfig
@@ -141,12 +142,12 @@ def _itl(served: Served, planned: Deployment, batch: int) -> float:
 
 
 def _knee(served: Served, planned: Deployment) -> int:
-    """As `planning.speed.knee`: the batch of the greatest throughput over latency."""
+    """The knee, as `planning.speed.knee` finds it: the batch of the greatest throughput over latency."""
     return max(candidate_batches(MOST_BATCH), key=lambda batch: batch / _itl(served, planned, batch) ** 2)
 
 
 def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: float, waiting: float, busy: float) -> Iterator[Lever]:
-    """Levers that act on what binds, each alone, with the planner's estimate of its gain."""
+    """Levers that act on the bottleneck, each alone, with the planner's estimate of its gain."""
     batch, wanted, config = max(1, round(rows)), max(1, ceil(rows + waiting)), served.config
 
     def more(most: int) -> float:
@@ -183,7 +184,7 @@ def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: f
 
 
 def _sentence(verdict: Verdict, window: Second, waiting: float, bound: Bottleneck) -> str:
-    """The verdict in words: phase, what binds, ceilings, host, batch and knee."""
+    """The verdict in words: phase, bottleneck, ceilings, host, batch and knee."""
     prefill = window.tokens - window.decode
     phase = "prefill" if prefill > 2 * window.decode else "decode" if prefill < window.decode / 2 else "prefill and decode"
     names = {

@@ -1,4 +1,5 @@
-"""What steps reach on this machine, as measured at earlier starts: corrections of the planner's estimates, kept in the cache directory.
+"""Speeds that steps reach on this machine, as measured at earlier starts: corrections of the planner's estimates, kept in the cache
+directory.
 
 An entry belongs to a machine, a runner and a weight format, and serves every model of that format. Rates are absolute, so that an estimate
 does not change where ceilings are measured anew.
@@ -24,8 +25,8 @@ MAX_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What steps reach: operations of products, bytes, and operations of attention per second; the share of computing and reading that
-    overlaps; bytes of the process beside weights, KV cache and activations."""
+    """Speeds that steps reach: operations of products, bytes, and operations of attention per second; the share of computing and reading
+    that overlaps; bytes of the process beside weights, KV cache and activations."""
 
     flops_per_second: float
     bytes_per_second: float

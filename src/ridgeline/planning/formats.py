@@ -7,7 +7,7 @@ from ridgeline.facts.model import CLASSES, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFormat:
+class FormatBits:
     """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products.
 
     other_bits  of layers outside routed experts, where these differ
@@ -32,7 +32,8 @@ class WeightFormat:
 
 
 def _code_bits(name: str) -> int:
-    """Of blocks of GGUF files. Codes of less than four bits are computed as those of four, and those that look values up as eight."""
+    """Bits per code of blocks of GGUF files. Codes of less than four bits are computed as those of four, and those that look values up as
+    eight."""
     return 4 if name.startswith("TQ") else max(4, int(name[1])) if name.startswith("Q") else 8
 
 
@@ -41,26 +42,26 @@ def code_dtype(bits: int) -> str:
     return f"{bits}-bit codes"
 
 
-WEIGHT_FORMATS: dict[str, WeightFormat] = {
-    "f32": WeightFormat(32, 32, "f32"),
-    "f16": WeightFormat(16, 16, "f16"),
-    "bf16": WeightFormat(16, 16, "f16"),
-    "fp8": WeightFormat(8, 8, "fp8"),
-    "int8": WeightFormat(8, 8, "int8"),
-    "int4": WeightFormat(4, 4, "f16"),
+WEIGHT_FORMATS: dict[str, FormatBits] = {
+    "f32": FormatBits(32, 32, "f32"),
+    "f16": FormatBits(16, 16, "f16"),
+    "bf16": FormatBits(16, 16, "f16"),
+    "fp8": FormatBits(8, 8, "fp8"),
+    "int8": FormatBits(8, 8, "int8"),
+    "int4": FormatBits(4, 4, "f16"),
     # Routed experts alone are in four bits, with a scale of 8 bits for 32 or 16.
-    "mxfp4": WeightFormat(FORMATS["MXFP4"].bits_per_weight, 16, "f16", 5, 16),
-    "nvfp4": WeightFormat(FORMATS["NVFP4"].bits_per_weight, 16, "f16", 0, 16),
+    "mxfp4": FormatBits(FORMATS["MXFP4"].bits_per_weight, 16, "f16", 5, 16),
+    "nvfp4": FormatBits(FORMATS["NVFP4"].bits_per_weight, 16, "f16", 0, 16),
     # Groups of 128 weights with a 16-bit scale and a 4-bit zero; embedding and head stay in 16 bits.
-    "awq": WeightFormat(4 + 20 / 128, 16, "f16", 4),
-    "gptq": WeightFormat(4 + 20 / 128, 16, "f16", 4),
-    "gptq8": WeightFormat(8 + 24 / 128, 16, "f16", 8),
+    "awq": FormatBits(4 + 20 / 128, 16, "f16", 4),
+    "gptq": FormatBits(4 + 20 / 128, 16, "f16", 4),
+    "gptq8": FormatBits(8 + 24 / 128, 16, "f16", 8),
     # compressed-tensors: symmetric groups of 128; one 16-bit scale per row, which is not counted; the same with 8-bit activations.
-    "w4a16": WeightFormat(4 + 16 / 128, 16, "f16", 4),
-    "w8a16": WeightFormat(8, 16, "f16", 8),
-    "w8a8": WeightFormat(8, 16, "int8", 8),
+    "w4a16": FormatBits(4 + 16 / 128, 16, "f16", 4),
+    "w8a16": FormatBits(8, 16, "f16", 8),
+    "w8a8": FormatBits(8, 16, "int8", 8),
     **{
-        name.lower(): WeightFormat(
+        name.lower(): FormatBits(
             stored.bits_per_weight,
             stored.bits_per_weight,
             "f16",
@@ -77,7 +78,7 @@ KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Bits per cached element, without scales."""
 
 INT8_SCALE_BITS = 32
-"""Of each head's K, and V, of a token in an int8 cache."""
+"""Bits of the scale of each head's K, and V, of a token in an int8 cache."""
 
 
 def token_kv_bits(model: ModelFacts, kv_dtype: str) -> int:

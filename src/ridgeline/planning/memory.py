@@ -13,7 +13,7 @@ GRAPH_BYTES: Final = 2 << 20
 """Device memory of one captured CUDA graph, without the buffers that all graphs share: published sizes are 1 to 2 MB."""
 
 DRAFT_SHARE: Final = 0.10
-"""Of the memory that the process may use for a draft model's cache, at most."""
+"""Share of the memory that the process may use for a draft model's cache, at most."""
 
 RESERVE_SHARE: Final = 0.03
 """Share of a device's memory that is left free for fragmentation and for libraries that allocate later."""

@@ -1,11 +1,12 @@
 """The complete result of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ridgeline.planning.advice import Flag, Scaling, flags, scaling
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Memory, automatic_layout, weight_classes
 from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
+from ridgeline.planning.memory import HOST_LINK, host_copy_seconds
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import (
     BatchPoint,
@@ -21,7 +22,6 @@ from ridgeline.planning.speed import (
     prefill_work,
     ridge,
 )
-from ridgeline.planning.tiers import TierPrice, tier_prices
 
 CURVE = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 """Contexts of the curve of context against users, up to the model's context."""
@@ -30,8 +30,21 @@ HOURS_PER_MONTH = 730.0
 DAYS_PER_MONTH = 30.0
 API_BELOW_TOKENS_PER_DAY = 1_000_000
 SELF_HOST_ABOVE_TOKENS_PER_DAY = 50_000_000
+CHECKED_BYTES_PER_SECOND: Final = 1.5e9
+"""HMAC-SHA256 of one core with SHA instructions: blocks from beyond the process are checked before they are used."""
+RATES: Final = {"file": 2e9, "redis": 1e9, "peer": 1.25e9}
+"""Bytes per second that a tier gives to one reader: a solid-state disk, a server on this machine, ten-gigabit Ethernet."""
 
 Hosting = Literal["api", "evaluate", "self-host"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierPrice:
+    """One tier. `seconds` to bring a prompt's blocks; `of_computing`: as a part of computing them, above 1 it does not pay."""
+
+    tier: str
+    seconds: float
+    of_computing: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +213,15 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
     )
 
 
+def tier_prices(prompt_bytes: float, computing_seconds: float) -> list[TierPrice]:
+    """The tiers, host memory first, for a prompt whose blocks have so many bytes and take so long to compute."""
+    seconds = {"host": host_copy_seconds(prompt_bytes, HOST_LINK)}
+    seconds |= {tier: prompt_bytes * (1 / rate + 1 / CHECKED_BYTES_PER_SECOND) for tier, rate in RATES.items()}
+    return [TierPrice(tier, each, each / computing_seconds) for tier, each in seconds.items()]
+
+
 def _tiers(deployment: Deployment) -> list[TierPrice]:
-    """Of a whole prompt, whatever part of it the prefix cache is expected to have."""
+    """Tiers' times for a whole prompt, whatever part of it the prefix cache is expected to have."""
     cold = replace(deployment, workload=replace(deployment.workload, reused=0.0))
     return tier_prices(deployment.memory.kv_token * deployment.workload.prompt, prefill_seconds(cold))
 

@@ -1,4 +1,4 @@
-"""What `ridgeline serve` would run on this machine without flags, and what an engine does run, as settings of the simulator.
+"""Settings of the simulator for what `ridgeline serve` would run on this machine without flags, and for what an engine does run.
 
 The settings go through the resolver of the engine's own start, so that neither can drift from the other.
 """
@@ -31,7 +31,7 @@ def simulated_settings(info: "ExecutorInfo", config: EngineConfig) -> dict[str, 
             "max_num_seqs": info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
             "max_num_batched_tokens": config.max_num_batched_tokens or info.tokens,
             "context": info.max_model_len,
-            "kv_pages": info.kv.blocks,
+            "kv_blocks": info.kv.blocks,
         }
         | ({} if config.kv_dtype == "auto" else {"kv_dtype": config.kv_dtype})
     )
@@ -53,5 +53,5 @@ def served_settings(facts: ModelFacts, given: Mapping[str, Any]) -> dict[str, An
     found = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     return {name: getattr(found.config, name) for name in (*SAME, "kv_dtype")} | {
         "context": found.config.max_model_len,
-        "kv_pages": found.blocks,
+        "kv_blocks": found.blocks,
     }

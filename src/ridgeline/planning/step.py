@@ -62,11 +62,11 @@ class Efficiency:
 
 
 IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0)
-"""For floors."""
+"""Efficiency for floors."""
 
 
 def reached(deployment: Deployment) -> Efficiency:
-    """For estimates: what steps reach on its device."""
+    """Efficiency for estimates: what steps reach on its device."""
     device = deployment.device
     return Efficiency(device.compute_share, device.bandwidth_share, device.attention_share, device.overlap)
 

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Timed = tuple[int, int, float]
 """Rows of a step, tokens of each, and its seconds. All rows begin at position 0 and sample once."""
 LEAST_SHARE, MOST_SHARE = 1e-3, 10.0
-"""Of a ceiling. Above 1 where weights lie in caches, or the ceiling was measured beside other load."""
+"""Shares of a ceiling. Above 1 where weights lie in caches, or the ceiling was measured beside other load."""
 KNOWN_WEIGHT: Final = 1e-4
-"""Of a share's distance from what was known."""
+"""Weight of a share's distance from what was known."""
 COARSE: Final = 16
 """Shares of each kind that the fit begins with, evenly on a logarithmic scale, at each of these overlaps; it then halves its steps so many
 times:"""
 OVERLAPS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 REFINEMENTS: Final = 12
 UNKNOWNS: Final = 4
-"""Of a fit: what products, reads and attention reach, and what overlaps."""
+"""Unknowns of a fit: what products, reads and attention reach, and what overlaps."""
 MOVES: Final = 4
 """So many moves of a size at most."""
 
@@ -129,8 +129,8 @@ def _touched_activations(deployment: Deployment, timed: Sequence[Timed]) -> floa
 
 
 def fit_correction(deployment: Deployment, timed: Sequence[Timed], weights_bytes: int, process_bytes: int | None) -> Correction:
-    """What steps and process reach. Shares and overlap are those of least mean error of the logarithm; of what no step depends on, what was
-    known stays, and so do attention and overlap where there are fewer steps than unknowns, as behind a start."""
+    """Fits what steps and process reach. Shares and overlap are those of least mean error of the logarithm; of what no step depends on,
+    what was known stays, and so do attention and overlap where there are fewer steps than unknowns, as behind a start."""
     known = deployment.device
     parts = [_ideal_parts(deployment, rows, tokens) for rows, tokens, _ in timed]
 

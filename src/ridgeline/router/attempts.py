@@ -148,7 +148,7 @@ def drop(begun: Begun) -> None:
 
 
 class Hedge:
-    """When a request gets a second replica: behind a percentile of the seconds that first bytes took lately.
+    """The rule by which a request gets a second replica: behind a percentile of the seconds that first bytes took lately.
 
     delay  in seconds; None while no request is hedged
     """

@@ -9,11 +9,11 @@ from typing import Final
 
 MOST_HELD: Final = 1_024
 MOST_HELD_BYTES: Final = 64 << 20
-"""Of their bodies."""
+"""Bytes of their bodies."""
 
 
 class HoldingRoom:
-    """Where they wait, each for `seconds` at most; 0: nobody does.
+    """The room where they wait, each for `seconds` at most; 0: nobody does.
 
     count  of those that wait
     """

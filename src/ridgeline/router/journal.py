@@ -1,5 +1,5 @@
-"""What a router keeps of a stream, so that another replica can go on with it: the replica's records, as bytes, and the number of events
-that the client has. It reads neither records nor events. See `server.relay`, which writes and reads the records."""
+"""The journal that a router keeps of a stream, so that another replica can go on with it: the replica's records, as bytes, and the number
+of events that the client has. It reads neither records nor events. See `server.relay`, which writes and reads the records."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ class Journal:
         self._records: list[bytes] = []
         self._bytes = 0
         self._rest: list[bytes] = []
-        """Of an event that is not whole yet, as it came: one of many MB is joined once."""
+        """Parts of an event that is not whole yet, as it came: one of many MB is joined once."""
         self.events = 0
         self.is_over = False
 
@@ -52,7 +52,7 @@ class Journal:
         return b"[" + b",".join(self._records) + b"]" + body if self._records else body
 
     def take(self, data: bytes) -> bytes:
-        """What of a replica's bytes goes to the client: whole events, without what is the router's."""
+        """The part of a replica's bytes that goes to the client: whole events, without what is the router's."""
         if self._key is None:
             return data
         end = self._rest[-1][-1:] if self._rest else b""
@@ -74,7 +74,7 @@ class Journal:
         return b"".join(passed)
 
     def end(self) -> bytes:
-        """What is left when a replica has ended its answer."""
+        """The rest that is left when a replica has ended its answer."""
         rest, self._rest = b"".join(self._rest), []
         return rest
 

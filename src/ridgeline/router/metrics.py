@@ -1,4 +1,4 @@
-"""What a router counts, in Prometheus' text format."""
+"""Metrics of a router, in Prometheus' text format."""
 
 from functools import cache
 from typing import Final

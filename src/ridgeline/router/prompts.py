@@ -1,4 +1,5 @@
-"""What a router reads of a body: how long its prompt is about, the digests of its parts, its model, and what binds it to a replica.
+"""The part of a body that a router reads: how long its prompt is about, the digests of its parts, its model, and what binds it to a
+replica.
 
 The parts are of the request's text and not of tokens, so that no replica's tokenizer is needed here: equal beginnings of texts are equal
 beginnings of prompts, whatever the template. Nothing of a text is kept but digests.
@@ -19,9 +20,9 @@ PART_BYTES: Final = 512
 MAX_PARTS: Final = 256
 """Parts that are looked at: what follows 128 kB of equal text is rarely equal too."""
 BYTES_PER_TOKEN: Final = 4
-"""Of English text, about; loads need no more."""
+"""Bytes per token of English text, about; loads need no more."""
 MAX_NAME_BYTES: Final = 512
-"""Of a model, with its quotes."""
+"""Bytes of a model's name, with its quotes."""
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 """Names of headers and cookies."""
 RESPONSE_ID: Final = re.compile(rb'"id":\s?"(resp_[A-Za-z0-9_-]{1,64})"')
@@ -50,7 +51,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a router knows of a prompt. `bound_to`: the stored response that it continues or asks for, b"" for none; `session`: digest of
+    """A prompt as a router knows it. `bound_to`: the stored response that it continues or asks for, b"" for none; `session`: digest of
     what it has in common with others of its session, b"" without one; `model`: by the name that was asked for."""
 
     tokens: int
@@ -64,12 +65,13 @@ _decode: Final = msgspec.json.Decoder(Asked).decode
 
 
 SESSION_FIELDS: Final = ("prompt_cache_key", "user", "safety_identifier")
-"""Of OpenAI's dialect; Anthropic's is `metadata.user_id`, and is meant by `user` too."""
+"""Fields of OpenAI's dialect; Anthropic's is `metadata.user_id`, and is meant by `user` too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Where requests say which session they belong to, the first that is there counts: header:NAME, cookie:NAME, or a field of the body."""
+    """Places where requests say which session they belong to, the first that is there counts: header:NAME, cookie:NAME, or a field of the
+    body."""
 
     sources: tuple[str, ...] = ()
 

@@ -52,7 +52,7 @@ PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
 FREE_RETRIES: Final = 2
 """Replicas that may end, or be gone, under one request before another one is taken out of the budget of retries."""
 CONTINUE_SECONDS: Final = 30.0
-"""For which a stream waits for a replica that goes on with it."""
+"""Seconds for which a stream waits for a replica that goes on with it."""
 MOST_STALLS: Final = 2
 """Replicas that may end in a row while they have a stream that gets no further."""
 PAUSE_SECONDS: Final = 0.1

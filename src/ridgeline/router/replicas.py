@@ -67,7 +67,7 @@ class Replica:
         self.shares_responses = False
         """Others find the answers that it has stored."""
         self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
-        """Of the last requests: whether there was an answer, and the seconds to its first byte."""
+        """Outcomes of the last requests: whether there was an answer, and the seconds to its first byte."""
         self.is_stopped = False
         """A canary that was worse than the others."""
         self._missed = 0
@@ -77,7 +77,7 @@ class Replica:
 
     @property
     def number(self) -> int:
-        """Its place among the replicas."""
+        """The place among the replicas."""
         return self.load.number
 
     def is_shut(self, now: float) -> bool:
@@ -89,7 +89,7 @@ class Replica:
         return Turn(self, tokens, cached)
 
     def note_failure(self) -> None:
-        """It did not answer as it should."""
+        """Notes that it did not answer as it should."""
         self._failures += 1
         if self._failures >= FAILURES and time.monotonic() >= self._shut_until:
             self._shut_until = time.monotonic() + self._pause
@@ -97,12 +97,12 @@ class Replica:
             log.warning("replica is shut out", extra=with_fields(replica=self.upstream.url, failures=self._failures))
 
     def note_silence(self) -> None:
-        """It could not be reached: it gets nothing until it answers a check."""
+        """Notes that it could not be reached: it gets nothing until it answers a check."""
         self.is_ready, self.why_not = False, "does not answer"
         self.note_failure()
 
     def note_answer(self) -> None:
-        """It answered, whatever it said."""
+        """Notes that it answered, whatever it said."""
         if self._failures >= FAILURES:
             log.info("replica answers again", extra=with_fields(replica=self.upstream.url))
         self._failures, self._shut_until = 0, 0.0
@@ -196,7 +196,7 @@ class Replicas:
     ) -> None:  # fmt: skip
         self.all = replicas
         self.room = HoldingRoom(hold_seconds)
-        """Where requests wait while no replica is there."""
+        """The room where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES

@@ -35,7 +35,7 @@ MAX_REPLICAS: Final = 1_024
 MAX_WEIGHT: Final = 1_000.0
 USUAL_SHARE: Final = 0.05
 MAX_SHARE: Final = 0.5
-"""Of a canary."""
+"""Largest share of a canary."""
 
 
 @dataclass(frozen=True, slots=True)

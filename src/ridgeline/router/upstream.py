@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         return int(self._parser.get_status_code())
 
     async def read(self) -> bytes:
-        """What has arrived of the body, b"" at its end. Raises UpstreamError if the connection ends before."""
+        """Reads what has arrived of the body, b"" at its end. Raises UpstreamError if the connection ends before."""
         while not self._parts:
             if self._is_whole:
                 return b""

@@ -39,8 +39,8 @@ _ids: Final = random.Random(secrets.randbits(128))
 
 
 class Usage(Protocol):
-    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one. `continued`: engines that went on with
-    it after one had ended; `request_ids`: of the engine's requests."""
+    """The cost of an answer so far. `first_token_at` is `time.monotonic`'s; None before there is one. `continued`: engines that went on
+    with it after one had ended; `request_ids`: of the engine's requests."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -56,7 +56,7 @@ class Usage(Protocol):
 
 
 class Access:
-    """What is known of one request."""
+    """Facts about one request."""
 
     def __init__(self, request_id: bytes) -> None:
         self.request_id = request_id
@@ -66,7 +66,7 @@ class Access:
         self.usage: Usage | None = None
         self.tenant = ""
         self.model = ""
-        """That it went to, where there are several."""
+        """The model that it went to, where there are several."""
 
 
 def note_error(scope: Scope, code: str) -> None:

@@ -71,7 +71,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 def _place(name: str, root: str | None) -> Path:
-    """Where the adapter of an id lies: directly under the root, and no link out of it. Raises ApiError."""
+    """The path of an id's adapter: directly under the root, and no link out of it. Raises ApiError."""
     if root is None:
         raise ApiError("unsupported_parameter", "this server loads no adapters while it runs; start it with --lora-root", param="lora_path")
     if not NAME.fullmatch(name):

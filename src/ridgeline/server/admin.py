@@ -239,7 +239,7 @@ def _model_routes(roster: Roster | None) -> list[BaseRoute]:
 
 
 def describe(service: Service) -> shapes.Status:
-    """What the server does now."""
+    """The status of the server."""
     deployment, client, metrics = service.deployment, service.deployment.client, service.current_metrics()
     return shapes.Status(
         version=__version__,
@@ -262,7 +262,7 @@ def describe(service: Service) -> shapes.Status:
 
 
 def describe_cost(service: Service) -> shapes.Cost:
-    """What tenants and requests have cost, and the rest."""
+    """Costs of tenants and requests, and the rest."""
     service.current_metrics()
     spending, now, threads = service.live.spending, time.monotonic(), _threads(service)
     joules = spending.joules or {}
@@ -294,7 +294,7 @@ def describe_cost(service: Service) -> shapes.Cost:
 
 
 def _threads(service: Service) -> int:
-    """Of a step."""
+    """Threads of a step."""
     found = {each.name: each.value for each in service.model.engine.decisions}.get("threads", 1)
     return found if isinstance(found, int) else 1
 

@@ -41,7 +41,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def socket_path(setting: str) -> Path | None:
-    """Where the socket lies by `--admin-socket`; None: there is none, as on systems that do not say who connects."""
+    """Path of the socket by `--admin-socket`; None: there is none, as on systems that do not say who connects."""
     if setting == "none" or not hasattr(socket, "SO_PEERCRED"):
         return None
     return state_directory() / "admin" / f"{os.getpid()}.sock" if setting == "auto" else Path(setting).expanduser().absolute()

@@ -7,7 +7,7 @@ from ridgeline.server.knobs import Value
 
 
 class Status(Struct, frozen=True):
-    """What a server does now. `not_ready` is a reason, or null where requests are taken."""
+    """The status of a server. `not_ready` is a reason, or null where requests are taken."""
 
     version: str
     pid: int
@@ -15,7 +15,7 @@ class Status(Struct, frozen=True):
     not_ready: str | None
     startup: replies.Startup
     start_seconds: dict[str, float]
-    """By phase, from the begin of the process until requests were taken."""
+    """Seconds by phase, from the begin of the process until requests were taken."""
     usual_start_seconds: float | None
     """Median of the last starts of this model on this machine; null where none is known."""
     engine_pid: int | None
@@ -39,7 +39,7 @@ class Amount(Struct, frozen=True):
 
 
 class TenantCost(Struct, frozen=True):
-    """Of a tenant's requests, open ones so far as their rows have ended."""
+    """Costs of a tenant's requests, open ones so far as their rows have ended."""
 
     spent: Amount
     kv_token_seconds: float
@@ -47,7 +47,7 @@ class TenantCost(Struct, frozen=True):
 
 
 class RequestCost(Struct, frozen=True):
-    """Of a request that has ended."""
+    """Costs of a request that has ended."""
 
     request_id: str
     tenant: str
@@ -103,8 +103,8 @@ class ChaosRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChaosReport(Struct, frozen=True):
-    """What was done, and what came of it: of `open_requests` so many went on in another engine, failed, or were left by their clients;
-    `seconds` until requests were taken again, or until that was no longer waited for."""
+    """The fault that was injected, and what came of it: of `open_requests` so many went on in another engine, failed, or were left by
+    their clients; `seconds` until requests were taken again, or until that was no longer waited for."""
 
     fault: str
     what: str

@@ -56,7 +56,7 @@ class UsageCounter:
     prompt_tokens: int
     cached_tokens: int = 0
     cached_at_start: int = 0
-    """Of the first prompt, when its first output came; `cached_tokens` is known at the end."""
+    """Cached tokens of the first prompt, when its first output came; `cached_tokens` is known at the end."""
     request_ids: tuple[str, ...] = ()
     time_spent: Callable[[], replies.TimeSpent | None] = lambda: None
     """Asked at the end."""

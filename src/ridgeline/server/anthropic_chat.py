@@ -29,7 +29,7 @@ _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one role says, in the order of its blocks. results: messages with results of tools, which stand before the texts."""
+    """Blocks of one role, in the order of its blocks. results: messages with results of tools, which stand before the texts."""
 
     role: str
     texts: list[str] = field(default_factory=list)

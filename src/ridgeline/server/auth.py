@@ -69,7 +69,7 @@ class AccessGuard:
                 await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | ApiError:
-        """Who sends the request, or why it is not taken."""
+        """The sender of a request, or the reason why it is not taken."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         if size > MAX_HEADER_BYTES:

@@ -44,7 +44,7 @@ class _Request(msgspec.Struct):
 
 
 class _Answered(msgspec.Struct):
-    """What is read again of an answer."""
+    """The part of an answer that is read again."""
 
     id: str
     custom_id: str

@@ -26,7 +26,7 @@ UP_SECONDS, DOWN_SECONDS = 1.0, 5.0
 SHORT_SHARE: Final = 0.5
 """Share of the threshold up to which a wait is short."""
 SHED_FACTOR: Final = 2.0
-"""How much longer the wait must be before requests are refused that shorter answers would have made room for."""
+"""Factor by which the wait must be longer before requests are refused that shorter answers would have made room for."""
 
 
 class Level(IntEnum):
@@ -116,7 +116,7 @@ class BrownOut:
                 self._send(SetKnob(name, value))
 
     def measures(self, caller: Caller) -> str:
-        """What the caller's answers go without, for `HEADER`; "" where that is nothing."""
+        """Measures that the caller's answers suffer, for `HEADER`; "" where that is nothing."""
         return self._measures(self._level, caller) if self._level else ""
 
     def check(self, caller: Caller, priority: int) -> None:

@@ -1,4 +1,4 @@
-"""Whose request is being answered: a context variable that access control sets for everything below it.
+"""The caller whose request is being answered: a context variable that access control sets for everything below it.
 
 It is no argument of endpoints, so that none can forget it: one that did would share prefixes between tenants. A task that an endpoint
 starts has the same caller; a thread has it only if the endpoint asks before.

@@ -26,12 +26,12 @@ RECOVERY_SECONDS: Final = 120.0
 """Time for which a recovery is waited for."""
 POLL_SECONDS: Final = 0.02
 PULSE_SECONDS: Final = 0.1
-"""Of a slow engine: it stands still every second pulse, so that a step takes twice as long."""
+"""Pulse of a slow engine: it stands still every second pulse, so that a step takes twice as long."""
 
 
 STALLED_READERS: Final = 4
 READER_CHOICES: Final = 4
-"""Of the request of each; with log-probabilities, so that buffers are full after some 150 tokens."""
+"""Choices of the request of each; with log-probabilities, so that buffers are full after some 150 tokens."""
 READER_BUFFER_BYTES: Final = 4_096
 
 
@@ -46,7 +46,7 @@ class Dropped(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Of the server: connections that are open now, and where and how new ones come."""
+    """Connections of the server: those that are open now, and where and how new ones come."""
 
     connections: Callable[[], Collection[Dropped]]
     address: tuple[str, int]
@@ -79,8 +79,8 @@ class Chaos:
         self._is_busy = False
 
     async def inject(self, fault: str, seconds: float, authorization: str | None) -> ChaosReport:
-        """Does it, for so many seconds where it lasts, and waits until the server is well again. `authorization`: the header with the key
-        of who asks, for requests of its own. Raises ConfigError where it may not."""
+        """Injects a fault, for so many seconds where it lasts, and waits until the server is well again. `authorization`: the header with
+        the key of who asks, for requests of its own. Raises ConfigError where it may not."""
         if not self._service.config.allow_chaos:
             raise ConfigError("this server injects no faults; start it with --allow-chaos, and let nobody rely on it")
         if fault not in FAULTS:

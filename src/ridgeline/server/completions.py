@@ -96,7 +96,7 @@ async def start_completion(
 
 
 def _max_tokens(payload: wire.CompletionRequest, limit: body.OutputLimit | None) -> int | None:
-    """What the client states; where it sends nothing at all OpenAI's default. None: as many as fit."""
+    """The number of tokens that the client states; where it sends nothing at all OpenAI's default. None: as many as fit."""
     if limit is not None or payload.max_tokens is None:
         return limit.tokens if limit else None
     return DEFAULT_MAX_TOKENS
@@ -168,7 +168,8 @@ async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[i
 
 
 async def _fim(payload: wire.CompletionRequest, model: Model) -> Fim:
-    """How the model is asked for the text before a suffix. Raises ApiError where it cannot be, and for fields that exclude a suffix."""
+    """The form in which the model is asked for the text before a suffix. Raises ApiError where it cannot be, and for fields that exclude a
+    suffix."""
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(payload, name):
             raise ApiError("invalid_value", f"{name} and suffix exclude each other; leave one of them out", param=name)

@@ -88,7 +88,7 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     details: dict[str, Any] | None = None
-    """What a client's program can tell an error by."""
+    """Fields by which a client's program can tell an error."""
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
@@ -100,7 +100,7 @@ class OllamaErrorBody(msgspec.Struct, frozen=True):
 
 
 class GgmlErrorDetail(msgspec.Struct, frozen=True):
-    """As llama-server tells an error; `code` is the HTTP status."""
+    """An error as llama-server tells it; `code` is the HTTP status."""
 
     code: int
     message: str

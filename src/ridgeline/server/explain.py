@@ -61,7 +61,8 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 async def explain_many(service: Service, query: Mapping[str, str]) -> shapes.Explained:
-    """What an admin asks for: one request by `id`, the `slowest` of a window, or what its requests have in common. Raises ApiError."""
+    """Explains what an admin asks for: one request by `id`, the `slowest` of a window, or what its requests have in common. Raises
+    ApiError."""
     ledger, window = service.ledger, _number(query, "window_seconds", DEFAULT_WINDOW_SECONDS, MAX_WINDOW_SECONDS)
     if name := query.get("id"):
         record = ledger.find(name[:MAX_ID])
@@ -126,7 +127,7 @@ def explain_one(
 
 
 async def explain_prefixes(service: Service, query: Mapping[str, str]) -> shapes.PrefixReport:
-    """Why prompts of a window missed the prefix cache, for an admin. Raises ApiError."""
+    """Explains to an admin why prompts of a window missed the prefix cache. Raises ApiError."""
     window, tokenizer = _number(query, "window_seconds", DEFAULT_WINDOW_SECONDS, MAX_WINDOW_SECONDS), service.model.tokenizer
     records = service.ledger.ended_since(time.monotonic() - window)[-MAX_DIAGNOSED:]
     decode = partial(tokenizer.decode, skip_special=False)

@@ -33,7 +33,7 @@ class Part(Struct, frozen=True):
 
 
 class Counterfactual(Struct, frozen=True):
-    """What a request would have taken, simulated with this server's own step times; null where too few steps are known."""
+    """Time that a request would have taken, simulated with this server's own step times; null where too few steps are known."""
 
     alone_ttft_ms: float | None = None
     alone_ms: float | None = None
@@ -41,7 +41,7 @@ class Counterfactual(Struct, frozen=True):
 
 
 class PrefixMiss(Struct, frozen=True):
-    """Why a prompt did not find more of itself in the prefix cache: the token at which it leaves an earlier one, and the tokens and
+    """Reason why a prompt did not find more of itself in the prefix cache: the token at which it leaves an earlier one, and the tokens and
     milliseconds that this cost. The texts around that token, of this prompt and of the earlier one, are told to an admin alone."""
 
     cause: str
@@ -78,7 +78,7 @@ class PrefixReport(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """Where the time of one request went; of several choices, of the one that ended last. `ttft` is null before the first token."""
+    """The time of one request by cause; of several choices, of the one that ended last. `ttft` is null before the first token."""
 
     id: str
     choice: int
@@ -95,7 +95,7 @@ class Explanation(Struct, frozen=True):
     prefix_miss: PrefixMiss | None = None
     tenant: str | None = None
     cached_in: dict[str, int] = {}
-    """Of the cached tokens those whose KV was not on the device, by the tier that had it."""
+    """Number of the cached tokens whose KV was not on the device, by the tier that had it."""
 
 
 class Share(Struct, frozen=True):

@@ -115,7 +115,7 @@ def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Adm
 
 
 def _front(notes: Notes) -> FrontEnd:
-    """What the ledger keeps of the way of a request up to here."""
+    """Times of a request up to here, for the ledger."""
     began = notes.arrived if notes.encoding is None else notes.encoding
     rendered = began if notes.rendered is None else notes.rendered
     tokenised = rendered if notes.tokenised is None else notes.tokenised
@@ -123,7 +123,7 @@ def _front(notes: Notes) -> FrontEnd:
 
 
 def _time_spent(ledger: Ledger, request_id: str) -> replies.TimeSpent | None:
-    """Where the time of a request went that has had its last token; None for one of so many steps that this would hold up others."""
+    """The time by cause of a request that has had its last token; None for one of so many steps that this would hold up others."""
     record = ledger.find(request_id)
     if record is None or ledger.steps.end - record.first_step > MAX_STEPS_IN_LOOP:
         return None
@@ -216,7 +216,7 @@ class Generation:
             self._engine.abort(request.request_id)
 
     def _failure(self, message: str | None) -> ApiError:
-        """Why the engine ended a choice with an error: mostly a grammar of the client's that cannot be followed to its end."""
+        """The error for a choice that the engine ended with one: mostly a grammar of the client's that cannot be followed to its end."""
         if message and message != NOT_FINITE and any(request.sampling.grammar for request in self._requests):
             return ApiError("grammar_failed", message)
         return ApiError("engine_failed", message or "the engine ended this request with an error")

@@ -33,7 +33,7 @@ OPTIONS: Final = ("tenant", "weight", "scope", *RATES, "adapters", "sheddable", 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a line of the file says of a key.
+    """A key as a line of the file describes it.
 
     tenant  whose prefixes and places in the queue it shares; "": the one of all keys that name none
     weight  of the tenant: its share of the engine against others; 0: other lines say it
@@ -57,7 +57,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request: what its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
+    """The sender of a request, as its key says. `quota` is None where the key has no limits; `owner` stands for the holder of the key,
     always the same and no secret, and is empty where no key is needed; `targets` are those of the request's headers, or the key's;
     `adapters` names those that there are for it, None: all; `relay` is there where a router asks for the holder."""
 

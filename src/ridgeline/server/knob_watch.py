@@ -26,7 +26,7 @@ MIN_ENDED: Final = 20
 MAX_SHARE_LOSS: Final = 0.1
 MAX_PACE_LOSS: Final = 0.1
 FULL_SHARE: Final = 0.8
-"""Of the looks of a time at which something waited: its tokens per second are the most there are."""
+"""Share of the looks of a time at which something waited: its tokens per second are the most there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What a server yielded in a time. `share`: of requests that were good, None where too few ended; `pace`: tokens per second, None where
+    """The yield of a server in a time. `share`: of requests that were good, None where too few ended; `pace`: tokens per second, None where
     nothing waited."""
 
     share: float | None
@@ -64,7 +64,7 @@ class Looks:
             self._looks.popleft()
 
     def between(self, start: float, end: float) -> Yield:
-        """What was yielded from one time to another."""
+        """The yield from one time to another."""
         looks = [look for look in self._looks if start <= look.at <= end]
         if len(looks) < 2:
             return Yield(None, None)
@@ -75,7 +75,7 @@ class Looks:
 
 
 def loss(before: Yield, behind: Yield) -> str | None:
-    """Why a change is to be taken back, in words and numbers; None where nothing speaks against it."""
+    """The reason why a change is to be taken back, in words and numbers; None where nothing speaks against it."""
     if before.share is not None and behind.share is not None and before.share - behind.share > MAX_SHARE_LOSS:
         return f"{behind.share:.0%} of requests were good, {before.share:.0%} before"
     if before.pace is not None and behind.pace is not None and behind.pace < (1 - MAX_PACE_LOSS) * before.pace:

@@ -48,7 +48,7 @@ def _level(service: Service, value: Any) -> None:
 
 
 def _nobody(service: Service, value: Any) -> None:
-    """It is read from the service's settings whenever it is needed."""
+    """Tells nobody: the knob is read from the service's settings whenever it is needed."""
 
 
 KNOBS: Final[Mapping[str, Callable[[Service, Any], None]]] = {

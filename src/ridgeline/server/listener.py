@@ -63,7 +63,7 @@ def connection_limit(wanted: int) -> int:
 
 
 class Room(Enum):
-    """What there is for a new connection: room as for any; for probes alone; some in a moment, when the clients of others have had a chance
+    """Room for a new connection: room as for any; for probes alone; some in a moment, when the clients of others have had a chance
     to send something; none."""
 
     FREE = auto()
@@ -208,7 +208,7 @@ class Listener:
                 return
 
     def _address_of(self, accepted: socket.socket, peer: Any) -> bytes | None:
-        """Whose connection it is, for limits and logs; None: it is closed."""
+        """Address of a connection, for limits and logs; None: it is closed."""
         return address_of(peer[0])
 
     def _place(self, accepted: socket.socket, address: bytes) -> bool:

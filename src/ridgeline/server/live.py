@@ -1,6 +1,6 @@
 """`GET /live`: what the server does now, for the dashboard and for `ridgeline top`: load, speed, verdict, tenants, two minutes.
 
-The verdict is made when somebody asks, at most once a second.
+The verdict is made when somebody asks, at most once per second.
 """
 
 import time
@@ -39,7 +39,7 @@ class Judge:
         self._verdict: Verdict | None = None
 
     def verdict(self) -> Verdict:
-        """Of the last seconds."""
+        """The verdict on the last seconds."""
         now = time.monotonic()
         if self._verdict is None or now - self._made_at > FRESH_SECONDS:
             self._made_at, self._verdict = now, self._judge(now)
@@ -57,7 +57,7 @@ class Judge:
 
 
 def describe_live(service: Service, verdict: Verdict) -> Live:
-    """What the server does now, as the caller may see it."""
+    """The present of the server, as the caller may see it."""
     model, metrics, now = service.model, service.current_metrics(), time.monotonic()
     info, window = model.engine.info, service.live.window(now, WINDOW_SECONDS)
     free = info.kv.blocks if metrics.free_blocks is None else metrics.free_blocks

@@ -1,4 +1,4 @@
-"""What `GET /live` answers."""
+"""Shapes of the answer of `GET /live`."""
 
 from msgspec import Struct
 
@@ -39,7 +39,7 @@ class Lever(Struct, frozen=True):
 
 
 class LiveVerdict(Struct, frozen=True):
-    """What binds. Shares of 1; null where this machine's ceilings are not known."""
+    """The bottleneck. Shares of 1; null where this machine's ceilings are not known."""
 
     bottleneck: str
     text: str
@@ -88,7 +88,7 @@ class History(Struct, frozen=True):
 
 
 class Live(Struct, frozen=True):
-    """What a server does now. `tenants`, `slowest` (of the last minute): all for a key of scope admin, else the key's own."""
+    """The present of a server. `tenants`, `slowest` (of the last minute): all for a key of scope admin, else the key's own."""
 
     model: str
     version: str
@@ -101,7 +101,7 @@ class Live(Struct, frozen=True):
     ttft: Latency | None
     itl: Latency | None
     speculation: str
-    """What it does and why; empty where nothing drafts."""
+    """Sentence on what speculation does and why; empty where nothing drafts."""
     verdict: LiveVerdict
     tenants: list[LiveTenant]
     slowest: list[SlowRequest]

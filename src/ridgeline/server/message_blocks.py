@@ -27,7 +27,8 @@ def call_id(call: CallBegin) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingForm:
-    """How reasoning is told. is_omitted: in the signature alone, which is passed back and shown to nobody; else that is `signature`."""
+    """The form in which reasoning is told. is_omitted: in the signature alone, which is passed back and shown to nobody; else that is
+    `signature`."""
 
     signature: str
     is_omitted: bool = False
@@ -49,7 +50,7 @@ class BlockEvents:
         self._omitted: list[str] = []
         self._index = -1
         self._open: type[Event] | None = None
-        """What the open block holds."""
+        """Content of the open block."""
 
     @property
     def has_begun(self) -> bool:

@@ -140,7 +140,7 @@ class MessageFormat:
     thinking: ThinkingForm
 
     def hear(self, delta: TextDelta | None, is_last: bool = False) -> list[Said]:
-        """What has become final with these tokens."""
+        """Events that have become final with these tokens."""
         if self.speaker is not None:
             return self.speaker.hear(delta, is_last)
         return [Text(delta.text)] if delta is not None and delta.text else []
@@ -151,7 +151,7 @@ class MessageFormat:
         return anthropic.Message(self.id, self.model, content, reason, sequence, usage)
 
     def end(self, end: ChoiceEnd) -> anthropic.MessageEnd:
-        """Why the answer ended, when all of it has been heard."""
+        """The reason why the answer ended, when all of it has been heard."""
         if end.reason is Finish.LENGTH:
             return anthropic.MessageEnd("model_context_window_exceeded" if self.is_cut else "max_tokens", None)
         if self.speaker is not None and self.speaker.has_called:

@@ -156,7 +156,7 @@ def cards(card: replies.ModelCard, deployments: Deployments) -> list[replies.Mod
 def one(
     request: Request, service: Service, card: replies.ModelCard, info: anthropic.ModelInfo
 ) -> replies.ModelCard | anthropic.ModelInfo:  # fmt: skip
-    """What is said of the name in a path: of the model, an alias, or an adapter of it. Raises RequestError for others."""
+    """The entry for the name in a path: of the model, an alias, or an adapter of it. Raises RequestError for others."""
     name = request.path_params["name"]
     is_anthropic = dialect_of(request.scope) == "anthropic"
     if not is_anthropic and service.deployments.adapter_for_caller(name) is not None:
@@ -188,7 +188,7 @@ def page(models: Sequence[anthropic.ModelInfo], query: Mapping[str, str]) -> ant
 
 
 def info(model: Model) -> anthropic.ModelInfo:
-    """What Anthropic's lists say of a model."""
+    """A model's entry in Anthropic's lists."""
     created, context = datetime.fromtimestamp(model.created, UTC), model.limits.max_model_len
     return anthropic.ModelInfo(
         id=model.name,
@@ -200,7 +200,7 @@ def info(model: Model) -> anthropic.ModelInfo:
 
 
 def card(model: Model) -> replies.ModelCard:
-    """What OpenAI's lists say of a model."""
+    """A model's entry in OpenAI's lists."""
     return replies.ModelCard(
         id=model.name,
         object="model",

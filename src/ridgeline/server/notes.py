@@ -1,4 +1,4 @@
-"""What an answer does not follow of its request, though it was accepted: ignored fields and folded roles, in headers and in the log.
+"""Notes on what an answer does not follow of its request: ignored fields and folded roles, in headers and in the log.
 
 Owns the two headers, what a name in them may look like, and the guess at what was meant by an unknown one. A client that sends the same in
 every request is told in every answer; the log has each field and each fold once.

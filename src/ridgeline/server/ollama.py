@@ -99,7 +99,7 @@ def timestamp() -> str:
 
 @dataclass(slots=True)
 class _Said:
-    """What was said in a part of an answer. calls: whole ones."""
+    """Part of an answer, by kind. calls: whole ones."""
 
     content: str = ""
     thinking: str = ""
@@ -168,7 +168,7 @@ class OllamaFormat:
         return self._part(whole, choice, choice.end)
 
     def _hear(self, delta: TextDelta, is_last: bool = False) -> _Said:
-        """What has become final with these tokens. A call is told when it is whole; one that the end cuts off is left out."""
+        """The part that has become final with these tokens. A call is told when it is whole; one that the end cuts off is left out."""
         if self.speaker is None:
             return _Said(delta.text)
         said = _Said()
@@ -211,7 +211,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def _answer(is_chat: bool, said: _Said) -> Callable[..., msgspec.Struct]:
-    """What makes an answer that says this, of the fields that chats and completions have in common."""
+    """A maker of answers with this content, of the fields that chats and completions have in common."""
     if is_chat:
         return partial(ChatAnswer, message=AnswerMessage("assistant", said.content, said.thinking or None, said.calls))
     return partial(GenerateAnswer, response=said.content, thinking=said.thinking or None)

@@ -39,9 +39,9 @@ from ridgeline.server.service import Service
 from ridgeline.server.transport import KEEP_ALIVE, OLLAMA_LINES, EventStream, json_response, read_body, unless_disconnected
 
 API_VERSION: Final = "0.12.11"
-"""Of the API whose fields are here: clients compare it with the version that they need."""
+"""Version of the API whose fields are here: clients compare it with the version that they need."""
 NEVER: Final = "9999-12-31T23:59:59Z"
-"""When a model is unloaded that stays."""
+"""Time of unloading of a model that stays."""
 MAX_ALIASES: Final = 64
 ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 PROGRESS_SECONDS: Final = 0.25
@@ -134,7 +134,7 @@ def add_alias(service: Service, destination: str) -> None:
 
 
 async def listed(model: Model) -> ListedModel:
-    """What `/api/tags` says of a model."""
+    """A model's entry in `/api/tags`."""
     about, name = await _about(model), tagged(model.name)
     return ListedModel(name, name, _modified(model, about), _size(model, about), _digest(model), _details(about))
 
@@ -145,7 +145,7 @@ def named(model: ListedModel, aliases: Iterable[str]) -> list[ListedModel]:
 
 
 async def running_model(model: Model, expires_at: str) -> RunningModel:
-    """What `/api/ps` says of a model that is loaded."""
+    """A loaded model's entry in `/api/ps`."""
     known, info = await listed(model), model.engine.info
     accelerated = info.weights_bytes + info.kv_bytes if info.runner == "cuda" else 0
     return RunningModel(
@@ -154,13 +154,13 @@ async def running_model(model: Model, expires_at: str) -> RunningModel:
 
 
 async def shown(model: Model) -> Shown:
-    """What `/api/show` says of a model."""
+    """The answer of `/api/show` about a model."""
     return _shown(model, await _about(model), await asyncio.to_thread(model.fim) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Of a model's files: what their headers say, their size, and when they were written (seconds since 1970)."""
+    """Facts about a model's files: what their headers say, their size, and when they were written (seconds since 1970)."""
 
     facts: ModelFacts
     bytes: int
@@ -275,7 +275,7 @@ async def _read_all(lines: AsyncGenerator[bytes, None]) -> None:
 
 @dataclass(slots=True)
 class _Transfer:
-    """How far a transfer is; its threads write it. is_wanted: False ends it."""
+    """State of a transfer; its threads write it. is_wanted: False ends it."""
 
     digest: str = ""
     total: int = 0

@@ -218,7 +218,7 @@ class Shown(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
-    """How far a download is; bytes."""
+    """Progress of a download, in bytes."""
 
     status: str
     digest: str | None = None

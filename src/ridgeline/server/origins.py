@@ -75,7 +75,7 @@ def allows(origins: frozenset[str], origin: str) -> bool:
 
 
 def _preflight(scope: Scope, allowed: list[tuple[bytes, bytes]]) -> Response:
-    """What a page of an allowed origin may send: the headers that it asks for, where they are names of headers."""
+    """Headers for what a page of an allowed origin may send: the headers that it asks for, where they are names of headers."""
     asked = [name.strip() for name in (_one(scope, b"access-control-request-headers") or "").split(",")]
     names = [name for name in asked if HEADER_NAME.fullmatch(name)][:MAX_HEADERS]
     headers = {"access-control-allow-methods": METHODS, "access-control-max-age": str(MAX_AGE_SECONDS)}

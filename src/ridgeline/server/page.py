@@ -30,7 +30,7 @@ FILES: Final = {
 REPORT: Final = "report:"
 
 OLLAMA: Final = "Ollama is running"
-"""What programs that are no browsers get at `/`: by this text Ollama's know that there is a server that they can speak to."""
+"""Text that programs that are no browsers get at `/`: by this text Ollama's know that there is a server that they can speak to."""
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

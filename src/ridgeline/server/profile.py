@@ -24,7 +24,7 @@ from ridgeline.server.service import Service
 
 MAX_SECONDS: Final = 60.0
 MAX_STEPS: Final = 1_000
-"""Of a trace: its file has up to a few hundred lines for each."""
+"""Steps of a trace: its file has up to a few hundred lines for each."""
 TRACED_RUNNERS: Final = ("native", "numpy", "cuda")
 """Runners that compute, by the first word of `ExecutorInfo.runner`."""
 LOOK_SECONDS: Final = 0.05
@@ -44,7 +44,7 @@ class Profiler:
         self._count = 0
 
     async def report(self, asked: ProfileRequest) -> Profiled:
-        """What was asked for. Raises ConfigError."""
+        """The report that was asked for. Raises ConfigError."""
         if asked.steps is not None:
             return await self.trace(asked.steps, asked.seconds)
         return await self.profile(asked.seconds)
@@ -119,7 +119,7 @@ class Profiler:
 
 
 async def _exists(file: Path, seconds: float) -> bool:
-    """Whether the file is there within so many seconds."""
+    """True if the file is there within so many seconds."""
     ends = time.monotonic() + seconds
     while not file.exists():
         if time.monotonic() >= ends:

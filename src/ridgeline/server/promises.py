@@ -1,4 +1,5 @@
-"""When who is refused should come again: when those who wait are served, and others who were told to come again have had their places.
+"""Times at which who is refused should come again: when those who wait are served, and others who were told to come again have had their
+places.
 
 Owns what has been promised, and how long one turn takes. Clocks are passed in.
 """
@@ -12,11 +13,11 @@ MAX_RETRY_AFTER_SECONDS: Final = 60
 RETURNING_SHARE: Final = 0.4
 """Share of the places that become free which is promised to those who were refused; newcomers have the rest."""
 SPREAD, GOLDEN = 0.7, 0.618033988749895
-"""Who comes too late for a place that can be promised is told a time in the last 70 % of the longest, by the golden ratio."""
+"""Constants of the time that who comes too late for a promised place is told: in the last 70 % of the longest, by the golden ratio."""
 MAX_KEPT: Final = 1_024
-"""Of whom promises are kept that may have been met; more are looked through."""
+"""Clients of whom promises are kept that may have been met; more are looked through."""
 TURN_WEIGHT: Final = 1 / 32
-"""Of a new turn in the mean of what turns take."""
+"""Weight of a new turn in the mean of what turns take."""
 
 
 class Promises:

@@ -22,7 +22,7 @@ NO_LIMIT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a client wants an answer to be reasoned.
+    """A client's wish for the reasoning of an answer.
 
     enabled  None: the template decides
     budget   None: the server decides; `NO_LIMIT`: none
@@ -38,7 +38,7 @@ class Wish:
 
 
 def wish(payload: wire.ChatCompletionRequest) -> Wish:
-    """What a body asks for, in the words of several servers; of several budgets the smallest counts. Raises ApiError."""
+    """The wish of a body, in the words of several servers; of several budgets the smallest counts. Raises ApiError."""
     budgets = {name: value for name in BUDGETS if (value := getattr(payload, name)) is not None}
     effort: str | None = payload.reasoning_effort
     enabled, is_told = payload.enable_thinking, payload.include_reasoning is not False
@@ -70,7 +70,7 @@ def wish(payload: wire.ChatCompletionRequest) -> Wish:
 
 
 def template_arguments(asked: Wish, given: Mapping[str, object], template: ChatTemplate, notes: Notes) -> dict[str, object]:
-    """What the template is told: the `given` variables, before what a wish means to this template.
+    """Variables that the template is given: the `given` variables, before what a wish means to this template.
 
     Raises ApiError for an effort where it reads neither efforts nor a switch.
     """

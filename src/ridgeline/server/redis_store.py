@@ -25,7 +25,7 @@ PREFIX: Final = "ridgeline:responses:"
 CALL_SECONDS: Final = 2.0
 LEASE_SECONDS: Final = 30
 _STORED: Final = struct.Struct("<d")
-"""In front of a record: when it was stored, in seconds since 1970."""
+"""Prefix of a record: when it was stored, in seconds since 1970."""
 _THREADS: Final = ThreadPoolExecutor(8, "responses-redis")
 
 PUT: Final = """

@@ -27,7 +27,7 @@ from ridgeline.server.errors import ApiError
 MARK: Final = b":r "
 """Beginning of the line in front of an event; records follow it, with commas between them."""
 MAX_JOURNAL_BYTES: Final = 4 << 20
-"""Of the records of one answer; a longer one is not continued."""
+"""Bytes of the records of one answer; a longer one is not continued."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -41,7 +41,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """What of an answer does not follow from its request."""
+    """Facts of an answer that do not follow from its request."""
 
     created: int
     key: str
@@ -114,7 +114,7 @@ class Relay:
     # ── the requests ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_request(self) -> Prompt | None:
-        """What a prompt's request was at the other replica; None where there was none."""
+        """The request of a prompt at the other replica; None where there was none."""
         return next(self._numbers, None)
 
     def params(self, params: SamplingParams) -> SamplingParams:
@@ -166,7 +166,7 @@ class Relay:
         self._pending.append(_ENCODE(record))
 
     def items(self, prompt: int, request: Admitted) -> list[Output | Closed]:
-        """What was put out elsewhere of one prompt's choices, in order."""
+        """Outputs elsewhere of one prompt's choices, in order."""
         return [_item(each, request) for each in self._records if each.prompt == prompt]
 
     def replay(self, requests: Sequence[Admitted]) -> Iterator[tuple[int, Output | Closed]]:

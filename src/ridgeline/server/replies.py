@@ -50,7 +50,7 @@ class PromptLogprob(Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""For each token of the prompt the log-probabilities by id; null for the first, which nothing precedes."""
+"""Log-probabilities by id, per token of the prompt; null for the first, which nothing precedes."""
 
 
 class Logprobs(Struct, frozen=True):
@@ -63,7 +63,7 @@ class Logprobs(Struct, frozen=True):
 
 
 class Elected(Struct, frozen=True):
-    """How the vote went that elected an answer; `answer` is null where no text had one."""
+    """The result of the vote that elected an answer; `answer` is null where no text had one."""
 
     answer: str | None
     votes: int
@@ -71,7 +71,7 @@ class Elected(Struct, frozen=True):
 
 
 def elected(election: Election | None) -> Elected | msgspec.UnsetType:
-    """As an answer tells it; nothing where there was no vote."""
+    """The vote as an answer tells it; nothing where there was no vote."""
     return msgspec.UNSET if election is None else Elected(election.answer, election.votes, election.voters)
 
 
@@ -242,7 +242,7 @@ class CheckFinding(Struct, frozen=True):
 
 
 class ModelNotes(Struct, frozen=True):
-    """What Ridgeline found out about a model.
+    """Findings of Ridgeline about a model.
 
     kind      base: it continues texts; instruct: it was trained to chat
     reason    from what that was concluded
@@ -256,7 +256,7 @@ class ModelNotes(Struct, frozen=True):
 
 
 class ModelStatus(Struct, frozen=True):
-    """Of several models each is `loaded`, `unloaded`, `loading` or `unloading`; `progress`: of the stage of a load."""
+    """State of one of several models: `loaded`, `unloaded`, `loading` or `unloading`; `progress`: of the stage of a load."""
 
     value: str
     progress: float | None
@@ -279,7 +279,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class LoraAdapter(Struct, frozen=True):
-    """As llama.cpp lists adapters; `scale` is 0 where no request names it, and each request has its own. `path` is its name."""
+    """An adapter as llama.cpp lists it; `scale` is 0 where no request names it, and each request has its own. `path` is its name."""
 
     id: int
     path: str

@@ -78,7 +78,7 @@ def open_store(config: ServerConfig) -> ResponseStore | None:
 
 
 class Bounds:
-    """What one owner may store. `seconds`: age at which a record goes."""
+    """Bounds on what one owner may store. `seconds`: age at which a record goes."""
 
     def __init__(self, max_bytes: int, seconds: float, clock: Callable[[], float] = time.time) -> None:
         self.max_bytes = max_bytes

@@ -44,7 +44,7 @@ NAMES: Final = {
 }  # fmt: skip
 """Fields of a chat → fields of a request here, for errors."""
 MAX_DIGITS: Final = 9
-"""Of the number of an event."""
+"""Digits of the number of an event."""
 
 
 def routes(service: Service) -> list[BaseRoute]:

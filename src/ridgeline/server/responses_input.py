@@ -1,4 +1,4 @@
-"""What a request to `/v1/responses` means as a chat: its items as messages, its tools as functions.
+"""Requests to `/v1/responses` as chats: their items as messages, its tools as functions.
 
 Owns which items and tools there are. Tools that OpenAI runs and that agents offer in every request (web search and the like) are left out
 and noted, as an agent works without them; others are refused by name.

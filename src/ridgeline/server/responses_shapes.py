@@ -123,8 +123,8 @@ class OutputMessage(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """What the model thought. It is given as it is, without a summary; in `encrypted_content` again where that is asked for, in a form that
-    clients pass back as they got it. It hides nothing."""
+    """The reasoning of the model. It is given as it is, without a summary; in `encrypted_content` again where that is asked for, in a form
+    that clients pass back as they got it. It hides nothing."""
 
     id: str
     status: ItemStatus

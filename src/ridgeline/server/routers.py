@@ -23,9 +23,9 @@ KEY_HEADER: Final = b"x-ridgeline-router"
 CONTINUE_HEADER: Final = b"x-ridgeline-continue"
 """Bytes of the records that stand before the body, and the events that the client has: two numbers."""
 SHARED_HEADER: Final = "x-ridgeline-shares"
-"""In answers of /readyz: `responses` where other servers find the answers that are stored here."""
+"""Header in answers of /readyz: `responses` where other servers find the answers that are stored here."""
 ADAPTERS_HEADER: Final = "x-ridgeline-adapters"
-"""In answers of /readyz to a router with the key: names of loaded adapters, with commas."""
+"""Header in answers of /readyz to a router with the key: names of loaded adapters, with commas."""
 MOST_ADAPTERS_TOLD: Final = 256
 _NUMBERS: Final = re.compile(rb"(\d{1,8}) (\d{1,8})")
 

@@ -40,7 +40,7 @@ PAGE: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 """Parameters of Anthropic's lists."""
 TEXTS: Final[Mapping[str, Any]] = {"max_body_bytes": 4 << 20, "is_queued": True}
-"""Of rows that take texts and generate none."""
+"""Bounds of rows that take texts and generate none."""
 TOKENIZE: Final = "Token ids of a text or a conversation"
 NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503, 504)
 
@@ -137,7 +137,7 @@ def _ggml(method: str, path: str, summary: str, response: Any, errors: tuple[int
 
 _COMPLETION: Final = (ggml_shapes.GgmlCompletion, list[ggml_shapes.GgmlCompletion], dict[str, Any], list[dict[str, Any]])
 _CHUNK: Final = (ggml_shapes.Chunk, ggml_shapes.GgmlCompletion, dict[str, Any])
-"""With `response_fields` an answer has only those."""
+"""Shape of a chunk; with `response_fields` an answer has only those."""
 _GGML: Final = (
     *(_ggml(
         "POST", path, "Completion, as llama-server has it", _COMPLETION, GENERATES,

@@ -85,7 +85,7 @@ def _read(path: Path, pid: int) -> RunningServer | None:
 
 
 def _process_started(pid: int) -> str | None:
-    """What tells a running process from another with its number: the start time that the system keeps; None where none runs."""
+    """Mark that tells a running process from another with its number: the start time that the system keeps; None where none runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

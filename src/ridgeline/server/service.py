@@ -73,7 +73,7 @@ class Service:
         """`beside`: another model's of the same server, whose keys and stored answers are this one's too; `seats`: of all their engines."""
         self.config = config
         self.name = served_name(engine_config.model, config)
-        """By which clients call the model."""
+        """Name by which clients call the model."""
         self.keys: ApiKeys = ApiKeys(config.api_key, config.api_key_file) if beside is None else beside.keys
         self.shelf: Shelf = Shelf(open_store(config)) if beside is None else beside.shelf
         endpoint = config.otlp_traces_endpoint
@@ -339,7 +339,7 @@ def _expected_wait(room: WaitingRoom, current: Deployment, now: float) -> float:
 
 
 def _meter(runner: str) -> EnergyMeter:
-    """Of the processors, and of the GPU where one serves."""
+    """Meter of the CPU's energy, and of the GPU's where one serves."""
     serves = runner == "cuda" or (runner == "auto" and gpu_missing() is None)
     return EnergyMeter(gpu=gpu_energy(visible_gpu()) if serves else None)
 

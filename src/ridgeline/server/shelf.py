@@ -22,14 +22,14 @@ MAX_ANSWERS: Final = 16
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is stored of an answer: itself, and the conversation before it."""
+    """Stored form of an answer: itself, and the conversation before it."""
 
     response: msgspec.Raw
     input: list[Item]
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What is read of an answer that is stored."""
+    """The part that is read of a stored answer."""
 
     id: str
     status: str

@@ -1,4 +1,4 @@
-"""What an assistant said in a chat: its text split into content, reasoning and tool calls, as a stream's deltas or a whole message.
+"""An assistant's part in a chat: its text split into content, reasoning and tool calls, as a stream's deltas or a whole message.
 
 Owns the shapes. What is heard of an answer is `text.tools.hearing`'s.
 """
@@ -40,7 +40,7 @@ class Speaker(Listener):
         """Index of the call that was told last."""
 
     def take(self, new: TextDelta | None, is_last: bool) -> replies.Delta | None:
-        """What has become final with these tokens; None for nothing."""
+        """The part that has become final with these tokens; None for nothing."""
         return self._delta(self.hear(new, is_last))
 
     def whole(self, deltas: Sequence[TextDelta]) -> replies.AssistantMessage:

@@ -55,7 +55,7 @@ class Startup:
         self._ended = self._now()
 
     def snapshot(self) -> replies.Startup:
-        """What `/startupz` says."""
+        """The answer of `/startupz`."""
         now = self._now() if self._ended is None else self._ended
         return replies.Startup(self.stage, round(self.fraction, 4), self._seconds_left(now), round(now - self._began, 3))
 

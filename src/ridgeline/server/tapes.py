@@ -80,7 +80,7 @@ class Tapes:
     def __init__(self) -> None:
         self._tapes: OrderedDict[str, Tape] = OrderedDict()
         self._turn = TurnTime()
-        """Of answers that have ended."""
+        """Order of answers that have ended."""
         self._promises = Promises()
 
     def check_room(self) -> None:

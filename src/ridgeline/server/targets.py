@@ -27,7 +27,7 @@ TIMER_SLACK_SECONDS: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request asks for; 0: nothing.
+    """Targets of a request; 0: none.
 
     ttft_ms      until its first token, under the slo policy
     itl_ms       between two of its tokens

@@ -6,7 +6,7 @@ from ridgeline.text.tools.calling import Offer, Tool, read_offer
 
 
 def offered(payload: wire.ChatCompletionRequest) -> Offer:
-    """What a chat's body offers. Raises RequestError for a `tool_choice` that is none, ApiError for one that has no effect."""
+    """Tools that a chat's body offers. Raises RequestError for a `tool_choice` that is none, ApiError for one that has no effect."""
     functions = [each.function for each in payload.tools or ()]
     asked = payload.tool_choice
     if (asked == "required" or isinstance(asked, dict)) and payload.use_beam_search:

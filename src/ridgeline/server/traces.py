@@ -11,7 +11,7 @@ from ridgeline.server import routes
 from ridgeline.server.access import ACCESS_KEY, DISCONNECTED_STATUS, TRACE_KEY, Access
 
 UNKNOWN_PATH: Final = "/"
-"""What spans say of a path that is not in the table: the client's text is not told."""
+"""Name in spans of a path that is not in the table: the client's text is not told."""
 
 
 class TraceLayer:
@@ -55,7 +55,7 @@ def _causes(access: Access, ledger: Ledger) -> dict[str, int | float | tuple[str
 
 
 def _attributes(access: Access) -> dict[str, int | float | tuple[str, ...]]:
-    """What a request that generates came to."""
+    """Attributes of a request that generates."""
     usage = access.usage
     if usage is None:
         return {}

@@ -76,7 +76,7 @@ def client_of(request: Request) -> bytes:
 
 
 def address_of(host: str) -> bytes:
-    """What connections and requests are counted by: an IPv4 address, or the /64 of an IPv6 address, which is one client's."""
+    """Address by which connections and requests are counted: an IPv4 address, or the /64 of an IPv6 address, which is one client's."""
     if ":" not in host or host.startswith("::ffff:"):
         return host.encode()
     return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
@@ -123,7 +123,7 @@ async def _disconnect(receive: Receive) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EventGrammar:
-    """What stands around the events of a dialect.
+    """Text around the events of a dialect.
 
     start        before what the endpoint gives for an event
     error_start  before the body of an error
@@ -148,7 +148,7 @@ ANTHROPIC_EVENTS: Final = EventGrammar(
 )  # fmt: skip
 """The endpoint gives the name of an event, a newline, `data: ` and its JSON."""
 RESPONSES_EVENTS: Final = EventGrammar("responses", b"event: ", b"event: error\ndata: ", COMMENT, b"")
-"""As Anthropic's, with comments."""
+"""Grammar of events like Anthropic's, with comments."""
 OLLAMA_LINES: Final = EventGrammar("ollama", b"", b"", b" ", b"", b"\n", "application/x-ndjson")
 """One JSON object a line; a space before one is a sign of life that readers of JSON skip."""
 
@@ -161,12 +161,12 @@ def encode_event(event: msgspec.Struct) -> bytes:
 
 
 def event_start(kind: type[msgspec.Struct]) -> bytes:
-    """What stands before the JSON of an event of this type."""
+    """Text before the JSON of an event of this type."""
     return f"{kind.__struct_config__.tag}\ndata: ".encode()
 
 
 class Marks(Protocol):
-    """What a router is told of a stream."""
+    """Marks that tell a router of a stream."""
 
     def mark(self, event: bytes) -> bytes: ...
 
@@ -231,7 +231,7 @@ class Writes:
         self._waiting: list[BufferedTransport] = []
 
     def add(self, transport: "BufferedTransport") -> None:
-        """Has it flushed."""
+        """Adds a transport, which is flushed with all others at the end of this iteration of the event loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(transport)

@@ -86,7 +86,7 @@ POOLING: Final[Fields] = {
     "task": ("embed", "score"),
     "use_activation": (True,),
 }
-"""Of requests for vectors."""
+"""Fields of requests for vectors."""
 MESSAGES: Final[Fields] = {
     "compaction": (),
     "container": (),
@@ -98,7 +98,7 @@ GGML_EMBEDDING: Final[Fields] = {"embd_normalize": (2,), "encoding_format": ("fl
 
 _OWN: Final = ("n_probs", "repeat_penalty")
 _NOTED: Final = ("samplers", "t_max_predict_ms", "n_indent")
-"""What editors send with every request: ignored, and told."""
+"""Fields that editors send with every request: ignored, and told."""
 GGML: Final[Fields] = {
     **{name: values for name, values in COMPLETION.items() if name not in (*_OWN, *_NOTED)},
     "n_cmpl": (1,),

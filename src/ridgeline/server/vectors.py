@@ -31,7 +31,7 @@ from ridgeline.text.tokenizer import text_ids
 
 MAX_TEXTS: Final = 2_048
 MAX_TOKENS: Final = 300_000
-"""Of one request, as OpenAI has them."""
+"""Tokens of one request, as OpenAI has them."""
 TEXTS_PER_ROW: Final = 2
 """Texts of one request that the engine has at a time, per row: enough that no row waits, few enough that others have their turn."""
 LOOP_BYTES: Final = 1 << 17
@@ -53,7 +53,7 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked for beside the texts.
+    """Wishes beside the texts.
 
     dimensions       leading numbers that are kept; None: all
     truncate         tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error

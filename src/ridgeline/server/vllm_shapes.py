@@ -31,7 +31,7 @@ class EffectiveSetting(Struct, frozen=True):
 
 
 class ServerInfo(Struct, frozen=True):
-    """What the engine is made of. weights_bytes, kv_bytes: of its memory."""
+    """Parts of the engine. weights_bytes, kv_bytes: of its memory."""
 
     version: str
     model: str

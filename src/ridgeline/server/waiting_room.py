@@ -79,7 +79,7 @@ class WaitingRoom:
         self._pace = QueuePace()
         self._weights: dict[str, int] = {}
         self._promises = Promises()
-        """To those of a tenant who were refused."""
+        """Promises to those of a tenant who were refused."""
 
     def check(
         self,

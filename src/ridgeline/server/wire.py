@@ -18,7 +18,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class VoteOptions(Struct, frozen=True):
-    """As `core.params.Vote`, without regular expressions: those of clients could take for ever."""
+    """Options of `core.params.Vote`, without regular expressions: those of clients could take for ever."""
 
     marker: str | None = None
     json_pointer: str | None = None

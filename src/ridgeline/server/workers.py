@@ -23,7 +23,7 @@ class Workers:
         self._threads = ThreadPoolExecutor(count, name)
         self._count, self._what, self._seconds = count, what, seconds
         self._lock = Lock()
-        """Of the two below: threads begin and end work while the event loop gives them more."""
+        """Lock of the two below: threads begin and end work while the event loop gives them more."""
         self._waiting = 0
         self._turn = TurnTime()
         self._promises = Promises()

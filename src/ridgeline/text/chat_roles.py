@@ -23,7 +23,7 @@ _JOINED: Final = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a template takes.
+    """Roles that a template takes.
 
     first     of system and developer, the roles with which a conversation may begin
     later     of these, the roles that may stand behind other turns

@@ -55,7 +55,7 @@ FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fim:
-    """How a model is asked for a middle.
+    """Form in which a model is asked for a middle.
 
     first, second, last  ids of its marks, as in `FimNames`; None: no mark
     ends                 ids that end a middle, beside those that end any text
@@ -92,8 +92,8 @@ class Fim:
 
 
 def find_fim(tokenizer: Tokenizer, path: Path | None) -> Fim | None:
-    """How the model at `path` (None: a model without files) is asked for a middle: by names that a family has, else by what the header of a
-    GGUF file states. None: it cannot be asked."""
+    """Finds how the model at `path` (None: a model without files) is asked for a middle: by names that a family has, else by what the
+    header of a GGUF file states. None: it cannot be asked."""
     for names in FAMILIES:
         found = _of(names, tokenizer)
         if found is not None:
@@ -114,7 +114,7 @@ def _known(*ids: int | None) -> frozenset[int]:
 
 
 def _stated(tokenizer: Tokenizer, path: Path) -> Fim | None:
-    """From the keys of a header, the newer before the older, prefix first."""
+    """Form from the keys of a header, the newer before the older, prefix first."""
     header = read_header(path)
 
     def stated(*names: str) -> int | None:

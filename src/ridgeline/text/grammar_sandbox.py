@@ -149,7 +149,8 @@ def _compile(request: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 
 def _fault(text: str, tokenizer: Any) -> str | None:
-    """Why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not followed."""
+    """The reason why a grammar cannot be followed; None for one that can. A warning counts: what the library would ignore is not
+    followed."""
     message = _warning(text) or _followed(text, tokenizer)
     return _explained(message) if message else None
 
@@ -163,7 +164,8 @@ def _warning(text: str, trusted: str | None = None) -> str | None:
 
 
 def _followed(text: str, tokenizer: Any) -> str:
-    """Why a grammar cannot be compiled and followed; "" if it can, for some bytes of the text that begins it with the lowest ones."""
+    """The reason why a grammar cannot be compiled and followed; "" if it can, for some bytes of the text that begins it with the lowest
+    ones."""
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))

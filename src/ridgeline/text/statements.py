@@ -32,7 +32,7 @@ _BASE: Final = re.compile(r"(?i)(?<![a-z])(?:base|pt|pretrain(?:ed|ing)?|foundat
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """What the files of a model state.
+    """Statements of the files of a model.
 
     names  of the model
     ends   ids that end an answer, by the place that says so
@@ -46,7 +46,7 @@ class Statements:
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """How a model was trained, and a sentence that says from what this was concluded.
+    """The way a model was trained, and a sentence that says from what this was concluded.
 
     A base model continues texts; asked as if it could chat it answers nonsense.
     """

@@ -93,7 +93,7 @@ class StopAutomaton:
         for stop in stops:
             self._stop_at[self._insert(stop)] = stop
         self._suffix = [_ROOT] * len(self._next)
-        """For each state the state of its longest proper suffix (suffix link)."""
+        """Per state that of its longest proper suffix (suffix link)."""
         self._held = [depth if branches else 0 for depth, branches in zip(self._depth, self._next, strict=True)]
         self._link()
 

@@ -48,7 +48,7 @@ class Asked(NamedTuple):
 
     @property
     def params(self) -> StructuredOutputs | None:
-        """What sampling parameters say of it."""
+        """The form of it in sampling parameters."""
         return self.outputs if isinstance(self.outputs, StructuredOutputs) else None
 
 
@@ -59,7 +59,7 @@ class StructuredOutputCompiler:
         self._lock = Lock()
         self._process: SandboxProcess | None = None
         self._known: OrderedDict[bytes, Grammar | str] = OrderedDict()
-        """By digest of the question: the grammar, or why there is none."""
+        """Answers by digest of the question: the grammar, or why there is none."""
 
     def compile(self, asked: Form, param: str = "structured_outputs") -> Grammar:
         """The grammar of a structured output, of an answer with calls, or of one that reasons first.

@@ -155,7 +155,7 @@ _TAG: Final = re.compile(r"</?([a-z][a-z0-9]*)>")
 
 
 def markup_among(names: Iterable[str], control: Collection[str]) -> frozenset[str]:
-    """Of the `names` of user-defined tokens those that mean something to the model as `control` tokens do: `<start_of_image>`,
+    """Those `names` of user-defined tokens that mean something to the model as `control` tokens do: `<start_of_image>`,
     `[multimodal]`, `<tool_call>`. The others are text: words, white space, tags of HTML unless the one that opens is a control token."""
     return frozenset(name for name in names if _is_markup(name, control))
 

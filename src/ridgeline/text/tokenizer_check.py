@@ -19,7 +19,7 @@ PLAIN: Final = "Hello, world! The year 2024 has 366 days."
 FOREIGN: Final = "naïve café: 你好, мир 🙂"
 """Texts that come back from every sound tokenizer; the second only where all of UTF-8 has ids."""
 LEAST_NAMED_SHARE: Final = 0.8
-"""Of a model's inputs, ids that name a token. Padding of embeddings makes 0.98 and more in real models."""
+"""Share of a model's inputs whose ids name a token. Padding of embeddings makes 0.98 and more in real models."""
 MOST_NAMED_SHARE: Final = 1.05
 """Some real tokenizers name a few ids that the model has no row for; those are never accepted."""
 

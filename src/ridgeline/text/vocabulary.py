@@ -15,7 +15,7 @@ from ridgeline.facts.files.gguf import Header
 _END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
 """Control tokens that end a turn in chat models although headers rarely say so (the names that llama.cpp looks for)."""
 _CHANNEL_ENDS = frozenset({"<|call|>", "<|return|>"})
-"""Of models that answer in channels; there `<|end|>` ends one message of several."""
+"""Tokens that end an answer in channels; there `<|end|>` ends one message of several."""
 
 
 def end_names(names: Collection[str]) -> frozenset[str]:

@@ -26,9 +26,9 @@ Q = floats(1, LENGTH, HEADS * WIDTH)
 K, V = floats(2, LENGTH, KV_HEADS * WIDTH), floats(3, LENGTH, KV_HEADS * WIDTH)
 
 
-def poisoned(pages: int, kv_heads: int, block_tokens: int, head_dim: int, kind: str) -> np.ndarray:
+def poisoned(blocks: int, kv_heads: int, block_tokens: int, head_dim: int, kind: str) -> np.ndarray:
     """Records whose every bit is set: NaN in fp32, in bf16 and in the scale of an int8 head."""
-    shape = (pages, kv_heads, block_tokens, record_width(kind, head_dim))
+    shape = (blocks, kv_heads, block_tokens, record_width(kind, head_dim))
     return np.full((*shape, np.dtype(DTYPES[kind]).itemsize), 0xFF, np.uint8).view(DTYPES[kind]).reshape(shape)
 
 
@@ -119,8 +119,8 @@ class Paged:
     def __init__(self, kind: str, block_tokens: int, **how: Any) -> None:
         self.block_tokens, self.how = block_tokens, how
         blocks = -(-LENGTH // block_tokens)
-        pages = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
-        self.tables = np.stack([pages[:blocks], pages[blocks:]])
+        block_ids = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
+        self.tables = np.stack([block_ids[:blocks], block_ids[blocks:]])
         self.keys, self.values = (poisoned(2 * blocks + 1, KV_HEADS, block_tokens, WIDTH, kind) for _ in range(2))
         self.write(1, floats(5, 200, KV_HEADS * WIDTH), floats(6, 200, KV_HEADS * WIDTH), 0)
 
@@ -239,9 +239,9 @@ def cut(threads: int, rows: list[tuple[int, int]], kv_heads: int, group: int, he
         return items
 
     sample = dict(paged_sample("", rows, window=window, block_tokens=16).arguments)
-    pages = len(sample["keys"]) // 16
+    blocks = len(sample["keys"]) // 16
     sample |= {"q": floats(1, len(sample["q"]), kv_heads * group * head_dim), "head_dim": head_dim}
-    sample |= {name: np.zeros((pages, kv_heads, 16, head_dim), np.float32) for name in ("keys", "values")}
+    sample |= {name: np.zeros((blocks, kv_heads, 16, head_dim), np.float32) for name in ("keys", "values")}
     attention(**sample, threads=threads, arrange=keep)
     return found[0]
 
@@ -342,7 +342,7 @@ def test_groups_must_agree() -> None:
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [
-        ("tables", lambda x: x + 100, "pages"),
+        ("tables", lambda x: x + 100, "name blocks"),
         ("kv_len", lambda x: x * 0, "positions"),
         ("cu_q", lambda x: x + 1, "positions"),
         ("q", lambda x: x.astype(np.float64), "float32"),

@@ -25,7 +25,7 @@ def test_ids_are_those_of_all_logits(demo_file: Path, prompts: slice) -> None:
     facts = read_model_facts(demo_file)
     weights = pack_weights(facts, 2, lambda stage, fraction: None)
     assert screened(weights) == ["token_embd.weight"]
-    driver = NativeDriver(facts, weights, pages=2000, threads=2)
+    driver = NativeDriver(facts, weights, blocks=2000, threads=2)
     texts = [line["prompt_ids"] + line["ids"] for line in demo_lines()[prompts]]
     for number, ids in enumerate(texts):
         start = max(0, len(ids) - LAST)

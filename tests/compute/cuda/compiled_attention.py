@@ -63,6 +63,6 @@ CASES = [
     ),
     Case("invariant, fp8, 256 dimensions", partial(launch, 2, 64, 2048, kind="fp8", heads=16, head_dim=256, invariant=True)),
     Case("prefill, fp8, 256 dimensions", partial(launch, 2, 1024, 2048, kind="fp8", heads=16, head_dim=256)),
-    Case("mixed, few tokens a row", partial(launch, 64, 20, 2048), PREFILL),
+    Case("mixed, few tokens per row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),
 ]

@@ -7,7 +7,7 @@ from tensors import numbers
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix
-from ridgeline.compute.quant.float_codes import E2M1_DOUBLED, E8M0_HALVED
+from ridgeline.compute.quant.codebooks import E2M1_DOUBLED, E8M0_HALVED
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
 from ridgeline.compute.quant.scaled import ScaledWeight

@@ -42,7 +42,7 @@ class DeviceDriver(Driver):
         self.slots = slots
         self.options = {"tokens": 8, "rows": 3, "positions": 64, "vocab": facts.tokens, "kv_heads": facts.kv_heads, **options}
         self.kv_type, self.dtype = kv, dtype
-        super().__init__(facts, weights, block_tokens=4, pages=60)
+        super().__init__(facts, weights, block_tokens=4, blocks=60)
 
     def open(self) -> None:
         """Both runners and both caches; nothing that was there before is fit to be read."""

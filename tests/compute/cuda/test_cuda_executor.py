@@ -78,7 +78,7 @@ def test_answers_are_the_numpy_runners(model: Path, expected: dict[tuple[str, in
 
 
 def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
-    """Pages for little more than one sequence, and prompts that are there already."""
+    """Blocks for little more than one sequence, and prompts that are there already."""
     block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
     found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * block)

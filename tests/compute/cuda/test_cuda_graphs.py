@@ -123,7 +123,7 @@ def recorded() -> tuple[Recording, Graphs, list[Launch], list[Launch]]:
 class Kernel:
     """Stands in for a jitted kernel: its launch compiles, and what it compiled is launched with all values in order."""
 
-    arg_names: ClassVar = ["x", "y", "BLOCK"]
+    arg_names: ClassVar = ["x", "y", "BLOCK", "PDL"]
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -141,8 +141,8 @@ def test_a_bound_launch_is_specialised_once() -> None:
     launch = BoundLaunch(kernel, (7, 2), ("x", 1), {"BLOCK": 16}, num_warps=4)
     for _ in range(3):
         launch()
-    assert kernel.log == [((7, 2, 1), "x", 1, {"BLOCK": 16, "num_warps": 4}), ("x", 1, 16), ("x", 1, 16)]
-    with pytest.raises(ValueError, match=r"the kernel takes \['BLOCK'\], not \['TILE'\]"):
+    assert kernel.log == [((7, 2, 1), "x", 1, {"BLOCK": 16, "PDL": False, "num_warps": 4}), ("x", 1, 16, False), ("x", 1, 16, False)]
+    with pytest.raises(ValueError, match=r"the kernel takes \['BLOCK', 'PDL'\], not \['TILE', 'PDL'\]"):
         BoundLaunch(kernel, (7,), ("x", 1), {"TILE": 16})
 
 

@@ -110,7 +110,7 @@ def test_quantise_fp8_keeps_what_is_not_finite() -> None:
 @pytest.mark.parametrize("rows", [1, 17, 40, 70])
 @pytest.mark.parametrize("block", [(1, 320), (128, 128)])
 def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
-    """Every tile but the largest: a scale a row, blocks, an input count that is no multiple of a step."""
+    """Every tile but the largest: a scale per row, blocks, an input count that is no multiple of a step."""
     weight = place(scaled(70, 320, block), torch.float32, DEVICE)
     assert isinstance(weight, Fp8Matrix)
     codes, scales = poisoned(rows, 320, dtype=torch.float8_e4m3fn), poisoned(rows)

@@ -67,7 +67,7 @@ def test_grouped_integers(bits: int, size: int, symmetric: bool, dtype: torch.dt
 
 @pytest.mark.parametrize("rows", [0, 1, 16, 17, 32, 33, 65, 130])
 def test_rows_and_splits(rows: int) -> None:
-    """Several splits, rows of every count, results in bf16; a scale a row over all inputs."""
+    """Several splits, rows of every count, results in bf16; a scale per row over all inputs."""
     weight = pack_grouped(grouped(8, 40, 1088, 1088, seed=3), DEVICE)
     assert splits_of(weight) == 4
     x = on_device(floats(3, rows, 1088), torch.bfloat16)

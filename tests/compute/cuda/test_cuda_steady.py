@@ -52,7 +52,7 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
 
 
 def decoding(engine: Engine) -> Engine:
-    """The engine when each of its rows gets a token a step."""
+    """The engine when each of its rows gets a token per step."""
     turn = engine.turn(make_requests(engine, ROWS, PROMPT, LENGTH))
     while len(turn.outputs) < ROWS:
         turn = engine.turn()

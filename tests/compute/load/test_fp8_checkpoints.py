@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ridgeline.compute.load.scaled import scaled_weight
+from ridgeline.compute.load.grouped import scaled_weight
 from ridgeline.compute.quant.scaled import E4M3
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.safetensors import read_file

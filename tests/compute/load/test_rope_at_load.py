@@ -16,7 +16,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_choice_is_said_and_separates_pages(checkpoint: Path) -> None:
+def test_the_choice_is_said_and_separates_blocks(checkpoint: Path) -> None:
     identities = set()
     for length, words in ((64, "short RoPE factors"), (65, "long RoPE factors"), (200, "long RoPE factors")):
         executor = build(EngineConfig(str(checkpoint), max_model_len=length, max_num_seqs=1), lambda stage, fraction: None)

@@ -154,8 +154,8 @@ def test_a_row_that_is_not_finite_is_reported(opened, layer: int, part: int) -> 
     group, index = next((number, g.layers.index(layer)) for number, g in enumerate(driver.shape.groups) if layer in g.layers)
     bad, good = (10 + 4 * layer + 2 * part + each for each in range(2))
     assert driver.runner.run(driver.inputs([(bad, IDS[:20]), (good, IDS[:20])], []), driver.kv)["finite"].all()
-    page, offset = divmod(driver.slot(bad, group, 19), driver.block_tokens)
-    driver.kv.pool[index, part, page, 0, offset, 3] = 0x7FC0
+    block_id, offset = divmod(driver.slot(bad, group, 19), driver.block_tokens)
+    driver.kv.pool[index, part, block_id, 0, offset, 3] = 0x7FC0
     for chunks, select in (([(good, [3]), (bad, [4])], [0, 1]), ([(good, [3]), (bad, [4, 5])], [0]), ([(good, [3, 4]), (bad, [5, 6])], [])):
         inputs = driver.inputs(chunks, select)
         for taps in ((), ("hidden",)):

@@ -20,8 +20,8 @@ class Paged:
     def __init__(self, block_tokens: int, threads: int = 1) -> None:
         self.block_tokens, self.team = block_tokens, Team(threads)
         blocks = -(-LENGTH // block_tokens)
-        pages = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
-        self.tables = np.stack([pages[:blocks], pages[blocks:]])
+        block_ids = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
+        self.tables = np.stack([block_ids[:blocks], block_ids[blocks:]])
         self.keys = np.full(((2 * blocks + 1) * block_tokens, KV_HEADS, WIDTH), np.nan, np.float32)
         self.values = self.keys.copy()
         self.write(1, floats(5, 200, KV_HEADS * WIDTH), floats(6, 200, KV_HEADS * WIDTH), 0)

@@ -22,7 +22,7 @@ from ridgeline.core.plan import KVGroup, Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.executor import Executor, ExecutorInfo, Pages, Ticket
+from ridgeline.engine.executor import BlockContents, Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
@@ -105,8 +105,8 @@ class Timed:
         return self._executor.info
 
     @property
-    def pages(self) -> Pages | None:
-        return self._executor.pages
+    def blocks(self) -> BlockContents | None:
+        return self._executor.blocks
 
     def submit(self, plan: Plan) -> Ticket:
         return self._executor.submit(plan)
@@ -203,7 +203,7 @@ def run(
 @pytest.mark.parametrize("block_tokens", [1, 4, 16])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_and_answers_stay_to_the_bit(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
-    """Pages for little more than one request of full length: preemption, eviction and cache hits."""
+    """Blocks for little more than one request of full length: preemption, eviction and cache hits."""
     blocks = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * (2 if block_tokens == 1 else 3) // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
     counts = run(model, world(depth, "priority", limits), answers, block_tokens, blocks)

@@ -152,7 +152,7 @@ def continued(prompt: Sequence[int], outputs: int) -> list[int]:
 @pytest.mark.parametrize("chunk", [1, 3, 11])
 @pytest.mark.parametrize("block_tokens", [1, 4, 16])
 def test_a_row_alone(depth: int, chunk: int, block_tokens: int) -> None:
-    """A prompt in chunks, then one token a step planned before the one before it is known."""
+    """A prompt in chunks, then one token per step planned before the one before it is known."""
     prompt = [5, 1, 88, 4, 4, 60, 7, 9, 2, 33, 20]
     executor, _ = make_executor(block_tokens)
     chunks = [prompt[i : i + chunk] for i in range(0, len(prompt), chunk)]

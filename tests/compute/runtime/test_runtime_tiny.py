@@ -124,7 +124,7 @@ def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: 
 
 
 def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages come back with whatever their last holder wrote, NaN included."""
+    """Blocks come back with whatever their last holder wrote, NaN included."""
 
     def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
         def made(*arguments: object) -> Any:

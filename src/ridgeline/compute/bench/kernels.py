@@ -138,7 +138,7 @@ class KernelReport:
     noise: Noise
 
     def over_one_token(self, product: Measured) -> float | None:
-        """Its time over that of one token with the same matrix; None where that is not measured."""
+        """The ratio of its time to that of one token with the same matrix; None where that is not measured."""
         one = replace(product.case, tokens=1)
         return next((product.best / each.best for each in self.measured if each.case == one), None)
 

@@ -25,7 +25,7 @@ Records = NDArray[Any]
 
 DTYPES: Final[dict[str, type[np.generic]]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 SCALE_BYTES: Final = 4
-"""Of an int8 head."""
+"""Bytes of the scale of an int8 head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 EMBEDDING: Final = "token_embd.weight"
-"""Its rows are read too, not only multiplied: columns in another order would be of no use."""
+"""A matrix whose rows are read too, not only multiplied: columns in another order would be of no use."""
 
 BLOCK_ROWS: Final = 16
 """Rows that the kernels take together."""
@@ -43,10 +43,10 @@ CHUNK_BYTES: Final = 4 << 20
 """Packed bytes that a thread writes at a time."""
 
 PIECE_BYTES: Final = 32 << 20
-"""Of memory that matrices share."""
+"""Bytes of a piece of memory that matrices share."""
 
 ALIGNMENT: Final = 64
-"""Of a matrix, in bytes: a cache line."""
+"""Alignment of a matrix in bytes: a cache line."""
 
 Take = Callable[[int], Bytes]
 """Gives so many bytes of zeroed memory."""
@@ -54,7 +54,7 @@ Take = Callable[[int], Bytes]
 FLOATS: Final = ("F32", "F16", "BF16")
 
 SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/bounds.cpp): what they are called then."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/screen/bounds.cpp): what they are called then."""
 
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""
@@ -108,7 +108,7 @@ class PackedWeight:
 
     @property
     def parts(self) -> "list[PackedWeight]":
-        """Its matrices, one by one."""
+        """The matrices of it, one by one."""
         return [self.part(number) for number in range(self.experts)] if len(self.shape) > 2 else [self]
 
     @property
@@ -125,12 +125,12 @@ class PackedWeight:
 
     @property
     def format(self) -> WeightFormat:
-        """What a list must know of it."""
+        """The properties that a lowered list depends on."""
         return WeightFormat(self.kind, "f32" if self.kind in FLOATS else "i8", self.span, self.order)
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:
-        """What the extension calls a matrix: number of the format, N, K, group, address; of experts the first one's."""
+        """A matrix as the extension takes it: number of the format, N, K, group, address; of experts the first one's."""
         rows, columns = self.shape[-2:]
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
@@ -160,7 +160,7 @@ def row_bytes(kind: str, columns: int, group: int = 0) -> int:
 
 
 def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
-    """Whether this build packs matrices of this format and shape, so that they can be screened if asked."""
+    """True if this build packs matrices of this format and shape, so that they can be screened if asked."""
     known = SCREENED if screened else FORMATS
     ranks = (2,) if screened else (2, 3)
     return len(shape) in ranks and kind in known and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group, screened) > 0
@@ -297,7 +297,7 @@ def _number(kind: str, screened: bool) -> int:
 
 
 def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0, screened: bool = False) -> int:
-    """Of one matrix; of experts all, each aligned like a matrix by itself."""
+    """Bytes of one packed matrix; of experts those of all, each aligned like a matrix by itself."""
     *experts, rows, columns = shape
     each = int(ext.native().packed_bytes(ext.level_number(), _number(kind, screened), rows, columns, group))
     return prod(experts) * (-(-each // ALIGNMENT) * ALIGNMENT) if experts else each

@@ -1,4 +1,4 @@
-"""From a lowered op list to phases: what a team of threads computes between two barriers, and where values lie.
+"""Phases of a lowered op list: what a team of threads computes between two barriers, and where values lie.
 
 Pure: no address, no array. Ops of one token at a time stand in one phase one behind the other, since a token's chunk runs them all;
 products of values that exist already share a phase; an attention is a phase by itself.

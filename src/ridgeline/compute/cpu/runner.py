@@ -83,7 +83,7 @@ class NativeRunner:
         self._team = ext.native().Team(threads) if team is None else team
         self._share: Callable[[int], int] | None = None
         self._plans: dict[tuple[bool, bool], NativePlan] = {}
-        """By (a row has an adapter, all tokens are computed to the end)."""
+        """Plans by (a row has an adapter, all tokens are computed to the end)."""
         self._head: NativePlan | None = None
 
     moves_grammars = True
@@ -94,7 +94,7 @@ class NativeRunner:
         return self._team
 
     def share_threads(self, share: Callable[[int], int]) -> None:
-        """From now on each step has as many of the threads as `share` says of their number."""
+        """Gives each further step as many of the threads as `share` says of their number."""
         self._share = share
 
     def run(
@@ -168,7 +168,7 @@ class NativeRunner:
             self.trace.close()
 
     def _wanted(self, logits: Floats, keep: NDArray[np.int32] | None) -> tuple[tuple[int, int, int], dict[str, NDArray[Any]]]:
-        """Where a plan finds and writes what is wanted of the logits, and what it writes by name: see `run`."""
+        """Addresses of what is wanted of the logits, for a plan, and arrays that it writes by name: see `run`."""
         count = len(logits)
         if self._maxima is None:
             return (0, 0, 0), {"logits": logits}
@@ -224,7 +224,7 @@ class NativeRunner:
         return plan
 
     def _stored(self, op: Op, inputs: StepInputs, kv: NativeKVCache) -> tuple[Floats, ...]:
-        """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
+        """The keys and values that a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
         if op.name != "kv_write":
             return ()
         layer = int(op.attributes["layer"])

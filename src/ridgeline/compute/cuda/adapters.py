@@ -22,7 +22,7 @@ _STORED: Final = {"F32": (np.int32, torch.float32), "F16": (np.int16, torch.floa
 
 
 class AdapterColumns(NamedTuple):
-    """What the columns depend on in which a step's tokens are put in order: slots, and `triton.lora.tile_height`'s `invariant`."""
+    """Values on which the columns depend in which a step's tokens are put in order: slots, and `triton.lora.tile_height`'s `invariant`."""
 
     slots: int
     invariant: bool

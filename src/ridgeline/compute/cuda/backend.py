@@ -45,7 +45,7 @@ TIMED_ROWS: Final = 64
 TIMED_TOKENS: Final = 2048
 
 Load = Callable[..., tuple[OpList, DeviceWeights]]
-"""As `load_weights`."""
+"""The type of `load_weights`."""
 
 
 class _SamplingSplit(NamedTuple):
@@ -133,7 +133,7 @@ class CudaBackend:
         sampling = DeviceSampling(rows.row_ids, on_device, self._columns.of(rows.row_ids))
         return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()))
 
-    pages = None
+    blocks = None
     reads_tables = False
 
     def must_read_first(self, ticket: _InFlight) -> bool:
@@ -213,7 +213,7 @@ class CudaBackend:
         return self._moves + (0 if self.runner is None else self.runner.marks.count())
 
     def trace(self, path: str, steps: int) -> None:
-        """As `Executor.trace` says. The device is waited for where a trace begins or ends."""
+        """See `Executor.trace`. The device is waited for where a trace begins or ends."""
         assert self.runner is not None
         self._end_trace()
         if steps:

@@ -28,7 +28,7 @@ DTYPES: Final = {
     "fp8": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
-"""By `--kv-dtype`. fp8 is e4m3, saturated, without a scale."""
+"""Types by `--kv-dtype`. fp8 is e4m3, saturated, without a scale."""
 
 SCALE_BYTES: Final = 4
 """Bytes of the scale of an int8 head of one token."""

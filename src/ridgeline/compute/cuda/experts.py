@@ -19,11 +19,11 @@ from ridgeline.compute.ops.sorted_experts import FEW, MANY, most_tiles, tile_hei
 
 TILES: Final = {FEW: Tile(16, 64, 128, 4, 3), MANY: Tile(64, 128, 64, 4, 3)}
 GATED_TILES: Final = {FEW: Tile(16, 32, 128, 4, 3), MANY: Tile(64, 64, 64, 4, 3)}
-"""By choices of a tile, of operands of two bytes and of weights of one; 99 KB of shared memory hold them."""
+"""Tiles by choices, of operands of two bytes and of weights of one; 99 KB of shared memory hold them."""
 BLOCK_TILES: Final = {True: Tile(64, 32, 64, 4, 3), False: Tile(64, 64, 64, 4, 3)}
-"""Of many choices and scales per block, whose products have sums of their own first: by whether they are gated."""
+"""Tiles of many choices and scales per block, whose products have sums of their own first: by whether they are gated."""
 WIDE_TILE: Final = Tile(16, 32, 32, 4, 2)
-"""Of operands of four bytes."""
+"""Tile of operands of four bytes."""
 
 
 def experts_product(

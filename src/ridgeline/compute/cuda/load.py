@@ -47,7 +47,7 @@ def place_weights(
     adapters: bool = False,
     progress: Progress = lambda *_: None,
 ) -> tuple[OpList, DeviceWeights]:
-    """As `load_weights`, from weights that are mapped already."""
+    """Places weights as `load_weights` does, from weights that are mapped already."""
     readers = _readers(oplist)
     arrays = taken_as_arrays(oplist)
     total, done = sum(mapped[name].nbytes for name in readers), 0
@@ -122,7 +122,7 @@ def merge(oplist: OpList, device: Device, placed: _Placed) -> tuple[OpList, Devi
 
 
 def _form(weight: DeviceWeight) -> str:
-    """What stacks must share to be one."""
+    """Properties that stacks must share to be one."""
     return f"{weight.kind} {weight.form if isinstance(weight, IntegerMatrix) else getattr(weight, 'block', '')}"
 
 

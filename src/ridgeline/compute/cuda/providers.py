@@ -47,7 +47,7 @@ def _product(b: Binding, op: Op) -> Run:
 
 
 def _multiplied(b: Binding, op: Op) -> Tensor | Fp8Activations:
-    """What a product multiplies: floats, or codes and their scales."""
+    """Operands of a product: floats, or codes and their scales."""
     return b.value(op.inputs[0]) if len(op.inputs) == 1 else (b.value(op.inputs[0]), b.value(op.inputs[1])[:, 0])
 
 

@@ -112,7 +112,7 @@ class CudaRunner:
         self._current = largest
         self.marks = Marks(device.event)
         self.trace: DeviceTrace | None = None
-        """What starts steps while they are traced."""
+        """Starts steps while they are traced."""
         self._launches = LaunchCache(self.plan, self.buffers, self.ids, self.marks)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool) if graphs is None else graphs
 

@@ -53,7 +53,7 @@ class History:
 
 
 class Context(NamedTuple):
-    """What edits of a position know besides the row's parameters.
+    """Knowledge of edits about a position, besides the row's parameters.
 
     history  all ids before it; None where no edit of the row looks back
     mask     uint32 [≥ V / 32]: bit i of word w is set where the row's grammar, or the end of its reasoning, takes id 32 w + i; None: all

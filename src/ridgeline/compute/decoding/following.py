@@ -65,7 +65,7 @@ class Following:
         self.places = Places(calls, np.array(records, np.int64).reshape(len(records), 7), np.array(addresses, np.int64))
 
     def masks(self, are_applied: bool) -> list[Mask | None]:
-        """Behind the runner's step, what a sampler needs: uint32 [1, W] of each row; None: any id may come, or the row asks.
+        """Masks that a sampler needs behind the runner's step: uint32 [1, W] of each row; None: any id may come, or the row asks.
 
         are_applied: those of `Places.addresses` were.
         """
@@ -75,7 +75,7 @@ class Following:
         ]
 
     def moved(self) -> list[tuple[int, GrammarError]]:
-        """When the step has been sampled: the rows that cannot go on, by their number, and why."""
+        """The rows that cannot go on behind a step that has been sampled, by their number, and why."""
         lost: list[tuple[int, GrammarError]] = []
         told = self.places.records[:, 4:].tolist()
         for number, (grammar, (state, nanoseconds, left)) in enumerate(zip(self._grammars, told, strict=True)):

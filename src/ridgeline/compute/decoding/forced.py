@@ -70,7 +70,7 @@ class ForcedGrammars:
 
 
 class ForcedText:
-    """What a row's grammar forces behind its outputs. Used by one thread at a time."""
+    """Text that a row's grammar forces behind its outputs. Used by one thread at a time."""
 
     def __init__(self, find: Callable[[], Matcher | None], pieces: Pieces, ids: Sequence[int]) -> None:
         """find: returns the beginning of the grammar over bytes, None while there is none. ids: outputs of the row so far."""

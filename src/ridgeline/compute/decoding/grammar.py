@@ -43,7 +43,7 @@ SPARE_SECONDS, TOKEN_SECONDS = 0.15, 0.004
 
 
 LOST, MASKED = -1, 1
-"""What a step says of a row: its grammar cannot go on, and its mask has all ids; it has a mask, where others needed none."""
+"""Flags of a row in a step: its grammar cannot go on, and its mask has all ids; it has a mask, where others needed none."""
 _NONE: Final = Grammar(b"", "")
 """Asks the thread for nothing but a look at the memory."""
 
@@ -89,8 +89,8 @@ class RowGrammar:
         self._forced = forced
         self.is_optional = is_optional
         self.masks_are_dear = self.masks_leave_most = False
-        """Of the last mask that a step made: it took long; it left more than half of all ids, as inside a string: nearly all or nearly none
-        are left."""
+        """Properties of the last mask that a step made: it took long; it left more than half of all ids, as inside a string: nearly all or
+        nearly none are left."""
         self._spare = SPARE_SECONDS
         self._left = 0
 
@@ -105,7 +105,7 @@ class RowGrammar:
         self._charge(len(ids), thread_time() - began)
 
     def peek(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
-        """As `masks`, in time that the row is not charged for: its answer must not depend on who drafts."""
+        """The result of `masks`, in time that the row is not charged for: its answer must not depend on who drafts."""
         ids, self._ids = self._ids, []
         self._make(drafts, found, ids)
         self._charge(len(ids), 0.0)
@@ -182,7 +182,7 @@ _PLAINER: Final[Mapping[str, str]] = {
     "lexer precomputation failed": "its regular expressions have too many states together; simplify them",
     "lexer error: too many expressions": "its regular expressions have too many states together; simplify them",
 }
-"""By the beginning of a message."""
+"""Plain words by the beginning of a message."""
 
 
 def _has(mask: Mask, token: int) -> bool:

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 RELEASE: Final = "llguidance@1.9."
 CONTROL: Final = b"\xff"
-"""In front of the bytes of an id that stands for no text; no UTF-8 has it."""
+"""Byte in front of those of an id that stands for no text; no UTF-8 has it."""
 MESSAGE_BYTES: Final = 1_000
 MAX_LEXER_STATES: Final = 50_000
-"""Of a grammar, at some 2 kB each: all rows that follow it share them, and they are kept with it."""
+"""States of a grammar's lexer, at some 2 kB each: all rows that follow it share them, and they are kept with it."""
 STEP_FUEL: Final = 50_000
 """Expressions that may be made for one mask: some 0.1 s, and 25 MB."""
 TOGETHER: Final = 4_096
 """Ids that are read without a break."""
 FORCED_BYTES: Final = 256
-"""Of forced text that are told at a time."""
+"""Bytes of forced text that are told at a time."""
 ROOM: Final = 256
 """Bytes of zeros behind a structure, so that the library never writes past one."""
 
@@ -75,7 +75,7 @@ class _TokenizerOptions(ctypes.Structure):
 
 
 _DEFAULTS: Final = (2_000, 1_000_000, 200_000, 50_000, 250_000, 500_000, True, True)
-"""Of `_Limits` in the release that the structures are of: found in their places, the places are right."""
+"""Values of `_Limits` in the release that the structures are of: found in their places, the places are right."""
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
 _FUNCTIONS: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("llg_get_version", ctypes.c_char_p, ()),
@@ -184,7 +184,7 @@ class Tokenizer:
         self._ids = len(pieces)
 
     def calls(self, room: int) -> NDArray[np.int64]:
-        """What the native runner calls to move rows and to make masks of `room` bytes, in the order of csrc/runtime/follow.h."""
+        """Functions that the native runner calls to move rows and to make masks of `room` bytes, in the order of csrc/runtime/follow.h."""
         names = ("consume_tokens", "validate_tokens", "compute_mask_into", "is_stopped")
         functions = [getattr(library(), f"llg_matcher_{name}") for name in names]
         addresses = [ctypes.cast(function, _POINTER).value for function in functions]
@@ -229,12 +229,12 @@ class Matcher:
 
     @property
     def address(self) -> int:
-        """Of the library's matcher, which lives as long as this one."""
+        """Address of the library's matcher, which lives as long as this one."""
         return self._address
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on."""
+        """The reason why it cannot go on."""
         message = self._functions.llg_matcher_get_error(self._address)
         return None if message is None else message.decode(errors="replace")
 

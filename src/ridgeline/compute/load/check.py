@@ -27,12 +27,12 @@ FIX: Final = "download the file again, and compare its SHA-256 with the publishe
 
 PART_BYTES: Final = 1 << 16
 PARTS: Final = 16
-"""Of a tensor, evenly spaced: smaller ones are read whole."""
+"""Parts of a tensor, evenly spaced: smaller ones are read whole."""
 
 MAX_SCALE_RATIO: Final = 200.0
 """Largest scale over the geometric mean of a tensor's. Real models have up to 30; a flipped upper bit of an exponent makes 256 or more."""
 MAX_ELEMENT: Final = 1e6
-"""Of float matrices. A flipped upper bit of a bf16's exponent makes 1e36."""
+"""Largest element of float matrices. A flipped upper bit of a bf16's exponent makes 1e36."""
 
 SCALES: Final = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
@@ -46,9 +46,9 @@ SCALES: Final = {
 }
 """Format of blocks → bytes at which an fp16 scale or minimum begins."""
 CODE_BYTES: Final = 16
-"""Of a group of MXFP4 whose scales are stored in another tensor."""
+"""Bytes of the codes of a group of MXFP4 whose scales are stored in another tensor."""
 _SIZE, _INFINITY, _OCTAVE = np.uint16(0x7FFF), np.uint16(0x7C00), 1 << 10
-"""Of the bits of fp16: all but the sign; the least that is not finite; a factor of two."""
+"""Numbers made of the bits of fp16: all but the sign; the least that is not finite; a factor of two."""
 
 
 def check_weights(facts: ModelFacts, threads: int) -> tuple[Finding, ...]:
@@ -105,7 +105,8 @@ def _check_tensor(files: Mapping[Path, int], tensor: TensorFacts) -> _Problem | 
 
 
 def _looked_at(tensor: TensorFacts) -> TensorFacts:
-    """What is read of a tensor: of a quantised one the scales; of MXFP4, each of whose scales is a finite power of two, the codes."""
+    """The part of a tensor that is read: of a quantised one the scales; of MXFP4, each of whose scales is a finite power of two, the
+    codes."""
     if tensor.quantised is None:
         return tensor
     return tensor.quantised.codes if tensor.quantised.layout == MXFP4 else tensor.quantised.scales

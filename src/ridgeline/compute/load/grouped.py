@@ -1,4 +1,4 @@
-"""Grouped integers from the tensors of quantised checkpoints: each layout's words as rows of codes, gathered when they are read.
+"""Grouped integers and fp8 from the tensors of quantised checkpoints: words as rows of codes, gathered when they are read; scales now.
 
 Owns the layouts of `facts.model.QuantisedParts` and the checks of what only the data says: orders, zeros and stated shapes.
 """
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight, Scales, packed, unpacked
+from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import QuantisedParts, TensorFacts
 
@@ -63,6 +64,24 @@ def grouped_weight(tensor: TensorFacts, maps: Maps) -> GroupedWeight:
 def elements(tensor: TensorFacts, maps: Maps) -> NDArray[np.integer]:
     """The tensor in its file; a file's numbers may stand at any byte."""
     return np.ndarray(tensor.shape, _ELEMENTS[tensor.kind], buffer=maps[tensor.file].data, offset=tensor.offset)
+
+
+def scaled_weight(tensor: TensorFacts, maps: Maps) -> ScaledWeight:
+    """The matrix that `tensor` describes; `maps` are its files, uint8.
+
+    Raises ModelFormatError where a projection that is stored with others begins inside a block.
+    """
+    parts = tensor.quantised
+    assert parts is not None
+    (rows, columns), group_rows, group = tensor.shape, parts.group_rows, parts.group
+    whole = group_rows >= parts.rows
+    if parts.first % group_rows and not whole:
+        raise ModelFormatError(f"{tensor.name} begins with row {parts.first} inside a block of {group_rows} rows, which is not supported")
+    stored = elements(parts.scales, maps).reshape(-1, -(-columns // group))
+    scales = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32) if parts.scales.kind == "BF16" else stored.astype(np.float32)
+    mine = scales if whole else scales[parts.first // group_rows : -(-(parts.first + rows) // group_rows)]
+    codes = elements(parts.codes, maps)[parts.first : parts.first + rows]
+    return ScaledWeight(codes, np.ascontiguousarray(mine), (rows if whole else group_rows, group))
 
 
 def _check_shape(tensor: TensorFacts, integers: QuantisedParts, maps: Maps) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compute.load.grouped import elements, grouped_weight
-from ridgeline.compute.load.scaled import scaled_weight
+from ridgeline.compute.load.grouped import elements, grouped_weight, scaled_weight
 from ridgeline.compute.load.views import gather_rows, halves_order, microscaled_rows, stored_rows
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
@@ -28,7 +27,7 @@ Progress = Callable[[str, float], None]
 
 Matrix = Coded | GroupedWeight | ScaledWeight
 Source = Matrix | tuple[Matrix, ...]
-"""What is stored of a tensor; several where each expert's matrix is stored by itself."""
+"""Stored arrays of a tensor; several where each expert's matrix is stored by itself."""
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:

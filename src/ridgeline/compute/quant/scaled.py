@@ -1,6 +1,6 @@
 """Floats of 8 bits with scales: the form in memory of fp8 checkpoints (e4m3; one scale per tensor, row or block).
 
-Owns their layout and dequantisation. Knows no file: `compute/load/scaled.py` reads those.
+Owns their layout and dequantisation. Knows no file: `compute/load/grouped.py` reads those.
 """
 
 from collections.abc import Iterator

@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from ridgeline.compute.quant.bits import Bytes, Floats, Groups, fields, halves
-from ridgeline.compute.quant.codebooks import EIGHTS, FOURS, TERNARY
-from ridgeline.compute.quant.float_codes import E2M1_DOUBLED, E8M0_HALVED, UE4M3_HALVED
+from ridgeline.compute.quant.codebooks import E2M1_DOUBLED, E8M0_HALVED, EIGHTS, FOURS, TERNARY, UE4M3_HALVED
 
 _MAGNITUDES_2: Final = np.array([8, 25, 43], np.int8)
 _MAGNITUDES_3_XXS: Final = np.array([2, 6, 10, 14, 18, 22, 26, 31], np.int8)
@@ -156,10 +155,10 @@ SMALL: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "IQ3_XXS": iq3_xxs,
     "IQ3_S": iq3_s,
 }
-"""As `BLOCKS` of `compute/quant/groups.py`."""
+"""Functions by kind, like `BLOCKS` of `compute/quant/groups.py`."""
 
 RECORD_BYTES: Final = 146
-"""Of a superblock in `records`."""
+"""Bytes of a superblock in `records`."""
 
 
 def _both(magnitudes: np.ndarray) -> tuple[int, ...]:
@@ -203,4 +202,4 @@ def records(kind: str, rows: Bytes, block_bytes: int) -> Bytes:
 
 
 UNITS: Final = {"IQ1_S": 0.125, "IQ1_M": 0.125, "IQ2_XXS": 0.125, "IQ2_XS": 0.125, "IQ2_S": 0.125, "IQ3_XXS": 0.5}
-"""What d is multiplied by, where it is."""
+"""Factors on d, where it has one."""

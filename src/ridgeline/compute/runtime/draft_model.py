@@ -68,7 +68,7 @@ class DraftModel:
         self._vocab, self._threads = vocab, threads
         self._map: TokenMap | None = None
         self.seconds = 0.0
-        """Of the newest step."""
+        """Seconds of the newest step."""
 
     def use_map(self, tokens: TokenMap) -> None:
         """The target's ids differ from the draft model's. Only before the first step."""
@@ -177,7 +177,7 @@ class DraftModel:
 
 
 def _mask(state: RowState, drafting: _Drafting, words: int) -> NDArray[np.uint32] | None:
-    """What the row's grammar takes behind the ids that are drafted; None: anything, also where it takes no such draft."""
+    """Mask of what the row's grammar takes behind the ids that are drafted; None: anything, also where it takes no such draft."""
     grammar = state.grammars[drafting.row]
     if grammar is None:
         return None

@@ -72,7 +72,7 @@ def open_drafts(source: ModelSource, progress: Progress, team: Any = None) -> Op
 
 
 def _shape(source: ModelSource, facts: ModelFacts, positions: int) -> KVShape:
-    """As many blocks as all rows need, within `DRAFT_SHARE` of the memory."""
+    """A cache of as many blocks as all rows need, within `DRAFT_SHARE` of the memory."""
     config, groups = source.config, kv_groups(facts)
     each = block_bytes(facts, groups[0], config.block_size, config.kv_dtype)
     longest = len(groups) * -(-positions // config.block_size)

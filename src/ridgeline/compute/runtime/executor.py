@@ -20,7 +20,7 @@ from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
-from ridgeline.engine.executor import ExecutorInfo, Pages, Ticket
+from ridgeline.engine.executor import BlockContents, ExecutorInfo, Ticket
 
 
 @dataclass(slots=True)
@@ -56,7 +56,8 @@ class StepExecutor:
         return self._info
 
     def share_threads(self, share: Callable[[int], int]) -> None:
-        """Of the threads of a step, each has as many as `share` says of their number, where they are threads of this machine's cores."""
+        """Gives each further step of its threads as many as `share` says of their number, where they are threads of this machine's
+        cores."""
         if isinstance(self.backend, QueueBackend):
             self.backend.share_threads(share)
 
@@ -67,9 +68,9 @@ class StepExecutor:
         self.backend.use_grammars(self.grammars)
 
     @property
-    def pages(self) -> Pages | None:
+    def blocks(self) -> BlockContents | None:
         """Contents of blocks; None where the backend's memory is out of reach."""
-        return self.backend.pages
+        return self.backend.blocks
 
     def use_token_map(self, inputs: Sequence[int], logits: Sequence[int]) -> None:
         """Ids of the draft model differ from the target's (`runtime.draft_model.TokenMap`). Only before the first plan."""
@@ -105,7 +106,7 @@ class StepExecutor:
         return self.backend.beat()
 
     def trace(self, path: str, steps: int) -> None:
-        """As `Executor.trace` says."""
+        """See `Executor.trace`."""
         self.backend.trace(path, steps)
 
     def close(self) -> None:

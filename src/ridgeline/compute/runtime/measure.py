@@ -10,7 +10,7 @@ from typing import Final
 from ridgeline.core.step_time import StepSeconds
 
 Seconds = Callable[[Sequence[int], Sequence[int]], float]
-"""As `Backend.seconds`: tokens and sampled positions of each row → seconds."""
+"""The type of `Backend.seconds`: tokens and sampled positions of each row → seconds."""
 
 ROUNDS: Final = 4
 ROUND_SECONDS: Final = 0.25

@@ -106,14 +106,15 @@ class SharingRunner(Protocol):
 
 
 SampleRows = Callable[..., Sampled]
-"""As `decoding.sampler.sample_rows`; `maxima` are the runner's, and where that moves grammars behind `masks` come its `Places`."""
+"""The type of `decoding.sampler.sample_rows`; `maxima` are the runner's, and where that moves grammars behind `masks` come its `Places`."""
 
 TIMED_ROWS: Final = 16
 TIMED_TOKENS: Final = 64
 
 
-class MemoryPages:
-    """Implements `engine.executor.Pages` over a cache in this process's memory: a published block is written by no step in flight."""
+class MemoryBlocks:
+    """Implements `engine.executor.BlockContents` over a cache in this process's memory: a published block is written by no step in
+    flight."""
 
     def __init__(self, kv: Any) -> None:
         self.staged: dict[int, bytes] = {}
@@ -163,7 +164,7 @@ class QueueBackend:
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
         self._adapters = adapters
-        self.pages = MemoryPages(kv)
+        self.blocks = MemoryBlocks(kv)
         self._state = RowState(rows, vocab)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
@@ -185,7 +186,7 @@ class QueueBackend:
         """Takes a step, which is computed as soon as those before it are."""
         self._state.apply(work.plan)
         if work.plan.copies and (brought := [-source for source, _ in work.plan.copies if source < 0]):
-            work = replace(work, contents=[self.pages.staged.pop(number) for number in brought])
+            work = replace(work, contents=[self.blocks.staged.pop(number) for number in brought])
         if work.plan.fills:  # found now: once no open request names an adapter, it may be forgotten before the step runs
             assert self._adapters is not None, "a slot is filled where there is none"
             work = replace(work, adapters=[self._adapters.get(fill.digest) for fill in work.plan.fills])
@@ -215,7 +216,7 @@ class QueueBackend:
         return self._parts + (0 if runner is None else runner.beat())
 
     def trace(self, path: str, steps: int) -> None:
-        """As `Executor.trace` says. A trace from the start (`--trace`) rests meanwhile."""
+        """See `Executor.trace`. A trace from the start (`--trace`) rests meanwhile."""
         if self._asked is not None:
             self._asked.close()
         self._asked = StepTrace(Path(path), steps) if steps else None
@@ -232,7 +233,7 @@ class QueueBackend:
         if self.drafts is not None:
             self.drafts.close()
         self._runner = self._kv = self.drafts = None
-        self.pages.close()
+        self.blocks.close()
 
     def _compute(self, work: Work) -> StepOutput:
         runner, asked = self._runner, self._asked

@@ -107,7 +107,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
 
 
 def pooling_of(asked: str, facts: ModelFacts) -> Pooling:
-    """How vectors of texts are made: as `asked`, else as the model's files say, else of the last token, which has seen all others, or
+    """The pooling of texts: as `asked`, else as the model's files say, else of the last token, which has seen all others, or
     of all tokens where each has."""
     kind = facts.pooling or ("mean" if facts.bidirectional else "last") if asked == "auto" else asked
     return Pooling(kind, whole=facts.bidirectional)  # type: ignore[arg-type]

@@ -34,11 +34,11 @@ class AutoDrafter:
         return found
 
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
-        """What the model computes."""
+        """Spans that the draft model computes."""
         return self._model.spans(rows, tokens)
 
     def outlook(self, running: list[Sequence]) -> Outlook:
-        """That of whoever would draft more."""
+        """The outlook of whoever would draft more."""
         each = self._repetition.outlook(running), self._model.outlook(running)
         return max(each, key=lambda found: found.depth * found.offers)
 

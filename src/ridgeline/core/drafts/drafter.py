@@ -11,7 +11,7 @@ Ids = tuple[int, ...]
 
 
 class Outlook(NamedTuple):
-    """What a drafter would do with rows: fields of `core.events.Drafting`."""
+    """A drafter's intention with rows: fields of `core.events.Drafting`."""
 
     rows: int
     offers: int

@@ -8,7 +8,7 @@ from ridgeline.core.drafts.ngram import NgramPredictor
 from ridgeline.core.drafts.repetition import RepetitionPredictor
 
 PRIOR_ACCEPTANCE: Final = 0.9
-"""Of an id of forced text, before the sequence has a record of its own."""
+"""Acceptance of an id of forced text, before the sequence has a record of its own."""
 
 
 class ForcedPredictor:
@@ -39,7 +39,7 @@ class ForcedPredictor:
         self.match, self.acceptance, self.reach = other.match, other.acceptance, other.reach
 
     def force(self, ids: tuple[int, ...]) -> None:
-        """What is forced behind the newest id: predicted unless the other one is more certain of what it predicts."""
+        """Sets the text that is forced behind the newest id: predicted unless the other one is more certain of what it predicts."""
         self._expected = ids
         chance = self._record.estimate(PRIOR_ACCEPTANCE)
         if self.match < 0 or chance >= self.acceptance:

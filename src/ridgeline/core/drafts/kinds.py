@@ -1,4 +1,4 @@
-"""Who drafts, by the word of `--speculative`."""
+"""Drafters by the word of `--speculative`."""
 
 from ridgeline.core.drafts.auto import AutoDrafter
 from ridgeline.core.drafts.drafter import Drafter

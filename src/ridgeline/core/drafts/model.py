@@ -17,7 +17,7 @@ from ridgeline.core.plan import DRAFT, DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 PRIOR_ACCEPTANCE: Final = 0.7
-"""Of a model of which nothing is known yet."""
+"""Acceptance of a model of which nothing is known yet."""
 MAX_BACKLOG: Final = 2
 """Known ids that a row which drafts has yet to compute, at most: the newest, and a last draft that came true."""
 CATCH_UP_PER_ID: Final = 32
@@ -48,7 +48,7 @@ class DraftCache(NamedTuple):
 
 
 class _Row:
-    """What the draft model has of a running sequence.
+    """State of a running sequence in the draft model.
 
     computed     leading positions in its cache, or in that of a step in flight
     blocks       that it holds; `told` of them per group are in the executor's tables
@@ -64,7 +64,7 @@ class _Row:
         """One of each group per span of positions."""
         self.acceptance = Acceptance()
         self.wants = False
-        """It is to catch up in this step."""
+        """True if it is to catch up in this step."""
 
 
 class ModelDrafter:
@@ -178,7 +178,7 @@ class ModelDrafter:
         return choose_depths(self._cost, tokens, offers, rows - len(offers), max_drafts, self._barrier, passes)
 
     def _offer(self, sequence: Sequence, room: int) -> Offer:
-        """What the row would draft, had it caught up. 0 drafts where catching up is not worth it, or the model cannot."""
+        """The drafts that the row would have, had it caught up. 0 drafts where catching up is not worth it, or the model cannot."""
         row = self._rows.get(sequence)
         known, prior = len(sequence.known), self._overall.estimate(PRIOR_ACCEPTANCE)
         computed, chance = (0, prior) if row is None else (row.computed, row.acceptance.estimate(prior))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ridgeline.core.drafts.acceptance import Acceptance
 
 MAX_IDS: Final = 8192
-"""Of one automaton: about three megabytes. A tenant has two."""
+"""Ids of one automaton: about three megabytes. A tenant has two."""
 MAX_TENANTS: Final = 16
 LEAST_MATCH: Final = 2
 """Ids of a suffix that predicts."""
@@ -117,7 +117,7 @@ class SuffixAutomaton:
 
 
 class RecentOutputs:
-    """What a tenant's sequences have answered lately: two automata, of which the newer one grows."""
+    """Recent outputs of a tenant's sequences: two automata, of which the newer one grows."""
 
     __slots__ = ("generation", "new", "old")
 

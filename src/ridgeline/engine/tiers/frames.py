@@ -1,4 +1,4 @@
-"""What engines say to each other about blocks: who they are, and frames whose length follows from what was asked.
+"""The protocol of engines about blocks: who they are, and frames whose length follows from what was asked.
 
 Both sides prove that they have the secret of the tier before anything else is said: the one that listens sends a challenge, the other one
 answers it with its own. What they say from then on is tagged with a key of this connection and the number of the frame. Values are not
@@ -28,7 +28,7 @@ MOST_NAMES: Final = {HAS: 4_096, GET: 64}
 
 
 class BadFrame(OSError):
-    """What came is nothing that an engine with the secret would send."""
+    """A frame that no engine with the secret would send."""
 
 
 class Session:
@@ -58,11 +58,11 @@ class Session:
         return kind, [said[at : at + NAME_BYTES] for at in range(0, len(said), NAME_BYTES)], value_bytes
 
     def answer(self, flags: bytes) -> bytes:
-        """What comes in front of values."""
+        """The head of an answer, in front of the values."""
         return flags + self._tag(b"answers", flags)
 
     def read_answer(self, data: bytes) -> list[bool]:
-        """Which values are there. Raises BadFrame."""
+        """Reads which values are there. Raises BadFrame."""
         flags = data[:-TAG_BYTES]
         if not hmac.compare_digest(data[-TAG_BYTES:], self._tag(b"answers", flags)):
             raise BadFrame("the tag is wrong")

@@ -21,13 +21,13 @@ from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
 
 STAGED_SHARE: Final = 0.25
-"""Of the KV cache's bytes, that blocks may take on their way into it."""
+"""Share of the KV cache's bytes that blocks may take on their way into it."""
 LEAST_STAGED_BYTES: Final = 64 << 20
 
 
 def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | None, tuple[Decision, ...]]:
     """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError."""
-    path, info, pages = tier_secret_file(config), executor.info, executor.pages
+    path, info, blocks = tier_secret_file(config), executor.info, executor.blocks
     named = ((FOLDER_FLAG, config.kv_cache_dir), (REDIS_FLAG, config.kv_cache_redis), (LISTEN_FLAG, config.kv_cache_listen))
     flag = next((flag for flag, value in named if value is not None), PEERS_FLAG)
     if path is None:
@@ -37,7 +37,7 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
             f"{flag} needs the prefix cache, which --no-enable-prefix-caching turns off; remove one of the two",
             fix={"--no-enable-prefix-caching": None},
         )
-    if pages is None:
+    if blocks is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
     secret = read_secret(path, TIER_FLAG)
     seal = Seal(secret, info.kv)
@@ -64,7 +64,7 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     seconds = 0.0 if info.seconds is None else info.seconds.token
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
     longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
-    store = BlockStore(tiers, seal, info.kv, pages, seconds=seconds, most_seconds=longest, most_staged_bytes=staged, server=server)
+    store = BlockStore(tiers, seal, info.kv, blocks, seconds=seconds, most_seconds=longest, most_staged_bytes=staged, server=server)
     return store, tuple(decisions)
 
 

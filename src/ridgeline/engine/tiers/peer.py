@@ -25,12 +25,12 @@ from ridgeline.engine.tiers.frames import (
 )
 
 CALL_SECONDS: Final = 1.0
-"""That a question may take altogether. Requests wait less: their fetch has a deadline of its own."""
+"""Seconds that a question may take altogether. Requests wait less: their fetch has a deadline of its own."""
 CONNECT_SECONDS: Final = 0.2
 GRACE_SECONDS: Final = 0.005
-"""For an answer that has come while another engine was waited for."""
+"""Seconds for an answer that has come while another engine was waited for."""
 ALONE_SECONDS: Final = 5.0
-"""For which an engine that failed is not asked."""
+"""Seconds for which an engine that failed is not asked."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Peer:
         """Until this time of the clock it is left alone."""
 
     def attempt(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-        """What `call` returns; None where it is left alone, or fails, whatever has come of an answer."""
+        """Returns the result of `call`; None where it is left alone, or fails, whatever has come of an answer."""
         if time.monotonic() < self._until:
             return None
         try:
@@ -70,7 +70,7 @@ class Peer:
         return self._session
 
     def hear(self, session: Session, count: int, deadline: float) -> list[bool]:
-        """Which of the names that were asked for are there. Raises OSError."""
+        """Hears which of the names that were asked for are there. Raises OSError."""
         return session.read_answer(bytes(self._read(count + TAG_BYTES, deadline)))
 
     def get(self, names: Sequence[bytes], deadline: float) -> dict[bytes, bytes]:
@@ -130,7 +130,7 @@ class PeerTier:
     def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, value_bytes: int) -> None:
         self._peers = [Peer(host, port, secret, value_bytes) for host, port in addresses]
         self._holders: dict[bytes, Peer] = {}
-        """Who has what was asked about last."""
+        """Peers that hold what was asked about last."""
 
     def might_have(self, name: bytes) -> bool:
         return True

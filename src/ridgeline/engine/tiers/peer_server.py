@@ -26,12 +26,12 @@ from ridgeline.engine.tiers.tier import Tier
 
 PROOF_SECONDS: Final = 1.0
 FRAME_SECONDS: Final = 5.0
-"""For the rest of a request, and for its answer to be read."""
+"""Seconds for the rest of a request, and for its answer to be read."""
 MOST_STRANGERS: Final = 64
 """Connections that have yet to prove themselves; the next ones are closed."""
 MOST_PEERS: Final = 256
 UNSENT_BYTES: Final = 1 << 20
-"""Of an answer that wait for their reader before more is written."""
+"""Bytes of an answer that wait for their reader before more is written."""
 
 
 class PeerServer:

@@ -15,7 +15,7 @@ PASSWORD_FLAG: Final = "--kv-cache-redis-password-file"
 PREFIX: Final = b"ridgeline:kv:"
 KEPT_SECONDS: Final = 7 * 86_400
 CALL_SECONDS: Final = 1.0
-"""That a reply may let wait. Requests wait less: their fetch has a deadline of its own."""
+"""Seconds that a reply may take. Requests wait less: their fetch has a deadline of its own."""
 WRITE_SECONDS: Final = 2.0
 NAMES_PER_CALL: Final = 512
 

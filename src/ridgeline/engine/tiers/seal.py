@@ -17,13 +17,13 @@ TAG_BYTES: Final = 32
 NAME_BYTES: Final = 32
 FORMAT: Final = b"ridgeline kv block 1\n"
 VERSION: Final = __version__.encode()
-"""Of what has computed a block: another version's may have other last bits, and is not found."""
+"""Version of what has computed a block: another version's may have other last bits, and is not found."""
 _NUMBERS: Final = Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a stored block holds. `key` is chained over all ids before it; `scope`: tenant and adapter, as `PrefixIndex.identity` says."""
+    """Content of a stored block. `key` is chained over all ids before it; `scope`: tenant and adapter, as `PrefixIndex.identity` says."""
 
     key: bytes
     group: int

@@ -23,7 +23,7 @@ from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
-from ridgeline.engine.executor import Pages
+from ridgeline.engine.executor import BlockContents
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
@@ -36,7 +36,7 @@ MOST_SECONDS: Final = 3.0
 """An engine whose requests all wait does not move, and must not be taken for one that hangs (`step_timeout_seconds`)."""
 MOST_QUEUED_BYTES: Final = 256 << 20
 PAUSE_SECONDS: Final = 5.0
-"""For which a tier that failed is left alone."""
+"""Seconds for which a tier that failed is left alone."""
 COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "tier")
 P = ParamSpec("P")
 Wanted = tuple[int, int]
@@ -60,7 +60,7 @@ class BlockStore:
     """The tiers of one engine.
 
     tiers    the nearest first; each gets every block
-    pages    of the executor
+    blocks   of the executor
     seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
     most_seconds       that a fetch takes
     most_staged_bytes  that wait for their sequences to start
@@ -72,7 +72,7 @@ class BlockStore:
         tiers: Items[Tier],
         seal: Seal,
         shape: KVShape,
-        pages: Pages,
+        blocks: BlockContents,
         *,
         seconds: float = 0.0,
         most_seconds: float = MOST_SECONDS,
@@ -84,7 +84,7 @@ class BlockStore:
         self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier in tiers}
         """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
         self._told = {tier.name: Counter[str]() for tier in tiers}
-        self._seal, self._shape, self._pages = seal, shape, pages
+        self._seal, self._shape, self._blocks = seal, shape, blocks
         self._seconds, self._most_seconds = seconds, most_seconds
         self._index = PrefixIndex(shape, shared=True)
         self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
@@ -154,7 +154,7 @@ class BlockStore:
         """Copies the blocks that have been published since the last call, to be written by and by, and drops what nobody uses. Called
         behind a commit and before the next plan, which may give the blocks away."""
         for number in cache.unused:
-            self._pages.staged.pop(number, None)
+            self._blocks.staged.pop(number, None)
         cache.unused.clear()
         fresh = cache.fresh or ()
         for _, block_id in fresh:
@@ -164,7 +164,7 @@ class BlockStore:
                     self.counts[tier.name]["dropped"] += tier.takes
                 continue
             content = Content(entry.key, entry.block_ids.index(block_id), entry.ids, entry.identity)
-            self._written.put((content, self._pages.read(block_id)))
+            self._written.put((content, self._blocks.read(block_id)))
         if cache.fresh:
             cache.fresh.clear()
 
@@ -238,7 +238,7 @@ class BlockStore:
                 data = None if value is None else self._seal.open(content, value)
                 if data is not None:
                     number = next(self._numbers)
-                    self._pages.staged[number] = data
+                    self._blocks.staged[number] = data
                     with self._change:
                         fetch.found.append((block, group, number))
                     fetch.tier = fetch.tier or tier.name
@@ -270,7 +270,7 @@ class BlockStore:
 
     def _has_room(self, fetch: _Fetch, blocks: int) -> bool:
         """Waits until so many blocks may be brought; sequences that start make room. False behind the deadline."""
-        while len(self._pages.staged) + blocks > self._most_staged + BATCH:
+        while len(self._blocks.staged) + blocks > self._most_staged + BATCH:
             if fetch.is_done or self._closed or time.monotonic() > fetch.deadline:
                 return False
             time.sleep(0.002)
@@ -294,7 +294,7 @@ class BlockStore:
                 with suppress(OSError):
                     os.write(self._wake, b".")
         for *_, number in fetch.found:
-            self._pages.staged.pop(number, None)
+            self._blocks.staged.pop(number, None)
 
     def _watch(self) -> None:
         """Reports fetches whose time is over, whatever the tier does."""

@@ -9,7 +9,7 @@ class Tier(Protocol):
     call ends by itself. What fails is an OSError."""
 
     name: str
-    """As metrics and `explain` call it."""
+    """Name in metrics and in `explain`."""
     takes: bool
     """False: its values come from elsewhere, and it is given none."""
 

@@ -1,4 +1,4 @@
-"""What makes room in a tier: the value that is worth least.
+"""Eviction from a tier: the value that is worth least.
 
 Worth is the chance that a value is asked for: the uses that it has had, behind the worth of the last one that went (GreedyDual, Cao and
 Irani 1997), so that what nobody uses grows old. All blocks of a tier are as large and cost about as much to compute; each use of one is a

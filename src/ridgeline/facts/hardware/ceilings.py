@@ -42,7 +42,7 @@ PLAN_ROUNDS, PLAN_ARITHMETIC_ROUNDS = 8, 3
 PLAN_PATIENCE_SECONDS = 0.02
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
 LEAST_DRAM_BYTES = 128 << 20
-"""Of a system that provides memory slowly."""
+"""Bytes of memory for a system that provides it slowly."""
 OS_PAGE_BYTES = 4096
 
 READ_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Joules that this machine's processors have used: RAPL's counters in /sys/class/powercap, which wrap around, often for root alone; and
+"""Joules that this machine's CPU has used: RAPL's counters in /sys/class/powercap, which wrap around, often for root alone; and
 those of a GPU that serves, which NVML counts since its driver was loaded."""
 
 import ctypes
@@ -12,8 +12,8 @@ NVML: Final = "libnvidia-ml.so.1"
 
 
 def gpu_energy(visible: str, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], int | None] | None:
-    """What reads the millijoules that a GPU, by number or UUID, has used since its driver was loaded; it gives None where the driver does
-    not say. None where NVML is absent or the GPU does not count (before Volta)."""
+    """A function that reads the millijoules that a GPU, by number or UUID, has used since its driver was loaded; it gives None where the
+    driver does not say. None where NVML is absent or the GPU does not count (before Volta)."""
     try:
         library = load(NVML)
         device, used = ctypes.c_void_p(), ctypes.c_ulonglong()

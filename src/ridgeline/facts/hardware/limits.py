@@ -1,4 +1,4 @@
-"""What the system allows and how it is set up: open files, pages, swap, clocks, pinning, throttling. Read from files below a root."""
+"""Limits and settings of the system: open files, pages, swap, clocks, pinning, throttling. Read from files below a root."""
 
 import re
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def _cpu_quota(root: Path) -> tuple[float | None, float | None]:
 
 
 def _oom_kills(root: Path) -> int:
-    """Of this process's own cgroup."""
+    """Kills in this process's own cgroup for lack of memory."""
     for controller, name in (("", "memory.events"), ("memory", "memory.oom_control")):
         for line in read_lines(next(cgroup_folders(root, controller)) / name):
             if line.startswith("oom_kill ") and line.split()[1].isdigit():

@@ -100,7 +100,7 @@ def _count_cpu_cores(root: Path) -> int:
 
 
 def first_line(path: Path) -> str:
-    """Its first line; "" where there is none."""
+    """The first line of a file; "" where there is none."""
     return next(iter(read_lines(path)), "")
 
 

@@ -20,9 +20,9 @@ FILE: Final = "ceilings.json"
 KEPT_SECONDS: Final = 7 * 86_400
 """Seconds after which ceilings are measured again."""
 LINK_BYTES_PER_SECOND, HOP_SECONDS = 1.25e9, 50e-6
-"""To another machine: ten-gigabit Ethernet."""
+"""Figures of a link to another machine: ten-gigabit Ethernet."""
 OVERHEAD_BYTES: Final = 20_000_000
-"""Of an engine's process beside weights, cache and activations, as measured: interpreter, numpy, threads."""
+"""Bytes of an engine's process beside weights, cache and activations, as measured: interpreter, numpy, threads."""
 
 
 def this_machine(cache: Path, fresh: bool = False) -> Device:

@@ -86,7 +86,7 @@ class AdapterFacts:
 
     @property
     def bytes(self) -> int:
-        """Of all matrices in memory, at most."""
+        """Bytes of all matrices in memory, at most."""
         return sum(4 * part.rank * sum(part.shape) for part in self.parts)
 
 

@@ -51,7 +51,7 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
 
 
 def _routing(fields: Fields) -> dict[str, Any]:
-    """What config.json says of routing, and what the architecture does."""
+    """Routing as config.json states it, and as the architecture does it."""
     architecture = fields.architecture
     own, declared = architecture.defaults, {**architecture.routing, **architecture.routings.get(fields.values.get("model_type"), {})}
     found: dict[str, Any] = dict(declared)

@@ -11,7 +11,7 @@ MAX_LAYERS: Final = 1_024
 MAX_WIDTH: Final = 1 << 20
 MAX_CONTEXT: Final = 1 << 27
 MAX_EXPERTS: Final = 1_024
-"""As many as the native kernels choose from (csrc/runtime/experts.h)."""
+"""Experts that the native kernels can choose from (csrc/runtime/experts.h)."""
 MAX_VOCAB: Final = 4 << 20
 
 

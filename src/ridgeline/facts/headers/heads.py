@@ -21,7 +21,7 @@ def check_drafts_alone(directory: Path) -> None:
 
 
 def _kind(config: Mapping[str, Any]) -> str | None:
-    """What the heads are called; None for a model of its own."""
+    """The name of the heads; None for a model of its own."""
     given = config.get("architectures")
     named = [config.get("model_type"), config.get("speculators_model_type"), *(given if isinstance(given, list) else ())]
     words = " ".join(each.lower() for each in named if isinstance(each, str))

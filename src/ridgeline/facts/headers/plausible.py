@@ -14,7 +14,7 @@ CHECK: Final = "header"
 FIX: Final = "compare it with the config.json of the original model, and use another conversion"
 
 EPS: Final = (1e-13, 1e-2)
-"""Of norms: models have 1e-12 to 1e-5."""
+"""Bounds on the epsilon of norms: models have 1e-12 to 1e-5."""
 LEAST_NAMED_SHARE: Final = 0.8
 """Rows of the embedding whose id names a token. The padding of real models leaves 0.98 and more."""
 

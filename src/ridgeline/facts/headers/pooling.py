@@ -1,4 +1,4 @@
-"""How a model's files say that a vector is made of a text: of a checkpoint in the files of sentence-transformers, of a GGUF file in a key.
+"""The pooling of texts that a model's files state: of a checkpoint in the files of sentence-transformers, of a GGUF file in a key.
 
 Owns the names of kinds of pooling in files. A kind that is not computed here is refused, since its vectors would be wrong.
 """

@@ -28,9 +28,9 @@ MAX_LISTING_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 43
 MAX_RETRY_AFTER_SECONDS: Final = 30.0
 TIMEOUT_SECONDS: Final = 30.0
-"""Of connecting and of each read: a transfer that stands still this long is begun anew where it stopped."""
+"""Timeout of connecting and of each read: a transfer that stands still this long is begun anew where it stopped."""
 ATTEMPTS: Final = 3
-"""Of a listing or a range of a file."""
+"""Attempts at a listing or a range of a file."""
 FIRST_PAUSE_SECONDS: Final = 0.5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRIED = (408, 429, 500, 502, 503, 504)

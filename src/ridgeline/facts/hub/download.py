@@ -34,7 +34,7 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a name means at the hub: its repository at a commit, and the files that make it up, each with a digest."""
+    """The meaning of a name at the hub: its repository at a commit, and the files that make it up, each with a digest."""
 
     repository: Repository
     files: tuple[RemoteFile, ...]
@@ -70,7 +70,7 @@ class RepositoryCache:
         self._locks = hub / ".locks" / self._folder.name
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where the content of `file` lies."""
+        """Path of the content of `file`."""
         return self._folder / "blobs" / file.digest
 
     def lock(self, file: RemoteFile) -> Path:

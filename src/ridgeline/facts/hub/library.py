@@ -59,7 +59,7 @@ def find_entry(name: str, stores: "ModelStores") -> Entry | None:
 
 
 def owner_hint(entry: Entry) -> str:
-    """What removes a model that Ridgeline did not fetch."""
+    """The command that removes a model that Ridgeline did not fetch."""
     model = entry.model
     if model.origin == OLLAMA:
         return f"it is Ollama's: ollama rm {model.name}"

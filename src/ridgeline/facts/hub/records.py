@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known about a model beside its files.
+    """Knowledge about a model beside its files.
 
     used     seconds since 1970 of the last use
     fetched  seconds since 1970 of the download; 0: another program fetched it

@@ -18,9 +18,10 @@ from ridgeline.facts.hub.client import HubClient, RemoteFile
 from ridgeline.facts.hub.download import CONNECTIONS, Selection
 
 FIRST_BYTES: Final = 1 << 20
-"""Of a GGUF file, asked for first: the header of a model with a small vocabulary. Each further request asks for four times as much."""
+"""Bytes of a GGUF file, asked for first: the header of a model with a small vocabulary. Each further request asks for four times as
+much."""
 SHARD_BYTES: Final = 128 << 10
-"""Of a safetensors file, asked for first."""
+"""Bytes of a safetensors file, asked for first."""
 MAX_CONFIG_BYTES: Final = 32 << 20
 READ_WHOLE: Final = ("config.json", "model.safetensors.index.json")
 

@@ -108,7 +108,7 @@ def is_remote(name: str, stores: "ModelStores") -> bool:
 
 
 def find_hub_name(name: str) -> HubName | None:
-    """What `name` means at the hub: a short name of the table, or the name of a repository; None for others."""
+    """Finds the meaning of `name` at the hub: a short name of the table, or the name of a repository; None for others."""
     entry = short_name(name)
     return entry.hub if entry is not None else parse_hub_name(name)
 

@@ -1,4 +1,4 @@
-"""What a server with several models says of all of them: lists, readiness, metrics; and the admin's loads, unloads and aliases."""
+"""Endpoints of a server with several models about all of them: lists, readiness, metrics; and the admin's loads, unloads and aliases."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ def _health(roster: Roster, judges: Mapping[Resident, Judge]) -> list[BaseRoute]
 
 
 def _not_ready_reason(roster: Roster) -> str | None:
-    """Why no model takes a request; None where one would, if need be behind its load."""
+    """The reason why no model takes a request; None where one would, if need be behind its load."""
     first = roster.first.service.deployments.current
     if roster.is_draining:
         return "the server is shutting down"
@@ -167,7 +167,7 @@ def _ollama(roster: Roster) -> list[BaseRoute]:
 
 
 def _path(resident: Resident) -> Path | None:
-    """Of a model's file or directory: one that is loaded knows it, and one that was put away keeps it as its name."""
+    """Path of a model's file or directory: one that is loaded knows it, and one that was put away keeps it as its name."""
     deployment = resident.service.deployments.current
     if deployment.has_started:
         return deployment.model.path

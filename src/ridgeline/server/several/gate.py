@@ -1,4 +1,5 @@
-"""Which model a request is for, in front of the applications of all: by the body's `model`, or by the query's where there is no body.
+"""The choice of the model that a request is for, in front of the applications of all: by the body's `model`, or by the query's where there
+is no body.
 
 Owns what is read of a body to know that, and the time in which a request waits for its model to be loaded: a stream is told of it in
 comments that clients skip. Behind it everything is of one model, as in a server that has no other.
@@ -44,7 +45,7 @@ MAX_STAGE: Final = 200
 
 
 class _Asked(msgspec.Struct):
-    """What is read of a body here; all else, and what is wrong with it, is the endpoint's to read."""
+    """The part of a body that is read here; all else, and what is wrong with it, is the endpoint's to read."""
 
     model: str | None = None
     stream: Any = None

@@ -1,4 +1,4 @@
-"""What lists say of each of several models, loaded or not, in every dialect."""
+"""Entries of several models in lists, loaded or not, in every dialect."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,7 @@ NOT_LOADED_YET = "1970-01-01T00:00:00Z"
 
 
 async def make_listing(service: Service) -> Listing:
-    """Of a model that is loaded."""
+    """Makes the entries of a model that is loaded."""
     model = service.model
     return Listing(
         model.limits.kv, models.card(model), models.info(model), await ollama_models.listed(model), await ollama_models.shown(model)
@@ -55,7 +55,7 @@ def listed(resident: Resident) -> list[ollama_shapes.ListedModel]:
 
 
 async def running(resident: Resident, min_residence: float) -> list[ollama_shapes.RunningModel]:
-    """What Ollama says of a model that is loaded; nothing of another."""
+    """Ollama's entry of a model that is loaded; nothing of another."""
     if resident.phase is not Phase.LOADED:
         return []
     at, expires = resident.unloads_at(min_residence), ollama_models.NEVER

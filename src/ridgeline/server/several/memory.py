@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 M_ARENA_MAX: Final = -8
-"""Of glibc's `malloc.h`."""
+"""Parameter of glibc's `malloc.h`."""
 
 
 def use_one_heap() -> None:

@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lists say of a model that has been loaded once, also while it is not."""
+    """Entries in lists of a model that has been loaded once, also while it is not."""
 
     kv: KVShape
     card: replies.ModelCard
@@ -57,7 +57,7 @@ class Resident:
 
     @property
     def name(self) -> str:
-        """By which clients call it."""
+        """Name by which clients call it."""
         return self.service.name
 
     @property
@@ -67,14 +67,14 @@ class Resident:
 
     @property
     def untouched_bytes(self) -> int:
-        """What it will take yet of what it may: blocks of its KV cache that have not been written."""
+        """Bytes that it will take yet of what it may: blocks of its KV cache that have not been written."""
         if self.measured is None or self.phase is Phase.UNLOADED:
             return 0
         return max(0, self.measured - self.engine_bytes)
 
     @property
     def engine_bytes(self) -> int:
-        """What its engine has now."""
+        """Bytes that its engine has now."""
         client = self.service.deployments.current.client
         pid = None if client is None else client.pid
         return (anonymous_bytes(pid) or 0) if pid is not None else 0
@@ -88,16 +88,16 @@ class Resident:
         self.totals.bytes = self.measured
 
     def unloads_at(self, min_residence: float) -> float | None:
-        """When it is unloaded unless another request comes; None: never."""
+        """Time at which it is unloaded unless another request comes; None: never."""
         return None if self.keep_alive is None else max(self.last_used + self.keep_alive, self.loaded_at + min_residence)
 
     def status(self) -> replies.ModelStatus:
-        """What lists say of where it is."""
+        """State that lists name."""
         progress = self.service.deployments.current.startup.snapshot().progress if self.phase is Phase.LOADING else None
         return replies.ModelStatus(self.phase.value, progress)
 
     def stage(self) -> str:
-        """What a request for it waits for, in words."""
+        """Stage that a request for it waits for, in words."""
         if self.phase is Phase.LOADING:
             startup = self.service.deployments.current.startup.snapshot()
             return f"{self.name} is loaded: {startup.stage} {startup.progress:.0%}"

@@ -32,16 +32,16 @@ from ridgeline.server.several.resident import Phase, Resident
 log: Final = logging.getLogger("ridgeline.models")
 
 PlanBytes = Callable[[EngineConfig], int]
-"""What a model will need; raises ConfigError where it cannot be one of several."""
+"""Bytes that a model will need; raises ConfigError where it cannot be one of several."""
 
 Tell = Callable[[str], Awaitable[None]]
 TELL_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.02
 SWEEP_SECONDS: Final = 0.25
 FAILED_SECONDS: Final = 10.0
-"""Behind a load that failed, for which requests hear of it at once."""
+"""Seconds behind a load that failed, for which requests hear of it at once."""
 SPARE_SHARE: Final = 0.02
-"""Of all memory, which stays free."""
+"""Share of all memory that stays free."""
 
 
 async def nobody(stage: str) -> None:
@@ -234,7 +234,7 @@ class Roster:
     # ── room ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fits(self, resident: Resident) -> bool:
-        """Whether the model may be loaded beside those that are."""
+        """True if the model may be loaded beside those that are."""
         others = [each for each in self.residents.values() if each.phase is not Phase.UNLOADED and each is not resident]
         if self.config.max_loaded_models is not None and len(others) >= self.config.max_loaded_models:
             return False

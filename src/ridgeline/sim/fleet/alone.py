@@ -1,4 +1,4 @@
-"""What one request would have taken alone: the real scheduler over steps of a server's own durations, fitted to its last steps.
+"""The time that one request would have taken alone: the real scheduler over steps of a server's own durations, fitted to its last steps.
 
 Also the program of the process that answers `observe.alone`, nice to all others.
 """

@@ -34,7 +34,7 @@ class AssumedDrafter:
         return [(self._acceptance, self._acceptance, max(0, min(self._max_drafts, limit))) for limit in limits]
 
     def outlook(self, running: list[CoreSequence]) -> Outlook:
-        """What it would do with the rows that run."""
+        """The outlook for the rows that run."""
         offers, rows = self._offers([each.limit - len(each.known) - 1 for each in running]), len(running)
         return outlook_of(self._cost, rows, offers, choose_depths(self._cost, rows, offers, 0, rows * self._max_drafts, self._barrier))
 
@@ -43,7 +43,7 @@ class AssumedDrafter:
         return ()
 
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
-        """Does nothing: acceptance and prices are fixed."""
+        """Ignores results: acceptance and prices are fixed."""
 
 
 class AssumedAcceptance:

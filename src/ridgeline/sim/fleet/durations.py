@@ -121,7 +121,8 @@ class RooflineDurations:
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
-        """With sliding windows each row counts; without them the sum of positions determines the duration."""
+        """Seconds of a step of decoding rows. With sliding windows each row counts; without them the sum of positions determines the
+        duration."""
         if self._windows:
             each = [RowGroup(position + ahead, 1) for position in positions]
             return self._host + pass_seconds(self._deployment, step_work(self._deployment, each))

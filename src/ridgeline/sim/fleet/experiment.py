@@ -143,7 +143,7 @@ def candidate_levers(now: Scenario) -> dict[str, dict[str, str]]:
     found["twice the tokens per step"] = {"max_num_batched_tokens": str(2 * knobs.max_num_batched_tokens)}
     found["half the tokens per step"] = {"max_num_batched_tokens": str(max(1, knobs.max_num_batched_tokens // 2))}
     if deployment.kv_bits > 8:
-        doubled = {"kv_dtype": "int8"} if knobs.kv_pages is None else {"kv_dtype": "int8", "kv_pages": str(2 * knobs.kv_pages)}
+        doubled = {"kv_dtype": "int8"} if knobs.kv_blocks is None else {"kv_dtype": "int8", "kv_blocks": str(2 * knobs.kv_blocks)}
         found["KV cache in 8 bits"] = doubled
     if now.durations is None:  # constant and fitted durations do not depend on weight formats or devices
         stored = sum(class_bytes(deployment.model, deployment.dtype).values())

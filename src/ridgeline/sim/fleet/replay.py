@@ -39,7 +39,7 @@ class RecordedExecutor:
     grammars = None
     trace = None
     adapters = None
-    pages = None
+    blocks = None
 
     def __init__(self, setup: Setup) -> None:
         self._info = ExecutorInfo(setup.kv, 1 << 31, setup.limits.max_model_len, setup.rows, "recorded", 0, 0)

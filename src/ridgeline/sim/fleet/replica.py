@@ -39,7 +39,7 @@ class SimulatedDevice:
     grammars = None
     trace = None
     adapters = None
-    pages = None
+    blocks = None
 
     def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info

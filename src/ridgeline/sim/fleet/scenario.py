@@ -45,7 +45,7 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Engine settings. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
+    """Engine settings. `kv_blocks` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
     `num_speculative_tokens`: most drafted ids per sequence and step, each right with probability `acceptance`."""
 
     max_num_seqs: int = 256
@@ -55,7 +55,7 @@ class Knobs:
     enable_prefix_caching: bool = True
     max_waiting: int = 1 << 20
     depth: int = 1
-    kv_pages: int | None = None
+    kv_blocks: int | None = None
     swap_space: float = 0.0
     num_speculative_tokens: int = 0
     acceptance: float = 0.6
@@ -120,7 +120,7 @@ class Scenario:
         groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
             raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
-        blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
+        blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_blocks is None else knobs.kv_blocks
         needed_blocks = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if blocks < needed_blocks:
             raise ConfigError(

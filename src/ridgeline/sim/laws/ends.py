@@ -66,7 +66,7 @@ class EngineEnds:
         return self._down
 
     def without_engine(self, commands: Sequence[Command]) -> tuple[list[Command], list[Command], Turn]:
-        """Which of the commands that come meanwhile are carried out, which wait for the next engine, and the turn that tells of them."""
+        """Commands that come meanwhile: which are carried out, which wait for the next engine, and the turn that tells of them."""
         done, left = list[Command](), list[Command]()
         for command in commands:
             if self._is_done(command):
@@ -77,7 +77,7 @@ class EngineEnds:
         return done, left, self.told(Turn(None, self._clock.now(), (), ()))
 
     def go_on(self) -> list[Command]:
-        """What the next engine is given."""
+        """Commands that the next engine is given."""
         found: list[Command] = []
         for admission in self._open.admissions():
             found.append(admission)

@@ -27,8 +27,9 @@ Span = tuple[ResidentRow, int, list[int], int, list[int]]
 EMPTY_STAMP = (0,)
 
 
-class StampPages:
-    """Implements `engine.executor.Pages`: the content of a block is its stamps, as 64-bit integers behind the number of their group."""
+class StampBlocks:
+    """Implements `engine.executor.BlockContents`: the content of a block is its stamps, as 64-bit integers behind the number of their
+    group."""
 
     def __init__(self, stamps: list[list[list[int]]]) -> None:
         self.staged: dict[int, bytes] = {}
@@ -80,7 +81,7 @@ class SimExecutor:
         self._owner: list[tuple[ResidentRow, int, int] | None] = [None] * places
         """Writer of each block's content, also of a step in flight: (row, group, index in the table)."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
-        self.pages = StampPages(self._stamps)
+        self.blocks = StampBlocks(self._stamps)
         self._rows: list[ResidentRow | None] = [None] * info.rows
         self._adapters: dict[int, bytes] = {}
         """Digest by slot."""
@@ -173,7 +174,7 @@ class SimExecutor:
             self._check_untouched(target, "written by a copy")
             self._owner[target] = self._owner[source] if source > 0 else None
             if source < 0:
-                self.pages.take(-source)
+                self.blocks.take(-source)
 
     def _check_untouched(self, block_id: int, why: str) -> None:
         """Raises LawViolation if a step in flight may still read or write the block."""
@@ -234,7 +235,7 @@ class SimExecutor:
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
         for source, target in plan.copies:
             if source < 0:
-                self.pages.fill(-source, target)
+                self.blocks.fill(-source, target)
                 continue
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()

@@ -202,6 +202,6 @@ class WatchedModelDrafter(ModelDrafter):
         self._on_propose = on_propose
 
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
-        """As `ModelDrafter` does."""
+        """Drafts as `ModelDrafter` does."""
         self._on_propose()
         return super().propose(rows, tokens, max_drafts)

@@ -46,7 +46,7 @@ class ResidentRow:
         """All ids, where the model or the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
         self.grammar: RowGrammar | None = None
         self.lost = ""
-        """Why its grammar cannot go on."""
+        """Reason why its grammar cannot go on."""
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params, adapter)
         self.nan_at = model.nan_position(new.params)

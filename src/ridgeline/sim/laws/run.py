@@ -74,7 +74,7 @@ class CheckedExecutor:
     grammars = None
     trace = None
     adapters = None
-    pages = None
+    blocks = None
 
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
@@ -167,9 +167,9 @@ class Simulation:
         self._skip_checker = SkippableStepsChecker()
         self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, self._trace)
         store = None
-        if world.keeps_blocks and executor.pages is not None:
+        if world.keeps_blocks and executor.blocks is not None:
             seconds = 4 * world.latency.step_seconds
-            store = SimStore(world.seed, world.info.kv, executor.pages, self._contents, self._send, seconds)
+            store = SimStore(world.seed, world.info.kv, executor.blocks, self._contents, self._send, seconds)
         self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth, store)
 
     def run(self, max_steps: int) -> None:

@@ -11,7 +11,7 @@ from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence as CoreSequence
-from ridgeline.engine.executor import Pages
+from ridgeline.engine.executor import BlockContents
 
 LOST_SHARE: Final = 0.05
 Contents = dict[tuple[bytes, int], bytes]
@@ -27,11 +27,11 @@ class SimStore:
     pending = False
 
     def __init__(
-        self, seed: int, shape: KVShape, pages: Pages, contents: Contents, send: Callable[[float, Command], None], seconds: float
+        self, seed: int, shape: KVShape, blocks: BlockContents, contents: Contents, send: Callable[[float, Command], None], seconds: float
     ) -> None:
         self._rng = Random(seed)
         self._index, self._groups = PrefixIndex(shape, shared=True), range(len(shape.groups))
-        self._pages, self._contents, self._send, self._seconds = pages, contents, send, seconds
+        self._blocks, self._contents, self._send, self._seconds = blocks, contents, send, seconds
         self._block_tokens = shape.block_tokens
         self._number = 0
 
@@ -47,7 +47,7 @@ class SimStore:
                 content = self._contents.get((key, group))
                 if content is not None and self._rng.random() >= LOST_SHARE:
                     self._number += 1
-                    self._pages.staged[self._number] = content
+                    self._blocks.staged[self._number] = content
                     found.append((block, group, self._number))
         if found:
             self._send(self._rng.random() * self._seconds, BlocksFetched(request.request_id, "sim", tuple(found)))
@@ -62,11 +62,11 @@ class SimStore:
     def keep(self, cache: KVBlocks) -> None:
         """Keeps what has been published, and drops what has been brought in vain."""
         for number in cache.unused:
-            del self._pages.staged[number]
+            del self._blocks.staged[number]
         cache.unused.clear()
         for _, block_id in cache.fresh or ():
             entry = cache.index.by_block_id[block_id]
-            self._contents[entry.key, entry.block_ids.index(block_id)] = self._pages.read(block_id)
+            self._contents[entry.key, entry.block_ids.index(block_id)] = self._blocks.read(block_id)
         if cache.fresh:
             cache.fresh.clear()
 

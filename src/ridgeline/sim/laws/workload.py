@@ -57,7 +57,7 @@ class World:
     eager: bool
     drafts: int = 0
     prior: StepSeconds | None = None
-    """Of a scheduler that learns its pace; None: its prefill budget stays."""
+    """Pace of a scheduler that learns it; None: its prefill budget stays."""
 
     @property
     def keeps_blocks(self) -> bool:

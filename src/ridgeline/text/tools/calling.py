@@ -50,7 +50,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may be called.
+    """Tools that may be called.
 
     family   None, if nothing may
     forced   tools of which one must be called; empty: the model decides
@@ -148,7 +148,7 @@ def reading(
     skip_special: bool = True,
     is_told: bool = True,
 ) -> Reading | None:
-    """How answers are read; None: they are text alone.
+    """The reading of answers; None: they are text alone.
 
     has_form      the client asks for a form of the answer that begins with the first token, without reasoning
     skip_special  texts leave control tokens out
@@ -221,7 +221,7 @@ def _reasons_first(asked: Asked | None, template: ChatTemplate, tokenizer: Token
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an answer is held and heard: `asked` None: it is free; `reading` None: it is text alone."""
+    """The form in which an answer is held and heard: `asked` None: it is free; `reading` None: it is text alone."""
 
     asked: Asked | None
     reading: Reading | None

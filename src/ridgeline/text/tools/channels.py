@@ -20,13 +20,13 @@ _HEADER: Final = re.compile(
 )  # fmt: skip
 _STARTS: Final = ("<|start|>", "<|channel|>", "assistant", "to=")
 _NEXT: Final = ("<|start|>", "<|channel|>")
-"""What begins a header."""
+"""Beginning of a header."""
 _OVER: Final = Marks(["<|end|>", "<|call|>", "<|return|>", *_NEXT])
 _OBJECT: Final = re.compile(r"\s*(?=\{)")
 
 
 class Answer(Protocol):
-    """Where an answer's parts go."""
+    """Receiver of an answer's parts."""
 
     def begin(self, name: str, call_id: str | None = None) -> None: ...
 
@@ -81,4 +81,4 @@ def _has_more(scanner: Scanner) -> Generator[None, None, bool]:
 
 
 def _nowhere(piece: str) -> None:
-    """What nobody needs."""
+    """Drops what nobody needs."""

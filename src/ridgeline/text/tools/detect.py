@@ -1,4 +1,4 @@
-"""Which family a model belongs to: by what its own template makes of a call, else by marks that the template or the vocabulary names."""
+"""Detection of a model's family: by what its own template makes of a call, else by marks that the template or the vocabulary names."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

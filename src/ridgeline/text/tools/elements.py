@@ -70,7 +70,7 @@ class _Reader:
         return tag is not None
 
     def _value(self, name: str, schema: Any, depth: int) -> Reading:
-        """What an element holds, through the tag that closes it."""
+        """Value of an element, through the tag that closes it."""
         types = types_of(schema)
         if types == {"string"}:
             self._give('"')

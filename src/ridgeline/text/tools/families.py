@@ -19,7 +19,7 @@ _NAME: Final = r"(?P<name>[\w.:/-]{1,128})"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family writes calls.
+    """A family of models by the way it writes calls.
 
     begin  mark before a call, or before a list of them; empty: an answer that begins so is a call
     form   what follows it
@@ -44,12 +44,12 @@ class Family:
 
     @property
     def all_marks(self) -> tuple[str, ...]:
-        """What may be a control token within calls or around them."""
+        """Marks that may be control tokens within calls or around them."""
         return (*self.marks, *self.written.marks, *self.inner)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the family's parser looks for in a text."""
+        """Marks that the family's parser looks for in a text."""
         return (*([self.begin] if self.begin else ()), *self.drop)
 
 
@@ -63,7 +63,7 @@ class Reasoning:
 
     @property
     def all_marks(self) -> tuple[str, ...]:
-        """What may be a control token around reasoning."""
+        """Marks that may be control tokens around reasoning."""
         return CONTROL if self.in_channels else (self.begin, self.end, *marks_in((self.begin, self.end)))
 
 

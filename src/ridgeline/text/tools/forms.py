@@ -30,7 +30,7 @@ _BETWEEN: Final = " \t\r\n,;[]"
 
 
 class Calls(Protocol):
-    """Where a form puts what it reads."""
+    """Receiver of what a form reads."""
 
     def begin(self, name: str, call_id: str | None = None) -> None: ...
 
@@ -128,7 +128,7 @@ def _string(scanner: Scanner) -> Generator[None, None, str | None]:
 
 
 def _nowhere(piece: str) -> None:
-    """What nobody needs."""
+    """Drops what nobody needs."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def _literal_calls(text: str) -> list[tuple[str, str]]:
 
 _CALLED: Final = re.compile(rf"[\s\[,]*(?:(?P<name>{_NAME})\s*\(|\])")
 _STRUCTURE: Final = {"": re.compile(r"""['"\[({\])}]"""), "'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
-"""What counts outside a text, and within one, by its quote."""
+"""Characters that count outside a text, and within one, by its quote."""
 
 
 @dataclass(frozen=True)

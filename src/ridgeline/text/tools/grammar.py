@@ -67,7 +67,7 @@ class _Answer:
         self._several = form.several and written.several
         first = written.open or written.calls[0]
         self._begin = family.begin if family.begin and first.startswith(family.begin) else PLACE.split(first)[0]
-        """What begins calls, and is not text."""
+        """Tokens that begin calls, and are not text."""
         others = [lark.text(mark) for mark in family.drop if mark not in written.marks and lark.has(mark)]
         pieces = " | ".join([free_text(lark, form.free).removesuffix("*"), *others])
         self._free = f"({pieces})*"

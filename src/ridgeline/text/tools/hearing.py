@@ -1,4 +1,4 @@
-"""What is heard of one answer: its tokens in, events of content, reasoning and calls out, the calls with ids.
+"""Hearing of one answer: its tokens in, events of content, reasoning and calls out, the calls with ids.
 
 Owns the ids of calls, and what of an answer is told. How a model writes calls is `families`'.
 """
@@ -22,7 +22,7 @@ SHORT_ID: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers to a request are read.
+    """The reading of answers to a request.
 
     thinks      the prompt has begun the reasoning
     parallel    more than one call is given
@@ -73,8 +73,8 @@ class Listener:
         return self._calls > 0 and self._is_whole
 
     def hear(self, new: TextDelta | None, is_last: bool) -> list[Event]:
-        """What has become final with these tokens, in the order in which it was said. Every call has an id; those beyond the first are left
-        out where only one is given."""
+        """Events that have become final with these tokens, in the order in which it was said. Every call has an id; those beyond the first
+        are left out where only one is given."""
         events: list[Event] = []
         for token, text in zip(new.ids, new.texts, strict=True) if new is not None else ():
             events += self._parser.push("" if self.is_hidden(token) else text)

@@ -20,7 +20,7 @@ MAX_DEPTH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How a literal is written.
+    """Style in which a literal is written.
 
     equals  between a name of an argument and its value     colon   the same within a value
     comma   between members                                 true, false, nothing: words for them

@@ -68,7 +68,7 @@ class _Recorder(Scanner):
         self._taken = None
 
     def taken(self) -> str:
-        """What was taken, the mark first; empty where that was forgotten."""
+        """Text that was taken, the mark first; empty where that was forgotten."""
         return "" if self._taken is None else "".join(self._taken) + self.text[self._from : self.at]
 
     def feed(self, piece: str) -> None:
@@ -127,7 +127,7 @@ class AnswerParser:
             self._events.append(CallArguments(arguments))
 
     def end(self) -> None:
-        """It is complete."""
+        """Ends the answer: it is complete."""
         self._events.append(CallEnd())
 
     def think(self, piece: str) -> None:

@@ -47,7 +47,7 @@ def tags(lark: Lark, schema: Mapping[str, Any], parameter: str, strict: bool) ->
 
 
 class _Tag:
-    """How one argument is written."""
+    """Form in which one argument is written."""
 
     def __init__(self, lark: Lark, parameter: str) -> None:
         self.lark = lark
@@ -55,7 +55,7 @@ class _Tag:
         self._end, *places = PLACE.split(behind)
         self._space = lark.space() if places else ""
         self._mark = self._end.strip("\n")
-        """What no text has: where it ends."""
+        """Mark that no text has: where it ends."""
 
     def free(self, key: str, kind: str = "string") -> str:
         """A text, as it is."""
@@ -97,7 +97,7 @@ def _referred(schema: Any) -> Any:
 
 
 def led(root: Any, reference: str) -> Any:
-    """What a reference into a schema leads to; None: nothing."""
+    """The target of a reference into a schema; None: there is none."""
     found = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

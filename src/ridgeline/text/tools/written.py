@@ -1,4 +1,4 @@
-"""How calls are written, as data: texts with places for names and arguments, of which grammars are made.
+"""Written forms of calls, as data: texts with places for names and arguments, of which grammars are made.
 
 Places are in ‹›:
     name, id, number   of the tool, of the call               json      arguments as an object of JSON
@@ -19,7 +19,7 @@ _MARK: Final = re.compile(r"<[^<>‹›\s=]+>|\[/?[A-Z_]+\]|｜[^｜‹›\s]+�
 
 
 def marks_in(texts: Iterable[str]) -> tuple[str, ...]:
-    """What looks like the name of a control token."""
+    """Marks that look like names of control tokens."""
     return tuple(dict.fromkeys(mark for text in texts for mark in _MARK.findall(text)))
 
 
@@ -43,7 +43,7 @@ class Written:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What may be a control token, by its look."""
+        """Marks that may be control tokens, by their look."""
         texts = (self.open, *self.calls, self.between, self.close, self.parameter)
         return marks_in(texts)
 

@@ -77,7 +77,7 @@ class RandomModel:
                 slots.fill(slot, one)
 
     def decode(self, batch: int, context: int, steps: int, *, top_p: float | None = None) -> dict[str, float]:
-        """`steps` steps of one token a row, two in flight, whose rows have about `context` positions. top_p: at temperature 1, or greedy.
+        """`steps` steps of one token per row, two in flight, whose rows have about `context` positions. top_p: at temperature 1, or greedy.
 
         step_seconds    from one step's results to the next one's, mean
         device_seconds  of a step when the host is never late

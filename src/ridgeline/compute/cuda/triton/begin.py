@@ -1,4 +1,4 @@
-"""What a step does before its first op: ids that earlier steps sampled, and changes of block tables."""
+"""The kernel in front of a step's first op: ids that earlier steps sampled, and changes of block tables."""
 
 import triton
 import triton.language as tl

@@ -207,8 +207,8 @@ def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: t
 
 
 def rows_per_program(weight: IntegerMatrix, x: Tensor, rows: int | None = None, *, invariant: bool = False) -> int:
-    """Of the rows that a program has memory for the fewest that take all of x [M, K], or `rows` of them, else the most; invariant: not a
-    function of M."""
+    """Rows of x per program: of those that it has memory for the fewest that take all of x [M, K], or `rows` of them, else the most;
+    invariant: not a function of M."""
     most = TENSOR_MEMORY_FIELD_ROWS if 100 <= capability(x.device) < 120 else FIELD_ROWS
     if x.dtype == torch.float32:
         most //= 4

@@ -44,10 +44,10 @@ FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
 
 FP8_GLU_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)), (64, Tile(64, 32, 128, 4, 4)))
 FP8_GLU_LARGEST: Final = {True: Tile(128, 64, 128, 8, 2), False: Tile(64, 32, 128, 4, 4)}
-"""By whether rows of weights have a scale each: scales of blocks take registers that larger tiles lack on capability 8.9 and 12.x."""
+"""Largest tiles by whether rows of weights have a scale each: scales of blocks take registers that larger ones lack on 8.9 and 12.x."""
 FLOATS_FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 4)), (32, Tile(32, 32, 128, 4, 4)))
 FLOATS_FP8_LARGEST: Final = Tile(64, 64, 128, 4, 3)
-"""Of floats with e4m3: to make codes takes longer than larger tiles gain."""
+"""Largest tile of floats with e4m3: to make codes takes longer than larger tiles gain."""
 
 
 @triton.jit
