@@ -22,6 +22,19 @@ const T* gathered(const T* source, size_t width, const ExpertsOp& op, const Tile
 
 }  // namespace
 
+ExpertsOp experts(const LinearExperts& op) {
+    return {op.weight, op.expert_bytes, {}, op.x, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
+}
+ExpertsOp experts(const LinearExpertsCodes& op) {
+    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
+    return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
+}
+ExpertsOp experts(const LinearHeads& op) { return {op.weight, op.expert_bytes, {}, op.x, nullptr, op.out, nullptr, op.parts, true}; }
+ExpertsOp experts(const LinearHeadsCodes& op) {
+    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
+    return {op.weight, op.expert_bytes, codes, nullptr, nullptr, op.out, nullptr, op.parts, true};
+}
+
 Routing::Routing(const int32_t* experts, size_t k) : experts_(experts), k_(k), choices_(k) {
     for (size_t i = 0; i < k; ++i) choices_[i] = static_cast<int32_t>(i);
 }

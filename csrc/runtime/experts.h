@@ -26,6 +26,12 @@ struct ExpertsOp {
     bool input_per_expert;                     // codes or x have a row per choice, not per token
 };
 
+// The same of each op that is such a product.
+ExpertsOp experts(const LinearExperts& op);
+ExpertsOp experts(const LinearExpertsCodes& op);
+ExpertsOp experts(const LinearHeads& op);
+ExpertsOp experts(const LinearHeadsCodes& op);
+
 // Rows of one expert: `rows` [count], ascending.
 struct Tile {
     int32_t expert;

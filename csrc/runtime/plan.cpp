@@ -55,19 +55,6 @@ ProductOp product(const LinearCodesAdd& op) {
     return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, op.residual, {op.out, op.weight.n}};
 }
 
-ExpertsOp experts(const LinearExperts& op) {
-    return {op.weight, op.expert_bytes, {}, op.x, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
-}
-ExpertsOp experts(const LinearExpertsCodes& op) {
-    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
-    return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
-}
-ExpertsOp experts(const LinearHeads& op) { return {op.weight, op.expert_bytes, {}, op.x, nullptr, op.out, nullptr, op.parts, true}; }
-ExpertsOp experts(const LinearHeadsCodes& op) {
-    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
-    return {op.weight, op.expert_bytes, codes, nullptr, nullptr, op.out, nullptr, op.parts, true};
-}
-
 }  // namespace
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {

@@ -4,6 +4,8 @@ import struct
 from dataclasses import dataclass, field
 from math import prod
 
+from ridgeline.facts.headers.latent import latent_sizes
+from ridgeline.facts.model import Latent
 from ridgeline.models.table import RUNNABLE
 
 TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9, "u64": 10, "i64": 11, "f64": 12}
@@ -65,13 +67,17 @@ def model_file(
     (None: leaves it out), `tensors` sets shapes, outermost first."""
     row = RUNNABLE[architecture]
     sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "heads": 2, "ffn": 64, "context": 128}
-    sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16}
+    sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16, "corrected": 0}
+    sizes |= latent_sizes(Latent(rank=24, rotary=8, plain=8, value=16), heads=2, query_rank=0)
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
     }  # fmt: skip
     if "sparse" in row.parts:
         numbers |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32}
+    if row.fused.get("attn_kv_b"):
+        numbers |= {"attention.key_length": 32, "attention.value_length": 24, "attention.kv_lora_rank": 24, "rope.dimension_count": 8}
+        numbers |= {"attention.key_length_mla": 16, "attention.value_length_mla": 16}
     first = "sparse" if "sparse" in row.parts and "dense" not in row.parts else "dense"
     layers = [(i, (*row.tensors, *row.parts.get(part, ()))) for i, part in enumerate((first, "sparse"))]
     pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
@@ -90,13 +96,15 @@ def model_file(
         if name in always
     }
     for fused, parts in row.fused.items():
+        if fused == "attn_kv_b":  # of old files
+            continue
         for stem, suffix in ((f"blk.{i}.", suffix) for i in range(2) for suffix in ("weight", "bias")):
             held = [shapes.pop(f"{stem}{part}.{suffix}", None) for part in parts]
             if held[0] is not None:
                 shapes[f"{stem}{fused}.{suffix}"] = (sum(shape[0] for shape in held if shape), *held[0][1:])
     entries, offset = [], 0
     for name, shape in (shapes | (tensors or {})).items():
-        if shape is not None:
+        if shape is not None and prod(shape):
             entries.append((name, tuple(reversed(shape)), 0, offset))
             offset += -(-4 * prod(shape) // 32) * 32
     kept = [(key, content) for key, content in (pairs | (changes or {})).items() if content is not None]

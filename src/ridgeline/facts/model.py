@@ -122,8 +122,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class CachedHeads:
-    """What a layer caches of a token: `heads` times K of `head_dim` numbers and V of as many; or, with `latent`, K alone, whose first
-    `latent` numbers are V too."""
+    """Records that a layer caches of a token: `heads` times K of `head_dim` numbers and V of as many; or, with `latent`, K alone, whose
+    first `latent` numbers are V too."""
 
     heads: int
     head_dim: int
@@ -131,7 +131,7 @@ class CachedHeads:
 
     @property
     def records(self) -> int:
-        """Of each head: K and V, or one that is both."""
+        """Records of each head: K and V, or one that is both."""
         return 1 if self.latent else 2
 
 
@@ -278,7 +278,7 @@ class ModelFacts:
 
     @property
     def cached(self) -> CachedHeads:
-        """What a layer with keys and values caches of a token."""
+        """Records that a layer with keys and values caches of a token."""
         latent = self.widths.latent
         return CachedHeads(1, latent.cached, latent.rank) if latent else CachedHeads(self.kv_heads, self.head_dim)
 

@@ -64,7 +64,7 @@ def _latent_attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, lay
 
 
 def _narrow(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
-    """What queries are made of: a, or a latent of their own."""
+    """Input of the queries' projection: a, or a latent of their own."""
     if (layer, "attn_q_a") not in w:
         return a
     narrow: Handle = g.rms_norm(_linear(g, w, a, layer, "attn_q_a"), w[layer, "attn_q_a_norm"], facts.eps)

@@ -22,8 +22,8 @@ from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 
-NAMES = ["llama3", "qwen2", "qwen3moe", "gpt_oss", "gemma2", "gemma3", "phi3-long", "gpt2", "starcoder2"]
-"""With norms behind projections and without, biases, a cap on logits, learned positions."""
+NAMES = ["llama3", "qwen2", "qwen3moe", "deepseek2", "gpt_oss", "gemma2", "gemma3", "phi3-long", "gpt2", "starcoder2"]
+"""With norms behind projections and without, biases, latent attention, a cap on logits, learned positions."""
 
 IDS = np.random.default_rng(12).integers(0, VOCAB, 90).tolist()
 

@@ -90,7 +90,7 @@ def linear_heads(team: Team, x: Floats, weight: Experts) -> Floats:
     out = np.empty((len(x), heads, outputs), np.float32)
     for head in range(heads):
         out[:, head] = linear(team, x[:, head * inputs : (head + 1) * inputs], weight.part(head))
-    return out.reshape(len(x), -1)
+    return out.reshape(len(x), heads * outputs)
 
 
 def linear_experts(team: Team, x: Floats, experts: Ints, weight: Experts, bias: Floats | None = None) -> Floats:

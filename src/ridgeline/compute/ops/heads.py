@@ -32,9 +32,10 @@ def split_heads(x: Floats, *, plain: int, rotary: int) -> Any:
 
     Stored are the last ones pair behind pair (0, r/2, 1, r/2 + 1 …), as DeepSeek's checkpoints and GGUF files have them.
     """
-    heads = x.reshape(len(x), -1, plain + rotary)
-    pairs = heads[:, :, plain:].reshape(*heads.shape[:2], rotary // 2, 2)
-    return heads[:, :, :plain].reshape(len(x), -1), pairs.swapaxes(2, 3).reshape(len(x), -1)
+    count = x.shape[1] // (plain + rotary)
+    heads = x.reshape(len(x), count, plain + rotary)
+    pairs = heads[:, :, plain:].reshape(len(x), count, rotary // 2, 2)
+    return heads[:, :, :plain].reshape(len(x), count * plain), pairs.swapaxes(2, 3).reshape(len(x), count * rotary)
 
 
 def _join_samples() -> list[Sample]:
@@ -53,7 +54,7 @@ def _join_rule(x: Handle, y: Handle, heads: int) -> tuple[Handle, ...]:
 def join_heads(x: Floats, y: Floats, *, heads: int) -> Floats:
     """x [T, H · A], y [T, H · B] → [T, H · (A + B)]: of every head x's numbers, then y's."""
     parts = [each.reshape(len(each), heads, each.shape[1] // heads) for each in (x, y)]
-    return np.concatenate(parts, axis=2).reshape(len(x), -1)
+    return np.concatenate(parts, axis=2).reshape(len(x), x.shape[1] + y.shape[1])
 
 
 def _linear_samples() -> list[Sample]:
@@ -83,7 +84,7 @@ def linear_heads(x: Floats, weight: Floats) -> Floats:
     out = np.empty((len(x), heads, outputs), np.float32)
     for head in range(heads):
         out[:, head] = linear(x[:, head * inputs : (head + 1) * inputs], weight[head])
-    return out.reshape(len(x), -1)
+    return out.reshape(len(x), heads * outputs)
 
 
 def _codes_samples() -> list[Sample]:

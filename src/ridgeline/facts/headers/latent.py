@@ -20,7 +20,7 @@ def latent_sizes(latent: Latent, heads: int, query_rank: int) -> Sizes:
 
 
 def latent_widths(latent: Latent, heads: int) -> AttentionWidths:
-    """In decode queries are brought into the latent space, so scores sum over latent and rotary numbers, and values are latents."""
+    """Widths of attention: queries come into the latent space, so scores sum over latent and rotary numbers, and values are latents."""
     prefill = heads * (latent.plain + latent.rotary + latent.value)
     return AttentionWidths(latent.cached, heads * (2 * latent.rank + latent.rotary), prefill, latent)
 
