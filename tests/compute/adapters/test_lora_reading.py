@@ -28,11 +28,15 @@ def pair(module: str = QUERY, a: str = "lora_A.weight", value: float = 1.0) -> d
     return {f"{module}.{a}": np.full((2, 64), value, np.float32), f"{module}.lora_B.weight": np.ones((64, 2), np.float32)}
 
 
-def test_the_gate_of_shared_experts(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
-    facts = read_model_facts(stored("qwen2moe", "safetensors"))
-    module = "model.layers.0.mlp.shared_expert_gate"
-    tensors = {f"{module}.lora_A.weight": np.ones((2, facts.hidden), np.float32), f"{module}.lora_B.weight": np.ones((1, 2), np.float32)}
-    with pytest.raises(ModelFormatError, match=r"shared_expert_gate.*no matrix that an adapter can change"):
+@pytest.mark.parametrize(
+    ("name", "module", "outputs", "inputs"),
+    [("qwen2moe", "mlp.shared_expert_gate", 1, 64), ("deepseek2", "self_attn.kv_b_proj", 4 * (32 + 64), 32)],
+)
+def test_matrices_that_cannot_be_changed(stored: Any, tmp_path: Path, name: str, module: str, outputs: int, inputs: int) -> None:
+    """The gate of shared experts, and the matrix that latent attention takes apart by heads."""
+    facts, module = read_model_facts(stored(name, "safetensors")), f"model.layers.0.{module}"
+    tensors = {f"{module}.lora_A.weight": np.ones((2, inputs), np.float32), f"{module}.lora_B.weight": np.ones((outputs, 2), np.float32)}
+    with pytest.raises(ModelFormatError, match=rf"{module}.*no matrix that an adapter can change"):
         read_adapter(write_tensors(tmp_path / "own", tensors), facts)
 
 
