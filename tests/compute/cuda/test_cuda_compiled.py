@@ -44,7 +44,9 @@ def words(request: pytest.FixtureRequest) -> tuple[int | str, ...]:
 def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
     """What the cases became, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    # One for all processes of pytest: what one has compiled no other compiles again.
+    root = tmp_path_factory.getbasetemp()
+    environment["TRITON_CACHE_DIR"] = str((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "triton")
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
     command = [sys.executable, str(HERE / "compile_only.py"), *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
