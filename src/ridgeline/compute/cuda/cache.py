@@ -60,7 +60,7 @@ class CacheLayer:
 
     @property
     def kind(self) -> str:
-        """What attention does with the numbers: "plain" floats, "fp8", or "int8" with scales."""
+        """Kind of numbers: "plain" floats, "fp8", or "int8" with scales."""
         return "int8" if self.key_scales is not None else "fp8" if self.keys.dtype == torch.float8_e4m3fn else "plain"
 
 
