@@ -1,14 +1,35 @@
-// The kernels of a family of quantised formats, made from what each format says of itself. A family is one source, so that families are
-// compiled side by side.
+// Families of formats at one ISA level, each a source of its own, so that they are compiled side by side; and the kernels of a quantised family,
+// made from what each format says of itself.
 #pragma once
 
 #include "linear/direct.h"
-#include "linear/families.h"
 #include RIDGELINE_GROUP_TILES
 #include RIDGELINE_SPAN_TILES
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
+
+// As in LinearKernels, for the formats of a family; `packed_bytes` is 0 for the others, and the rest must not meet them.
+struct FamilyKernels {
+    size_t (*packed_bytes)(int format, size_t n, size_t k, size_t group);
+    void (*pack)(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count);
+    void (*unpack)(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count);
+    void (*multiply)(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
+    void (*row)(const Matrix& matrix, size_t row, float* out);
+};
+
+extern const FamilyKernels kFloats;      // F32, F16, BF16
+extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, IQ4_XS, MXFP4
+extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+extern const FamilyKernels kTables;      // TQ1, TQ2, IQ1, IQ2, IQ3
+extern const FamilyKernels kGrouped;     // kInt8, kInt4
+extern const FamilyKernels kScreened;    // kQ8_0Screened
+
+void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                     uint8_t* scratch);
+void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
+bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
+
 namespace {
 
 // Calls `each` for the spans of block `block`: (index in k of the file's block, its place in the packed block).

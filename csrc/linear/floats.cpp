@@ -6,19 +6,109 @@
 // sums wait in memory, which changes no bit of them.
 #include <string.h>
 
-#include "linear/families.h"
-#include "linear/float_tiles.h"
+#include "linear/family.h"
+#include RIDGELINE_FLOAT_STEPS
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
+// A tile adds inputs, ascending, onto the sums [tokens, 2, 16] of a few tokens with two blocks of 16 rows: `block_tile` reads one block as it is
+// packed, and may leave it in fp32 in a panel [inputs, 2, 16]; `pair_tile` reads both blocks of one.
+constexpr size_t kBlockTokens = kFloatTokens, kPairTokens = kFloatPairTokens;    // of a tile: at most, exactly
+constexpr size_t kPairFetched = 16;
+constexpr size_t kPairLanes = 2 * kLanes;                // floats from token to token of sums, from input to input of a panel
+
+constexpr size_t element_bytes(int format) { return format == kF32 ? 4 : 2; }
+
+template <int Format>
+inline Vec weights(const uint8_t* p) {
+    if (Format == kF32) return load(reinterpret_cast<const float*>(p));
+    if (Format == kF16) return load_half(reinterpret_cast<const uint16_t*>(p));
+    return load_bf16(reinterpret_cast<const uint16_t*>(p));
+}
+
+// Sixteen weights in the order that is quickest to widen, which is that of panels and sums; and the order of rows again.
+template <int Format>
+inline Vec load_weights(const uint8_t* p) {
+    if constexpr (Format == kBF16) return load_bf16_shuffled(p);
+    else return weights<Format>(p);
+}
+template <int Format>
+inline Vec in_rows(Vec x) {
+    if constexpr (Format == kBF16) return unshuffled_bf16(x);
+    else return x;
+}
+
+// What a tile reads: x, `stride` floats from token to token, and `inputs` of it and of the weights.
+struct Span {
+    const float* x;
+    size_t stride, inputs;
+};
+
+// How a tile reads a block: in one stream from memory; or from the second-level cache, while it fetches half as many bytes of `ahead` to there,
+// and maybe leaves it in a panel.
+enum Read { kStream, kFetch, kExpand };
+
+template <int Format, bool kKeep, size_t M>
+size_t block_turns(const uint8_t* data, const uint8_t* ahead, float* panel, const float* x, size_t stride, size_t inputs, float* sums);
+
+template <int Format, Read kRead, size_t M>
+inline void add_block(const uint8_t* data, const uint8_t* ahead, float* panel, const Span& span, float* sums) {
+    constexpr size_t kBytes = kLanes * element_bytes(Format);
+    size_t done = 0;
+    if constexpr (kFloatSteps && kRead != kStream) {
+        done = block_turns<Format, kRead == kExpand, M>(data, ahead, panel, span.x, span.stride, span.inputs, sums);
+        if (done > 0 && done == span.inputs) return;
+    }
+    Vec sum[M];
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < M; ++t) sum[t] = load(sums + t * kPairLanes);
+    for (size_t i = done; i < span.inputs; ++i) {
+        if (kRead == kStream && Format != kF32) __builtin_prefetch(ahead + i * kBytes);  // wider ones the processor fetches by itself
+        const Vec w = load_weights<Format>(data + i * kBytes);
+        if (kRead == kExpand) store(panel + i * kPairLanes, w);
+        RIDGELINE_UNROLL
+        for (size_t t = 0; t < M; ++t) sum[t] = fma(w, all(span.x[t * span.stride + i]), sum[t]);
+    }
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < M; ++t) store(sums + t * kPairLanes, sum[t]);
+}
+
+// `m` tokens, Least to M, with one block.
+template <int Format, Read kRead, size_t Least, size_t M>
+void block_tile(size_t m, const uint8_t* data, const uint8_t* ahead, float* panel, const Span& span, float* sums) {
+    if constexpr (M > Least)
+        if (m < M) return block_tile<Format, kRead, Least, M - 1>(m, data, ahead, panel, span, sums);
+    add_block<Format, kRead, M>(data, ahead, panel, span, sums);
+}
+
+// kPairTokens tokens with both blocks of a panel. Unless `ahead` is null, kPairFetched bytes per input are fetched from
+// there, and from `apart` bytes behind.
+inline void pair_tile(const float* panel, const uint8_t* ahead, size_t apart, const Span& span, float* sums) {
+    const size_t done = panel_turns(panel, ahead, apart, span.x, span.stride, span.inputs, sums, kPairLanes);
+    if (done == span.inputs) return;
+    Vec sum[kPairTokens][2];
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < kPairTokens; ++t) sum[t][0] = load(sums + t * kPairLanes), sum[t][1] = load(sums + t * kPairLanes + kLanes);
+    for (size_t i = done; i < span.inputs; ++i) {
+        const Vec w = load(panel + i * kPairLanes), v = load(panel + i * kPairLanes + kLanes);
+        RIDGELINE_UNROLL
+        for (size_t t = 0; t < kPairTokens; ++t) {
+            const Vec x = all(span.x[t * span.stride + i]);
+            sum[t][0] = fma(w, x, sum[t][0]), sum[t][1] = fma(v, x, sum[t][1]);
+        }
+    }
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < kPairTokens; ++t) store(sums + t * kPairLanes, sum[t][0]), store(sums + t * kPairLanes + kLanes, sum[t][1]);
+}
+
 constexpr size_t kFewTokens = 24;
 constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
 constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
 constexpr size_t kManyBlocks = 64;       // for which inputs are copied once
-constexpr size_t kAhead = 2048;          // bytes that a stream is fetched ahead
-constexpr size_t kStreams = 4, kNear = 512;             // streams of one token, and how far each is fetched ahead
+constexpr size_t kFloatAhead = 2048;     // bytes that a stream is fetched ahead
+constexpr size_t kFloatStreams = 4, kFloatNear = 512;   // streams of one token, and how far each is fetched ahead
 constexpr size_t kPadding = kLanes;      // floats between tokens of copied inputs: they would all be in the same lines of a cache
 // Of many tokens the first tile takes this many at least, so that kPairTokens at a time are left.
 constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
@@ -69,24 +159,24 @@ Span copied(const float* x, size_t x_stride, size_t m, size_t from, size_t input
 template <int Format>
 size_t multiply_token(const Blocks<Format>& blocks, const float* x) {
     constexpr size_t kInput = Blocks<Format>::kInput;
-    const size_t apart = blocks.count / kStreams, k = blocks.matrix.k, stride = apart * k * kInput;
+    const size_t apart = blocks.count / kFloatStreams, k = blocks.matrix.k, stride = apart * k * kInput;
     for (size_t block = 0; block < apart; ++block) {
         const uint8_t* data = blocks.at(block, 0);
-        Vec sum[kStreams];
+        Vec sum[kFloatStreams];
         for (Vec& each : sum) each = zero();
         for (size_t i = 0; i < k; ++i, data += kInput)
             RIDGELINE_UNROLL
-            for (size_t stream = 0; stream < kStreams; ++stream) {
-                __builtin_prefetch(data + stream * stride + kNear);
+            for (size_t stream = 0; stream < kFloatStreams; ++stream) {
+                __builtin_prefetch(data + stream * stride + kFloatNear);
                 sum[stream] = fma(load_weights<Format>(data + stream * stride), all(x[i]), sum[stream]);
             }
         float sums[kPairLanes];
-        for (size_t stream = 0; stream < kStreams; ++stream) {
+        for (size_t stream = 0; stream < kFloatStreams; ++stream) {
             store(sums, sum[stream]);
             blocks.put(block + stream * apart, sums, 1);
         }
     }
-    return kStreams * apart;
+    return kFloatStreams * apart;
 }
 
 template <int Format>
@@ -94,7 +184,7 @@ void multiply_tile(const Blocks<Format>& blocks, const float* x, size_t x_stride
     for (size_t block = m == 1 ? multiply_token(blocks, x) : 0; block < blocks.count; ++block) {
         const uint8_t* data = blocks.at(block, 0);
         float sums[kBlockTokens * kPairLanes] = {};
-        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
+        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kFloatAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
         blocks.put(block, sums, m);
     }
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "linear/screen.h"
+#include "screen/screen.h"
 #include "runtime/experts.h"
 #include "runtime/follow.h"
 #include "runtime/kernels.h"

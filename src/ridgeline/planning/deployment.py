@@ -151,7 +151,7 @@ def weight_classes(deployment: Deployment) -> dict[str, float]:
 
 def screen_bytes(deployment: Deployment) -> float:
     """Bytes of the second, shorter form of the head that steps on a CPU read where it is Q8_0: 5 of 8 bits, the scales, and a bound per row
-    (csrc/linear/bounds.cpp). 0 where there is none."""
+    (csrc/screen/bounds.cpp). 0 where there is none."""
     model, classes = deployment.model, weight_classes(deployment)
     head = "head" if model.parameters["head"] else "embedding"
     if deployment.device.is_gpu or 8 * classes[head] != SCREENED_BITS * model.parameters[head]:

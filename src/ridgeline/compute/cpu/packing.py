@@ -54,7 +54,7 @@ Take = Callable[[int], Bytes]
 FLOATS: Final = ("F32", "F16", "BF16")
 
 SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/bounds.cpp): what they are called then."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/screen/bounds.cpp): what they are called then."""
 
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""

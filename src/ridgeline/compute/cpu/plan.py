@@ -23,7 +23,7 @@ from ridgeline.facts.model import Rope
 
 SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
 """The native phases of screening. Screening finds the largest outputs of each row of the last product (the logits) without computing all of
-them: upper bounds of all outputs first, then only outputs whose bound reaches what can be among the largest (csrc/linear/screen.h)."""
+them: upper bounds of all outputs first, then only outputs whose bound reaches what can be among the largest (csrc/screen/screen.h)."""
 SCREEN_COUNTS: Final = ("steps", "skipped", "pairs", "computed")
 """Counters of `native.screened` since the start: screened steps; steps that skipped screening, as it had saved too little before; of the
 screened ones, pairs of a token and a block of 16 outputs, and how many of these pairs were computed after all."""

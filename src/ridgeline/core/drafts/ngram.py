@@ -35,7 +35,9 @@ def _decay(count: int) -> tuple[float, float]:
     return kept, (1.0 - kept) * TOTAL_WEIGHT
 
 
-_KEPT, _GAINED = zip(*map(_decay, range(16)), strict=True)
+MAX_RUN: Final = 16
+"""Predictions that come true one after the other before their record is written: each number of it is fetched from memory."""
+_KEPT, _GAINED = zip(*map(_decay, range(MAX_RUN)), strict=True)
 """Powers by count: one takes microseconds where the caches are cold."""
 
 
@@ -46,12 +48,13 @@ class NgramPredictor:
     match_length     ids up to that position that agree with the newest ones, `MAX_MATCH_LENGTH` at most
     due              the length of `ids` at which the next update is worth its time
     right, compared  predictions that came true, of so many, with exponential decay
+    run              predictions of a long match that came true since, `MAX_RUN` at most
     acceptance       the estimated chance that a predicted id is right if those before it are; 0 without a match
     reach            ids that are predicted at most
     """
 
     reach = ENDLESS
-    __slots__ = ("_ids", "_last", "_previous", "_seen", "acceptance", "compared", "due", "match", "match_length", "right")
+    __slots__ = ("_ids", "_last", "_previous", "_seen", "acceptance", "compared", "due", "match", "match_length", "right", "run")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
@@ -62,7 +65,7 @@ class NgramPredictor:
         self._previous: list[int] = []
         """Per indexed position the occurrence of the same pair before it, −1 for none."""
         self.match = -1
-        self.match_length = self.due = 0
+        self.match_length = self.due = self.run = 0
         self.right = self.compared = 0.0
         self.acceptance = 0.0
 
@@ -75,18 +78,16 @@ class NgramPredictor:
             while seen < end and ids[seen] == ids[place]:
                 seen += 1
                 place += 1
-            count = place - match - 1
+            right = place - match - 1
+            run = self.run + right
             if seen == end:
-                self.match = place - 1
-                length = self.match_length + count
-                if length > MAX_MATCH_LENGTH:
-                    length = MAX_MATCH_LENGTH
-                self.match_length = length
-                kept, gained = (_KEPT[count], _GAINED[count]) if count < 16 else _decay(count)
-                self.right = kept * self.right + gained
-                self.compared = kept * self.compared + gained
-            else:
-                self._count_to_the_first_wrong(count)
+                if run < MAX_RUN and self.match_length == MAX_MATCH_LENGTH:
+                    self.match, self.run = place - 1, run
+                    self._seen, self.due = end, end + 1
+                    return True
+                length = min(MAX_MATCH_LENGTH, self.match_length + right)
+            self.match, self.match_length = place - 1, length
+            self._record(run, seen == end)
         self._seen = end
         if length < MAX_MATCH_LENGTH:
             self.match, self.match_length = -1, 0
@@ -98,13 +99,15 @@ class NgramPredictor:
         self.due = end + (1 if self.match >= 0 else IDS_PER_SEARCH)
         return True
 
-    def _count_to_the_first_wrong(self, right: int) -> None:
-        """Counts `right` comparisons that came true, and one that did not."""
-        for _ in range(right):
+    def _record(self, right: int, all_right: bool) -> None:
+        """Counts `right` comparisons that came true, and one that did not unless all did."""
+        kept, gained = (_KEPT[right], _GAINED[right]) if right < MAX_RUN else _decay(right)
+        self.run = 0
+        self.right = kept * self.right + gained
+        self.compared = kept * self.compared + gained
+        if not all_right:
+            self.right = COMPARISON_DECAY * self.right
             self.compared = COMPARISON_DECAY * self.compared + 1.0
-            self.right = COMPARISON_DECAY * self.right + 1.0
-        self.compared = COMPARISON_DECAY * self.compared + 1.0
-        self.right = COMPARISON_DECAY * self.right
 
     def _index(self) -> bool:
         """Indexes the ids that came since it last did, `MAX_IDS_PER_UPDATE` at most; returns False while some are left."""

@@ -13,7 +13,7 @@
 #include <math.h>
 
 #include "linear/direct.h"
-#include "linear/families.h"
+#include "linear/family.h"
 #include "linear/groups32.h"
 #include RIDGELINE_GROUP_TILES
 

@@ -1,4 +1,4 @@
-#include "linear/screen.h"
+#include "screen/screen.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -20,19 +20,32 @@ constexpr size_t kMostTried = tried(static_cast<size_t>(Screen::kMostKept));
 // which the last counts for a sixteenth, and alone behind a pause.
 constexpr double kMostShare = 1.0 / 6.0, kMostShareOfSeveral = 1.0 / 12.0, kWeight = 1.0 / 16.0;
 constexpr size_t kLeastPause = 8, kMostPause = 256;
-// Bounds of all blocks cost more than the outputs of so few of them, a part of all, for all tokens together.
+// Bounds of all blocks of a token cost more than the outputs of so few of them, a part of all.
 constexpr size_t kFewOf = 32;
 // And those of one token alone cost more than so many blocks of it.
 constexpr size_t kFewBlocks = 64;
 
 }  // namespace
 
-bool Screen::leaves_few() const {
+void Screen::Copies::resize(size_t tokens, size_t k) {
+    codes.resize(tokens * k), scales.resize(tokens * (k / kCodeGroup)), sums.resize(tokens * (k / 16));
+}
+
+void Screen::Copies::put(size_t place, const Codes& token, size_t k) {
+    std::copy_n(token.codes, k, &codes[place * k]);
+    std::copy_n(token.scales, k / kCodeGroup, &scales[place * (k / kCodeGroup)]);
+    std::copy_n(token.sums, k / 16, &sums[place * (k / 16)]);
+}
+
+bool Screen::leaves_few(Mask mask) const {
+    if (mask == nullptr) return false;
     size_t left = blocks() / kFewOf;
-    for (size_t token = 0; token < tokens_; ++token) {
-        if (mask(token) == nullptr) return false;
-        for (size_t block = 0; block < blocks(); ++block)
-            if (allowed(mask(token), block) != 0 && left-- == 0) return false;
+    for (size_t block = 0; block < blocks(); block += 2) {
+        const uint32_t word = mask[block / 2];
+        if (word == 0) continue;
+        const size_t here = ((word & 0xffffu) != 0) + (word >> 16 != 0);
+        if (here > left) return false;
+        left -= here;
     }
     return true;
 }
@@ -46,21 +59,23 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep, const Mask* 
         masks_.assign(tokens, nullptr);
     else
         masks_.assign(masks, masks + tokens);
-    few_ = leaves_few();
-    if (pause_ > 0 && !few_) {
+    few_.resize(tokens), place_.resize(tokens), bounded_ = 0;
+    for (size_t token = 0; token < tokens; ++token) {
+        few_[token] = leaves_few(mask(token)), place_[token] = bounded_;
+        bounded_ += few_[token] == 0;
+    }
+    if (pause_ > 0 && !few()) {
         --pause_, ++counts_.skipped;
         return false;
     }
-    sizes_.resize(tokens), thresholds_.resize(tokens);
-    offsets_.resize(tokens * (matrix_.k / 16));
-    bounds_.resize(tokens * blocks());
-    highest_.resize(tokens * chunks_), order_.resize(tokens * chunks_);
+    sizes_.resize(bounded_), thresholds_.resize(tokens);
+    offsets_.resize(bounded_ * (matrix_.k / 16));
+    bounds_.resize(bounded_ * blocks());
+    highest_.resize(bounded_ * chunks_), order_.resize(tokens * chunks_);
     best_values_.assign(tokens * chunks_, -INFINITY), best_ids_.assign(tokens * chunks_, INT32_MAX);
     computed_.assign(chunks_, 0), open_.assign(tokens, 1), unsettled_ = tokens;
-    for (Gathered& each : gathered_) {
-        each.codes.resize(tokens * matrix_.k), each.scales.resize(tokens * (matrix_.k / kCodeGroup));
-        each.sums.resize(tokens * (matrix_.k / 16)), each.outputs.resize(tokens * kBlockRows);
-    }
+    if (bounded_ < tokens) copies_.resize(bounded_, matrix_.k);
+    for (Gathered& each : gathered_) each.x.resize(tokens, matrix_.k), each.outputs.resize(tokens * kBlockRows);
     return true;
 }
 
@@ -68,7 +83,7 @@ void Screen::end() {
     size_t computed = 0;
     for (const size_t each : computed_) computed += each;
     const size_t pairs = blocks() * tokens_;
-    if (few_) return;
+    if (few()) return;
     counts_.steps += 1, counts_.pairs += pairs, counts_.computed += computed;
     const double share = static_cast<double>(computed) / static_cast<double>(pairs);
     share_ = last_pause_ > 0 ? share : share_ + (share - share_) * kWeight;
@@ -110,11 +125,17 @@ bool Screen::take_few(size_t token, uint8_t* scratch) {
     return true;
 }
 
+void Screen::measure(size_t token) {
+    if (few_[token]) return;
+    if (bounded_ < tokens_) copies_.put(place_[token], this->token(token), matrix_.k);
+    kernels_.linear->measure(bounded(), matrix_.k, place_[token], shared());
+}
+
 void Screen::bound(size_t chunk, uint8_t* scratch) {
     const size_t first = chunk * each_, count = std::min(each_, blocks() - first);
     Screening of = shared();
-    of.bounds = &bounds_[first * tokens_], of.best = &highest_[chunk * tokens_];
-    if (!kernels_.linear->screen(matrix_, x_, of, first, count, scratch)) std::fill_n(of.best, tokens_, NAN);
+    of.bounds = &bounds_[first * bounded_], of.best = &highest_[chunk * bounded_];
+    if (!kernels_.linear->screen(matrix_, bounded(), of, first, count, scratch)) std::fill_n(of.best, bounded_, NAN);
 }
 
 size_t Screen::columns_of(size_t block, size_t count) const { return std::min(matrix_.n, (block + count) * kBlockRows) - block * kBlockRows; }
@@ -134,18 +155,13 @@ void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
     of.tokens.clear();
     for (const size_t token : of.open)
         if (wanted(block, token)) of.tokens.push_back(token);
-    const size_t count = of.tokens.size(), groups = matrix_.k / kCodeGroup;
+    const size_t count = of.tokens.size();
     if (count == 0) return;
     const Product to = {of.outputs.data() - block * kBlockRows, kBlockRows};
     if (of.tokens.back() - of.tokens.front() + 1 == count)
         return kernels_.linear->multiply(matrix_, token(of.tokens.front()), count, to, block, 1, scratch);
-    for (size_t i = 0; i < count; ++i) {
-        const Codes x = token(of.tokens[i]);
-        std::copy_n(x.codes, matrix_.k, &of.codes[i * matrix_.k]);
-        std::copy_n(x.scales, groups, &of.scales[i * groups]);
-        std::copy_n(x.sums, groups * 2, &of.sums[i * groups * 2]);
-    }
-    kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
+    for (size_t i = 0; i < count; ++i) of.x.put(i, token(of.tokens[i]), matrix_.k);
+    kernels_.linear->multiply(matrix_, of.x.all(matrix_.k), count, to, block, 1, scratch);
 }
 
 // The least of those found is on top of a heap, the chunk of the highest bound on top of another one: few of all chunks are looked at.
@@ -153,17 +169,17 @@ size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
     const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
     const Mask mask = this->mask(token);
     uint32_t *chunks = &order_[token * chunks_], *last = chunks + chunks_;
-    const auto less = [&](uint32_t a, uint32_t b) { return highest_[a * tokens_ + token] < highest_[b * tokens_ + token]; };
+    const auto less = [&](uint32_t a, uint32_t b) { return highest_of(a, token) < highest_of(b, token); };
     std::iota(chunks, last, 0u);
     std::make_heap(chunks, last, less);
     size_t count = 0;
     for (; last > chunks; --last) {
-        if (count == most && highest_[*chunks * tokens_ + token] <= found[0].value) break;
+        if (count == most && highest_of(*chunks, token) <= found[0].value) break;
         std::pop_heap(chunks, last, less);
         const size_t first = last[-1] * each_, end = std::min(first + each_, blocks());
         for (size_t block = first; block < end; ++block) {
             if (allowed(mask, block) == 0) continue;
-            const float value = bounds_[block * tokens_ + token];
+            const float value = bound_of(block, token);
             if (count == most) {
                 if (value <= found[0].value) continue;
                 std::pop_heap(found, found + count--, lower);
@@ -179,8 +195,9 @@ size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
 // times less than 2^19 of a group here and 2^16 in eighths there, sums another 2^-150. So no output of a block whose bound is below it is one
 // of the largest, nor equals the least of them. NaN, which no bound is below, where bounds may not be used.
 void Screen::threshold(size_t token, uint8_t* scratch) {
+    if (few_[token]) return;
     for (size_t chunk = 0; chunk < chunks_; ++chunk)
-        if (std::isnan(highest_[chunk * tokens_ + token])) return void(thresholds_[token] = NAN);
+        if (std::isnan(highest_of(chunk, token))) return void(thresholds_[token] = NAN);
     Bound found[kMostTried];
     float outputs[kMostTried * kBlockRows];
     const size_t keep = keep_ == nullptr ? 1 : static_cast<size_t>(keep_[token]), blocks = highest_bounds(token, tried(keep), found);

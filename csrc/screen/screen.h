@@ -34,13 +34,13 @@ public:
     // Whether the next step is not one of those that are not screened.
     bool ready() const { return pause_ == 0; }
     size_t chunks() const { return chunks_; }
-    // Whether masks leave so few outputs that all of them are computed, and no bounds.
-    bool few() const { return few_; }
+    // Whether masks leave every token so few outputs that all of these are computed, and no bounds.
+    bool few() const { return bounded_ == 0; }
     // When all chunks are done.
     void end();
 
     // The phases, one after the other: tokens, chunks, tokens, chunks: these by either of the last two.
-    void measure(size_t token) { kernels_.linear->measure(x_, matrix_.k, token, shared()); }
+    void measure(size_t token);
     void bound(size_t chunk, uint8_t* scratch);
     void threshold(size_t token, uint8_t* scratch);
     // The largest outputs alone, of which `best` gives the ids [tokens] when all chunks are done.
@@ -64,23 +64,36 @@ private:
         size_t block;
     };
 
+    // Activations of some tokens next to each other.
+    struct Copies {
+        std::vector<int8_t> codes;
+        std::vector<float> scales;
+        std::vector<int32_t> sums;
+
+        void resize(size_t tokens, size_t k);
+        void put(size_t place, const Codes& token, size_t k);
+        Codes all(size_t k) const { return {codes.data(), scales.data(), sums.data(), k}; }
+    };
     // The tokens that want a block, a thread each: which, their activations, and their outputs [tokens, 16].
     struct Gathered {
         std::vector<size_t> open, tokens;
-        std::vector<int8_t> codes;
-        std::vector<float> scales, outputs;
-        std::vector<int32_t> sums;
+        Copies x;
+        std::vector<float> outputs;
     };
 
-    Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
+    Screening shared() { return {bounded_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
     size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
     size_t columns_of(size_t block, size_t count) const;
     Mask mask(size_t token) const { return masks_[token]; }
-    bool leaves_few() const;
+    bool leaves_few(Mask mask) const;
+    float& bound_of(size_t block, size_t token) { return bounds_[block * bounded_ + place_[token]]; }
+    float& highest_of(size_t chunk, size_t token) { return highest_[chunk * bounded_ + place_[token]]; }
+    // Activations of the tokens that have bounds.
+    Codes bounded() const { return bounded_ == tokens_ ? x_ : copies_.all(matrix_.k); }
     // Whether outputs of a block could be among those that a token needs.
     bool wanted(size_t block, size_t token) const {
         // The mask first: bounds of a token are far apart.
-        return allowed(mask(token), block) != 0 && (few_ || !(bounds_[block * tokens_ + token] < thresholds_[token]));
+        return allowed(mask(token), block) != 0 && (few_[token] || !(bounds_[block * bounded_ + place_[token]] < thresholds_[token]));
     }
     Codes token(size_t token) const;
     // Lists the tokens whose outputs are looked for.
@@ -104,10 +117,13 @@ private:
     std::vector<Mask> masks_;                         // [tokens]
     std::vector<uint8_t> open_;                       // [tokens]: their outputs are looked for
     std::atomic<size_t> unsettled_{0};
-    bool few_ = false;
-    std::vector<float> sizes_, bounds_, thresholds_;  // [tokens], [blocks, tokens], [tokens]
+    std::vector<uint8_t> few_;                        // [tokens]: masks leave so few outputs that these have no bounds
+    std::vector<size_t> place_;                       // [tokens]: among those that have bounds
+    size_t bounded_ = 0;                              // tokens that have bounds
+    Copies copies_;                                   // of these, where others have none
+    std::vector<float> sizes_, bounds_, thresholds_;  // [bounded], [blocks, bounded], [tokens]
     std::vector<int32_t> offsets_;
-    std::vector<float> highest_;                      // [chunks, tokens]: the largest bound
+    std::vector<float> highest_;                      // [chunks, bounded]: the largest bound
     std::vector<uint32_t> order_;                     // [tokens, chunks]: by these
     std::vector<float> best_values_;                  // [tokens, chunks]
     std::vector<int32_t> best_ids_;
