@@ -31,11 +31,14 @@ SLOTS = 4
 BY_DAY = ("llama3", "phi3-long")
 FAMILIES = [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.night) for name, recipe in RECIPES.items() if recipe.exact]
 
+LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+"""Matrices of latent attention, but for `kv_b_proj`, which cannot be changed."""
+
 SETTINGS: dict[str, Any] = {
     "qwen2": {"use_rslora": True}, "qwen3": {"alpha_pattern": {"k_proj": 3}},
-    **dict.fromkeys(("deepseek2", "deepseek3"), {"exclude_modules": ["kv_b_proj"]}),
+    "deepseek2": {"target_modules": LATENT}, "deepseek3": {"target_modules": LATENT},
 }  # fmt: skip
-"""Settings of PEFT by family. A matrix per head cannot be changed."""
+"""Settings of PEFT by family."""
 
 
 class LoraDriver(Driver):
