@@ -32,7 +32,9 @@ def profiled(model: RandomModel, device: Device) -> dict[str, Any]:
         for _ in range(REPLAYS):
             model.runner.replay()
         device.settle()
-    events = [(each.key, each.count, each.device_time_total if device.real else each.cpu_time_total) for each in taken.key_averages()]
+    events = [
+        (each.key, each.count, each.self_device_time_total if device.real else each.self_cpu_time_total) for each in taken.key_averages()
+    ]
     events.sort(key=lambda event: -event[2])
     kernels = [[name[:90], count / REPLAYS, round(us / REPLAYS, 1)] for name, count, us in events[:KERNELS]]
     return {

@@ -23,6 +23,9 @@ LAYERS = 2
 ROWS = (1, 3) if TINY else (1, 2, 31, 32, 33, 64, 256)
 MIXED = ((2, 5),) if TINY else ((40, 128), (40, 513), (40, 2048))
 """(rows that decode, tokens of the step): the rest is one prompt."""
+VERIFIED = (2,) if TINY else (1, 31, 64)
+"""Rows of steps that verify drafts."""
+DRAFTS = 1 if TINY else 4
 CONTEXT = 8 if TINY else 600
 TYPES = ("f32",) if TINY else ("bf16", "fp8")
 
@@ -66,19 +69,21 @@ def compare(model: RandomModel, eager: dict[str, Any], name: str, counts: list[i
 def check(dtype: str, device: Device, name: str = MEASURED) -> None:
     """All sizes in one type: eager first, then captured."""
     known = {"dtype": dtype, "model": name}
-    tokens = max(total for _, total in MIXED)
+    tokens = max(*(total for _, total in MIXED), (1 + DRAFTS) * max(VERIFIED))
     kv = "fp8" if dtype == "fp8" else dtype
     made: dict[str, Any] = {}
     kept: list[RandomModel] = []
 
     def build() -> dict[str, Any]:
-        model = RandomModel(two_layers(name), Types(dtype, kv), device, tokens=tokens, rows=max(ROWS), positions=CONTEXT + tokens)
+        sizes = {"tokens": tokens, "rows": max(ROWS), "positions": CONTEXT + tokens, "drafts": DRAFTS}
+        model = RandomModel(two_layers(name), Types(dtype, kv), device, **sizes)
         kept.append(model)
         return {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
 
     say({"smoke": "start", **known}, build)
     sizes = {f"{rows} rows": ([1] * rows, [CONTEXT] * rows) for rows in ROWS}
     # The prompt begins where others write: no step reads what an earlier one of other ids wrote.
+    sizes |= {f"{rows} rows with drafts": ([1 + DRAFTS] * rows, [CONTEXT] * rows) for rows in VERIFIED}
     sizes |= {f"{rows} rows in {total} tokens": ([1] * rows + [total - rows], [CONTEXT] * (rows + 1)) for rows, total in MIXED}
 
     def run(size: str) -> dict[str, Any]:

@@ -23,7 +23,8 @@ TESTS = ROOT / "tests/compute/cuda"
 FIRST_DECODE: dict[str, Any] = {"batches": [1, 32, 256], "steps": 64}
 """Of part 1: enough to see whether it is fast."""
 SOAK_MINUTES = 2.0
-TEST_SECONDS, AGAIN_SECONDS, MOST_AGAIN = 270.0, 90.0, 24
+TEST_SECONDS, AGAIN_SECONDS, MOST_AGAIN = 270.0, 70.0, 24
+EXPERTS_SECONDS, ADAPTERS_SECONDS = 50.0, 30.0
 PYTEST = (sys.executable, "-m", "pytest", "-p", "rows_plugin", "-p", "no:cacheprovider", "-q", "-n", "0", "-W", "default")
 """Libraries of any version may warn. Kernels are compiled in tests: tests/compute/cuda/conftest.py gives them ten minutes."""
 
@@ -48,7 +49,8 @@ def _first(dry: bool) -> list[Step]:
 
 
 def _second(rows: Sequence[Row], dry: bool) -> list[Step]:
-    """What failed again, each test in a process whose launches wait; kernels, decode in fp8, with experts; profiles; the CPU."""
+    """What failed again, each test in a process whose launches wait; kernels; decode in fp8, with experts, with adapters; profiles; the
+    CPU."""
     blocking = ("env", "CUDA_LAUNCH_BLOCKING=1")
     failed = list(dict.fromkeys(row["test"] for row in rows if row.get("part") == 1 and "test" in row))[:MOST_AGAIN]
     again = [Step(f"again {test}", (*blocking, *PYTEST, str(ROOT / test)), AGAIN_SECONDS, beside=True) for test in failed]
@@ -57,7 +59,8 @@ def _second(rows: Sequence[Row], dry: bool) -> list[Step]:
         _measured("kernels", "bf16", dry),
         _measured("decode", "fp8", dry),
         _script("profiles", 60, dry),
-        _measured("experts", "bf16", dry),
+        _measured("experts", "bf16", dry, limit=EXPERTS_SECONDS),
+        _measured("adapters", "bf16", dry, limit=ADAPTERS_SECONDS),
         _script("cpu_engine", 180, dry),
     ]
 
@@ -85,10 +88,11 @@ def _script(name: str, limit: float, dry: bool, *, beside: bool = False) -> Step
     return Step(name, (sys.executable, str(HERE / f"{name}.py"), *tiny), limit, beside)
 
 
-def _measured(part: str, dtype: str, dry: bool, settings: dict[str, Any] | None = None) -> Step:
-    """A part of `bench gpu` by itself."""
+def _measured(part: str, dtype: str, dry: bool, settings: dict[str, Any] | None = None, *, limit: float | None = None) -> Step:
+    """A part of `bench gpu` by itself, within its budget or `limit`."""
     (job,) = (job for job in make_jobs([part], [dtype], find_config(MEASURED)) if job.part == part)
-    return _bench(replace(job, settings={**job.settings, **(settings or {})}), dry)
+    made = replace(job, settings={**job.settings, **(settings or {})}, budget_seconds=limit or job.budget_seconds)
+    return _bench(made, dry)
 
 
 def _bench(job: Job, dry: bool) -> Step:

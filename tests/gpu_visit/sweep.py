@@ -1,4 +1,5 @@
-"""Other tiles than the tables have, timed: of attention, of products with fp8 and gated units, and where these give way to the library."""
+"""What else could be chosen, timed: launches that wait for the end of the one ahead, and other tiles than the tables have: of attention, of
+products with fp8 and gated units, and where these give way to the library."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,13 +8,16 @@ from typing import Any
 
 from machine import TINY, open_machine
 from say import say
+from smoke import two_layers
 from tiny_sizes import TINY_CONFIG
 
 from ridgeline.compute.cuda import linear
 from ridgeline.compute.cuda.bench import kernels
+from ridgeline.compute.cuda.bench.model import RandomModel, Types
 from ridgeline.compute.cuda.bench.timing import seconds_of
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton import attention, matmul
+from ridgeline.compute.cuda.triton import launch as launches
 from ridgeline.compute.cuda.triton.launch import capability
 from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import find_config
@@ -26,6 +30,9 @@ KEYS, STAGES, WARPS = ((32,), (2,), (4,)) if TINY else ((32, 64, 128), (3, 4, 5)
 OUTPUTS, DEPTHS = ((32,), (2,)) if TINY else ((32, 64, 128), (3, 4))
 LIBRARY_ROWS = (2,) if TINY else (16, 32, 64, 128, 256)
 COPIES = 1 if TINY else 4
+STEPS = 2 if TINY else 64
+NEVER = 1000
+"""A capability that no device has."""
 
 Make = Callable[[], Callable[[], None]]
 
@@ -33,6 +40,22 @@ Make = Callable[[], Callable[[], None]]
 def timed(device: Device, make: Make) -> dict[str, Any]:
     """Best seconds of a launch."""
     return {"seconds": seconds_of(device, [make() for _ in range(COPIES)], 1 if TINY else 3).best}
+
+
+def overlapping(device: Device, *, overlaps: bool) -> dict[str, Any]:
+    """Seconds of decode steps of two layers, whose launches come before the one ahead of them has ended, or do not."""
+    own = launches.PROGRAMMATIC_FROM
+    launches.PROGRAMMATIC_FROM = own if overlaps else NEVER  # type: ignore[misc]
+    try:
+        kind = "f32" if TINY else "bf16"
+        model = RandomModel(
+            two_layers(MEASURED), Types(kind, kind), device, tokens=max(ROWS), rows=max(ROWS), positions=CONTEXT + STEPS
+        )  # fmt: skip
+        if device.real:
+            model.runner.warm_up(lambda stage, part: None, ROWS, ())
+        return {"seconds": {rows: model.decode(rows, CONTEXT, STEPS)["device_seconds"] for rows in ROWS}}
+    finally:
+        launches.PROGRAMMATIC_FROM = own  # type: ignore[misc]
 
 
 def attentions(facts: ModelFacts, device: Device) -> Iterator[tuple[dict[str, Any], Make]]:
@@ -83,6 +106,8 @@ def limits(facts: ModelFacts, device: Device) -> Iterator[tuple[dict[str, Any], 
 if __name__ == "__main__":
     machine = open_machine()
     model = read_config_facts(TINY_CONFIG if TINY else find_config(MEASURED))
+    for each in (True, False):
+        say({"sweep": "overlapping launches", "overlaps": each}, lambda each=each: overlapping(machine, overlaps=each))
     for of in (limits, attentions, products):
         for case, launch in of(model, machine):
             say(case, partial(timed, machine, launch))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.facts.model import ModelFacts
 
 BYTES: Final[Mapping[str, int]] = {"bf16": 2, "fp8": 1}
-"""Bytes of a number, in weights and cache; the head is bf16 in both."""
+"""Bytes of a number, in weights, the head's too, and cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ def decode_seconds(facts: ModelFacts, ceilings: Ceilings, dtype: str, rows: int,
     """Seconds of a step that gives each of `rows` sequences of `context` positions a token, beside `prompt_tokens` tokens of prompts."""
     size, peak = BYTES[dtype], _peak(ceilings, dtype)
     layers, head = _layer_weights(facts), facts.vocab * facts.hidden
-    reading = (size * layers + BYTES["bf16"] * head) / ceilings.copy
-    multiplying = 2 * (rows + prompt_tokens) * layers / peak + 2 * rows * head / ceilings.bf16
+    reading = size * (layers + head) / ceilings.copy
+    multiplying = 2 * ((rows + prompt_tokens) * layers + rows * head) / peak
     cached = rows * context * 2 * facts.layers * facts.kv_heads * facts.head_dim * size
     return max(reading, multiplying) + cached / ceilings.copy
 

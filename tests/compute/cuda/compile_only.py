@@ -24,6 +24,10 @@ SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 
 
 MEMORY = re.compile(r"\b(?:ld|st|atom|red|prefetch|cp\.async)\S*\.global")
 
+TESTED = (86, 90)
+"""Where launches are compiled that only tests have, or that differ from others in nothing a machine knows: on one with the least shared
+memory, and on the one that is aimed at."""
+
 TWIN = 89
 """An sm_86 that has fp8: of cases without it, one launch of each kernel says all that is new."""
 

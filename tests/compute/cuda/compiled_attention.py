@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from compile_only import Case
+from compile_only import TESTED, Case
 
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton.attention import attention, counters_of, work_bytes
@@ -55,6 +55,7 @@ CASES = [
     Case("prefill", partial(launch, 2, 1024, 2048), PREFILL),
     Case("prefill, fp8", partial(launch, 2, 1024, 2048, kind="fp8"), FP8),
     Case("prefill, 64 dimensions, int8", partial(launch, 2, 1024, 2048, head_dim=64, kind="int8")),
+    Case("prefill, int8", partial(launch, 2, 1024, 2048, kind="int8")),
     Case("prefill, window, softcap, 256 dimensions", partial(launch, 2, 512, 8192, **GEMMA), PREFILL),
     Case("mixed, invariant", partial(launch, 8, 64, 2048, invariant=True), DECODE),
     Case("verification of 16", partial(launch, 8, 16, 4096)),
@@ -62,7 +63,8 @@ CASES = [
         "verification of 16, 256 dimensions", partial(launch, 8, 16, 4096, heads=16, kv_heads=4, head_dim=256), capabilities=(90,)
     ),
     Case("invariant, fp8, 256 dimensions", partial(launch, 2, 64, 2048, kind="fp8", heads=16, head_dim=256, invariant=True)),
+    Case("invariant, int8, 256 dimensions", partial(launch, 2, 64, 2048, kind="int8", heads=16, head_dim=256, invariant=True)),
     Case("prefill, fp8, 256 dimensions", partial(launch, 2, 1024, 2048, kind="fp8", heads=16, head_dim=256)),
     Case("mixed, few tokens per row", partial(launch, 64, 20, 2048), PREFILL),
-    Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),
+    Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32), capabilities=TESTED),
 ]

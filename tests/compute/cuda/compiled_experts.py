@@ -4,7 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from compile_only import Case
+from compile_only import TESTED, Case
 
 from ridgeline.compute.cuda.experts import experts_product
 from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
@@ -100,23 +100,24 @@ PACKED = {"grouped_kernel": {80: ("mma.sync", "cp.async"), 90: ("wgmma.mma_async
 FORMS = {"Q4_K": 32, "Q5_K": 32, "Q6_K": 16, "Q8_0": 32}
 
 CASES = [
-    *(Case(f"experts: routing of {tokens}", partial(route, QWEN, tokens)) for tokens in (1, DECODE, PROMPT)),
+    Case("experts: routing of 1", partial(route, QWEN, 1), capabilities=TESTED),
+    *(Case(f"experts: routing of {tokens}", partial(route, QWEN, tokens)) for tokens in (DECODE, PROMPT)),
     Case("experts: routing by groups", partial(route, Shape(256, 8, 7168, 2048), DECODE, **GROUPS)),
     *(Case(f"experts: bf16, {tokens}", partial(floats, QWEN, tokens), TENSOR_CORES) for tokens in (DECODE, PROMPT)),
-    Case("experts: fp32", partial(floats, QWEN, DECODE, torch.float32)),
+    Case("experts: fp32", partial(floats, QWEN, DECODE, torch.float32), capabilities=TESTED),
     *(Case(f"experts: fp8, {tokens}", partial(fp8, QWEN, tokens, None), TENSOR_CORES) for tokens in (DECODE, PROMPT)),
     *(Case(f"experts: fp8 block, {tokens}", partial(fp8, QWEN, tokens, (128, 128)), TENSOR_CORES) for tokens in (DECODE, PROMPT)),
     *(
-        Case(f"experts: {kind}, {tokens}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, tokens), PACKED)
+        Case(f"experts: {kind}, {PROMPT}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, PROMPT), PACKED)
         for kind, width in FORMS.items()
-        for tokens in (DECODE, PROMPT)
+    ),
+    *(  # products of 16 rows are compiled everywhere: these differ in where their rows lie
+        Case(f"experts: {kind}, {DECODE}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, DECODE), PACKED, TESTED)
+        for kind, width in FORMS.items()
     ),
     *(
         Case(f"experts: MXFP4, {tokens}", partial(integers, INTEGER_FORMATS["MXFP4"], 32, GPT_OSS, tokens, bias=True), PACKED)
         for tokens in (DECODE, PROMPT)
     ),
-    *(
-        Case(f"experts: GPTQ, {tokens}", partial(integers, IntegerFormat(4, 0, 128, "fp16 + zero"), 64, QWEN, tokens), PACKED)
-        for tokens in (DECODE, PROMPT)
-    ),
+    Case(f"experts: GPTQ, {PROMPT}", partial(integers, IntegerFormat(4, 0, 128, "fp16 + zero"), 64, QWEN, PROMPT), PACKED),
 ]

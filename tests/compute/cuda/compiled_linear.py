@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from compile_only import Case
+from compile_only import TESTED, Case
 
 from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
 from ridgeline.compute.cuda.triton import sampling
@@ -86,7 +86,7 @@ CASES = [
     Case("Q5_K, 16 rows", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 16, BF16), TENSOR_CORES),
     Case("Q6_K, 32 rows", lambda: integers(matrix(INTEGER_FORMATS["Q6_K"], 16), 32, BF16), TENSOR_CORES),
     Case("Q8_0, fp16", lambda: integers(matrix(INTEGER_FORMATS["Q8_0"], 32), 16, torch.float16), TENSOR_CORES),
-    Case("Q4_0, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q4_0"], 32), 16, torch.float32)),
+    Case("Q4_0, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q4_0"], 32), 16, torch.float32), capabilities=TESTED),
     Case("GPTQ, 16 rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 16, BF16), TENSOR_CORES),
     Case("Q4_K, 64 rows", lambda: integers(matrix(INTEGER_FORMATS["Q4_K"], 32), 64, BF16), TENSOR_CORES),
     Case("Q6_K, all rows", lambda: integers(matrix(INTEGER_FORMATS["Q6_K"], 16), 256, BF16), TENSOR_CORES),
@@ -95,7 +95,7 @@ CASES = [
     Case(  # zeros take a second sum: others spill 40 bytes of a thread
         "GPTQ, all rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 256, BF16), TENSOR_CORES, (90, 100)
     ),
-    Case("Q5_K, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 256, torch.float32), capabilities=(80, 86)),
+    Case("Q5_K, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 256, torch.float32), capabilities=(86,)),
     Case("int8, 16 rows", lambda: integers(matrix(IntegerFormat(8, 0, 0, "fp32", 128), 64), 16, BF16), TENSOR_CORES),
     Case("fp8, 1 row", partial(fp8, 1, (1, HIDDEN)), capabilities=FP8_UNITS),
     Case("fp8 block, 128 rows", partial(fp8, 128, (128, 128)), WGMMA, capabilities=FP8_UNITS),

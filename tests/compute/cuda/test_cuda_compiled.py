@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,27 @@ def words(request: pytest.FixtureRequest) -> tuple[int | str, ...]:
 
 @pytest.fixture(scope="module")
 def compiled(words: tuple[int | str, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    """What the cases became, in a process of its own."""
+    """What the cases became, in a process of its own: the first process of pytest that asks compiles, for all others too."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
+    folder.mkdir(exist_ok=True)
+    found = folder / f"{'-'.join(map(str, words))}.jsonl"
+    with found.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not found.exists():
+            found.write_text(compile_cases(words, folder / "triton"))
+    return [Compiled(**json.loads(line)) for line in found.read_text().splitlines()]
+
+
+def compile_cases(words: tuple[int | str, ...], cache: Path) -> str:
+    """What `compile_only.py` says. cache: what other words have compiled is not compiled again."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
     command = [sys.executable, str(HERE / "compile_only.py"), *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+    return done.stdout
 
 
 def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:

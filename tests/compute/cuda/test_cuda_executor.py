@@ -121,8 +121,10 @@ def test_a_trace_names_the_ops_of_so_many_steps(model: Path, expected: dict[tupl
 
 
 def test_drafts_change_no_id(model: Path) -> None:
-    """Rows that the device serves, one that the host samples and one with a history, whose drafts are right up to some place."""
-    config = EngineConfig(str(model), **{**SMALL, "runner": "cuda", "dtype": "f32", "kv_dtype": "f32", "max_num_batched_tokens": 16})  # type: ignore[arg-type]
+    """Rows that the device serves, one that the host samples and one with a history, whose drafts are right up to some place: in steps
+    whose rows are padded to a token and all drafts."""
+    drafting = {"speculative": "ngram", "num_speculative_tokens": 3, "max_num_batched_tokens": 16}
+    config = EngineConfig(str(model), **{**SMALL, "runner": "cuda", "dtype": "f32", "kv_dtype": "f32", **drafting})  # type: ignore[arg-type]
     hand = Hand(worker.build(config, lambda stage, part: None), 6)
     params = [
         RowParams(1, 0, 3, Sampling(temperature=4.0, top_k=40)),

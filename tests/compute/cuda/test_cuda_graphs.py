@@ -91,6 +91,24 @@ def test_bucket(counts: list[int], blocks: int, expected: Bucket) -> None:
     assert all(size <= most for size, most in zip(expected, BUCKETS.largest, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([5], Bucket(5, 2, 128, 8)),
+        ([1, 3, 2], Bucket(20, 5, 128, 8)),
+        ([1] * 64, Bucket(64, 64, 128, 1)),
+        ([1] * 63 + [2], Bucket(320, 65, 128, 8)),
+        ([6, 1], Bucket(128, 4, 128, 8)),  # a prompt
+    ],
+)
+def test_steps_that_verify_drafts_have_graphs_of_their_own(counts: list[int], expected: Bucket) -> None:
+    drafting = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16, drafts=4)
+    assert drafting.of(counts, 1) == expected
+    assert (expected in drafting.verification) == (2 <= max(counts) <= 5)
+    assert not BUCKETS.verification and max(bucket.tokens for bucket in drafting.verification) <= 512
+    assert all(all(size <= most for size, most in zip(each, drafting.largest, strict=True)) for each in drafting.verification)
+
+
 def test_every_step_fits_a_bucket() -> None:
     random = np.random.default_rng(1)
     for _ in range(500):
@@ -149,7 +167,7 @@ def test_a_bound_launch_is_specialised_once() -> None:
 def test_a_decode_step_is_one_graph() -> None:
     recording, graphs, body, tail = recorded()
     bucket = Bucket(4, 4, 32, 1)
-    graphs.add_decode(bucket, body, tail)
+    graphs.add_step(bucket, body, tail)
     assert recording.log == ["embed", "attention.0", "mlp", "attention.1", "norm", "head", "sample"], "all of it runs once before"
     recording.log.clear()
     graphs.run(bucket, body, tail)
@@ -160,7 +178,7 @@ def test_graphs_after_a_clear_take_a_pool_of_their_own() -> None:
     """The driver frees a pool whose graphs are all gone: torch refuses its handle."""
     recording, graphs, body, tail = recorded()
     for _ in range(2):
-        graphs.add_decode(Bucket(4, 4, 32, 1), body, tail)
+        graphs.add_step(Bucket(4, 4, 32, 1), body, tail)
         graphs.add_segments(16, body, tail)
         graphs.clear()
     assert recording.used == [1] * 4 + [2] * 4
@@ -178,7 +196,7 @@ def test_a_small_mixed_step_replays_what_stands_between_attentions() -> None:
 
 def test_what_has_no_graph_is_launched() -> None:
     recording, graphs, body, tail = recorded()
-    graphs.add_decode(Bucket(4, 4, 32, 1), body, tail)
+    graphs.add_step(Bucket(4, 4, 32, 1), body, tail)
     graphs.add_segments(16, body, tail)
     recording.log.clear()
     for bucket in (Bucket(4, 4, 128, 1), Bucket(16, 16, 32, 1), Bucket(768, 2, 32, 512)):
@@ -216,10 +234,13 @@ def buffers() -> StepBuffers:
     return StepBuffers(device, BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2), BUCKETS.largest, depth=2, dummy_row=64)
 
 
-@pytest.mark.parametrize(("counts", "starts"), [([1, 1, 1], [40, 3, 0]), ([5, 1, 20], [0, 33, 17]), ([16], [0])])
-def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], starts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "starts", "drafts"),
+    [([1, 1, 1], [40, 3, 0], 0), ([5, 1, 20], [0, 33, 17], 0), ([16], [0], 0), ([1, 4, 2], [30, 3, 0], 3), ([4, 4], [0, 9], 3)],
+)
+def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], starts: list[int], drafts: int) -> None:
     inputs, room = step(counts, starts), buffers()
-    bucket = BUCKETS.of(counts, inputs.tables[0].shape[1])
+    bucket = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16, drafts=drafts).of(counts, inputs.tables[0].shape[1])
     place, samples = np.array([9, 4, 7][: len(counts)], np.int32), np.array([True, False, True][: len(counts)])
     columns = {name: np.arange(1, 1 + len(counts)) for name in SAMPLING_COLUMNS}
     for _ in range(4):  # round the ring, over what other steps left there

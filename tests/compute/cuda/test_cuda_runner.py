@@ -191,7 +191,7 @@ def test_graphs_give_what_launches_give(llama: DeviceDriver) -> None:
         decode = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
         bucket = runner.buckets.of([1, 1], decode.tables[0].shape[1])
         launched = runner.read(launch(runner, decode, [0, 1]))[0]
-        runner._graphs.add_decode(bucket, *runner._launches.launches(bucket))
+        runner._graphs.add_step(bucket, *runner._launches.launches(bucket))
         again = launch(runner, replace(decode, ids=np.array(IDS[2:4], np.int32)), [0, 1])
         assert len(replayed) == 1 and len(runner.read(again)[0]) == len(launched) == 2
     finally:

@@ -259,6 +259,7 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         oplist, weights, shape, device, DTYPES[dtype],
         tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=config.depth,
         invariant=config.batch_invariant, graphs=graphs, adapters=adapters,
+        drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)

@@ -61,11 +61,14 @@ def block_buckets(positions: int, block_tokens: int) -> tuple[int, ...]:
 
 
 class Buckets:
-    """The buckets of a runner whose steps have at most so many tokens, rows and positions of a row."""
+    """The buckets of a runner whose steps have at most so many tokens, rows and positions of a row. drafts: most that a row verifies in a
+    step, 0 without speculation."""
 
-    def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int) -> None:
+    def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int, drafts: int = 0) -> None:
         self.tokens = max(tokens, rows)
         self._decode_rows = row_buckets(rows)
+        self._verified, most = 1 + drafts, min(self.tokens, SEGMENT_TOKENS[-1])
+        self._verified_rows = tuple(size for size in self._decode_rows if drafts and size * self._verified <= most)
         self.rows = (*self._decode_rows, rows + 1)  # with a row of padding, which mixed steps alone have
         self.blocks = block_buckets(max(positions, self.tokens), block_tokens)
 
@@ -79,8 +82,14 @@ class Buckets:
         if max_q == 1:
             size = self._decode_rows[bisect_left(self._decode_rows, rows)]
             return Bucket(size, size, reach, 1)
+        if max_q <= self._verified and rows <= max(self._verified_rows, default=0):
+            return self._verification(self._verified_rows[bisect_left(self._verified_rows, rows)], reach)
         size = token_bucket(tokens, self.tokens)
         return Bucket(size, self.rows[bisect_left(self.rows, rows + (size > tokens))], reach, 1 << (max_q - 1).bit_length())
+
+    def _verification(self, rows: int, blocks: int) -> Bucket:
+        """A step in which so many rows have a token and all drafts. What they have fewer belongs to a row of padding."""
+        return Bucket(rows * self._verified, rows + 1, blocks, 1 << (self._verified - 1).bit_length())
 
     @property
     def largest(self) -> Bucket:
@@ -95,6 +104,12 @@ class Buckets:
     def decode(self) -> tuple[Bucket, ...]:
         """Every bucket of decode steps, the largest first: the others then find their memory in the pool."""
         found = [Bucket(rows, rows, blocks, 1) for rows in self._decode_rows for blocks in self.blocks]
+        return tuple(sorted(found, reverse=True))
+
+    @property
+    def verification(self) -> tuple[Bucket, ...]:
+        """Every bucket of steps that verify drafts and are one graph, the largest first."""
+        found = [self._verification(rows, blocks) for rows in self._verified_rows for blocks in self.blocks]
         return tuple(sorted(found, reverse=True))
 
     @property

@@ -58,6 +58,11 @@ class CacheLayer:
         """Heads of a token."""
         return self.keys.shape[2]
 
+    @property
+    def kind(self) -> str:
+        """Kind of numbers: "plain" floats, "fp8", or "int8" with scales."""
+        return "int8" if self.key_scales is not None else "fp8" if self.keys.dtype == torch.float8_e4m3fn else "plain"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceKVCache:

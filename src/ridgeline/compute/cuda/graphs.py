@@ -1,8 +1,9 @@
 """Launches of every bucket, and which of them are replayed as CUDA graphs.
 
-A decode step is one graph, sampling included. Of a small mixed step everything between two attentions is a graph, as it depends on the
-number of tokens alone; attention, the head and sampling are launched. A large mixed step is launched op by op: it computes for longer than
-that takes. Graphs are captured at the start, over addresses that never change; a step whose bucket has none is launched.
+A decode step is one graph, sampling included, and so is one that verifies a few drafts a row. Of a small mixed step everything between
+two attentions is a graph, as it depends on the number of tokens alone; attention, the head and sampling are launched. A large mixed step is
+launched op by op: it computes for longer than that takes. Graphs are captured at the start, over addresses that never change; a step whose
+bucket has none is launched.
 
 Owns what buckets share: there are thousands, and only attention depends on all sizes of a bucket.
 """
@@ -161,7 +162,7 @@ def segments(launches: Sequence[Launch]) -> Iterator[tuple[list[Launch], Launch 
 
 
 class Graphs:
-    """Graphs of decode steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
+    """Graphs of whole steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
 
     capture   makes a graph; None where the device has none
     new_pool  a pool of memory that all graphs share: one of them runs at a time. A pool whose graphs are all gone takes no others
@@ -170,23 +171,23 @@ class Graphs:
     def __init__(self, capture: Capture | None, new_pool: Callable[[], Any] = lambda: None) -> None:
         self.capture, self._new_pool = capture, new_pool
         self._pool = new_pool()
-        self._decode: dict[Bucket, Graph] = {}
+        self._steps: dict[Bucket, Graph] = {}
         self._segments: dict[int, list[Graph]] = {}
 
     def __len__(self) -> int:
-        return len(self._decode) + sum(len(parts) for parts in self._segments.values())
+        return len(self._steps) + sum(len(parts) for parts in self._segments.values())
 
     def clear(self) -> None:
         """Drops all graphs: their addresses are about to be freed."""
-        self._decode.clear()
+        self._steps.clear()
         self._segments.clear()
         self._pool = self._new_pool()
 
-    def add_decode(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
-        """Captures a decode step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""
+    def add_step(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
+        """Captures a whole step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""
         launches = [*body, *tail]
         run_all(launches)
-        self._decode[bucket] = self._captured(launches)
+        self._steps[bucket] = self._captured(launches)
 
     def add_segments(self, tokens: int, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
         """Captures the launches between attentions in a mixed step of so many tokens."""
@@ -199,7 +200,7 @@ class Graphs:
 
     def run(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
         """Starts a step: replays its graphs where there are any, launches the rest."""
-        graph = self._decode.get(bucket)
+        graph = self._steps.get(bucket)
         if graph is not None:
             graph.replay()
             return

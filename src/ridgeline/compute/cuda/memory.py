@@ -96,7 +96,7 @@ def _attention_bytes(
             invariant=invariant,
         )
         for heads, head_dim in shapes
-        for bucket in (*buckets.decode, *mixed, buckets.largest)
+        for bucket in (*buckets.decode, *buckets.verification, *mixed, buckets.largest)
     )
 
 

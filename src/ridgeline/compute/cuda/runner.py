@@ -67,6 +67,7 @@ class CudaRunner:
     invariant                a token's bits do not depend on what else is in its step
     graphs                   starts steps; None: the device's own graphs, if it has any
     adapters                 slots of those that rows may have; None: the list changes nothing
+    drafts                   most that a row verifies in a step: such steps are one graph too; 0: none
     """
 
     def __init__(
@@ -86,12 +87,13 @@ class CudaRunner:
         invariant: bool = False,
         graphs: Graphs | None = None,
         adapters: DeviceAdapterSlots | None = None,
+        drafts: int = 0,
     ) -> None:
         check(oplist)
         self.adapters = adapters
         self.oplist, self.device, self.vocab = oplist, device, vocab
         self.shape, self._head = shape, head_of(oplist)
-        self.buckets = Buckets(tokens, rows, positions, shape.block_tokens)
+        self.buckets = Buckets(tokens, rows, positions, shape.block_tokens, drafts)
         largest = self.buckets.largest
         needed = scratch_bytes(
             oplist, weights, self.buckets,
@@ -126,7 +128,8 @@ class CudaRunner:
         """Number of graphs that `warm_up` will capture; 0 where kernels are interpreted."""
         if self._graphs.capture is None:
             return 0
-        return len(self.buckets.decode) + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
+        whole = len(self.buckets.decode) + len(self.buckets.verification)
+        return whole + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
 
     @property
     def graphs(self) -> int:
@@ -142,19 +145,21 @@ class CudaRunner:
     def warm_up(
         self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
     ) -> None:
-        """Captures all graphs over steps of padding: decode steps of `rows` rows, mixed steps of `tokens` tokens; None: of all sizes."""
+        """Captures all graphs over steps of padding: decode steps of `rows` rows, those that verify their drafts, mixed steps of `tokens`
+        tokens; None: of all sizes."""
         if self._graphs.capture is None:
             return
         self._graphs.clear()
-        decode = [bucket for bucket in self.buckets.decode if rows is None or bucket.rows in rows]
+        whole = [bucket for bucket in self.buckets.decode if rows is None or bucket.rows in rows]
+        whole += [bucket for bucket in self.buckets.verification if rows is None or bucket.rows - 1 in rows]
         mixed = [self.buckets.smallest_mixed(count) for count in self.buckets.segments if tokens is None or count in tokens]
-        for number, bucket in enumerate((*decode, *mixed)):
+        for number, bucket in enumerate((*whole, *mixed)):
             launches = self._padded(bucket)
-            if number < len(decode):
-                self._graphs.add_decode(bucket, *launches)
+            if number < len(whole):
+                self._graphs.add_step(bucket, *launches)
             else:
                 self._graphs.add_segments(bucket.tokens, *launches)
-            progress("capturing graphs", (number + 1) / (len(decode) + len(mixed)))
+            progress("capturing graphs", (number + 1) / (len(whole) + len(mixed)))
         self.device.settle()
 
     def compile_kernels(self, progress: Callable[[str, float], None]) -> None:

@@ -48,11 +48,13 @@ class RandomModel:
     """A model whose cache has room for `rows` sequences of `positions` each; a step has at most `tokens` tokens.
 
     adapters  that its rows take turns at, 0: none; rank: of each, on all matrices of layers
+    drafts    most that a row verifies in a step
     """
 
     def __init__(
-        self, facts: ModelFacts, types: Types, device: Device, *, tokens: int, rows: int, positions: int, adapters: int = 0, rank: int = 16
-    ) -> None:
+        self, facts: ModelFacts, types: Types, device: Device, *, tokens: int, rows: int, positions: int, adapters: int = 0, rank: int = 16,
+        drafts: int = 0,
+    ) -> None:  # fmt: skip
         self.facts, self.device = facts, device
         dtype = DTYPES["bf16" if types.dtype == "fp8" else types.dtype]
         oplist, weights = random_weights(facts, record(facts)["step"], device, dtype, fp8=types.dtype == "fp8", adapters=adapters > 0)
@@ -65,7 +67,7 @@ class RandomModel:
         self.runner = CudaRunner(
             oplist, weights, shape, device, dtype,
             tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, invariant=types.invariant,
-            graphs=self._timed, adapters=slots,
+            graphs=self._timed, adapters=slots, drafts=drafts,
         )  # fmt: skip
         cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)

@@ -80,6 +80,9 @@ QUANTISED_KEYS: Final = {False: {(80, 128): 32, (80, 256): 16, (90, 256): 16}, T
 """Keys per tile over a cache of fp8 or int8, whose conversion takes registers: of prefill (False), and of every batch-invariant step
 (True), whose splits have sums of their own."""
 
+INT8_KEYS: Final = {False: {(80, 128): 16, (100, 128): 32}, True: {(80, 256): 16, (86, 256): 16}}
+"""The same over int8, whose scales take more. 100: capabilities 10.x and 11.x, where else the tiles are those of 90."""
+
 EIGHT_WARP_QUERIES: Final = 64
 """Query rows from which a tile of few queries has eight warps: four lack registers for two sums of their values."""
 
@@ -118,12 +121,12 @@ class Schedule:
 
 def make_schedules(
     tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, fp32: bool = False,
-    quantised: bool = False, invariant: bool = False,
+    cached: str = "plain", invariant: bool = False,
 ) -> tuple[Schedule, ...]:  # fmt: skip
     """The launches of a step of so many tokens and rows, of which a row has at most `max_q` queries and `max_kv` keys.
 
     fp32       queries are fp32
-    quantised  the cache is fp8 or int8
+    cached     `CacheLayer.kind`
     invariant  a token gets the same bits in every step: one tile and one order of sums for all
 
     ValueError for more than 128 query heads per KV head, or head dimensions beyond 256.
@@ -136,8 +139,8 @@ def make_schedules(
     splits = ceil_div(max_kv, SPLIT_KEYS)
     few_queries = invariant or needed <= max(DECODE_QUERY_ROWS, min_queries)
     few = FP32_TILES[key[1]] if fp32 else DECODE_TILES[key]
-    if invariant and quantised:
-        few = replace(few, keys=QUANTISED_KEYS[True].get(key, few.keys))
+    if invariant:
+        few = _over(cached, few, capability(device), key, invariant=True)
 
     def of_few(row_tokens: str, queries: int) -> Schedule:
         tile = _with_queries(few, queries, EIGHT_WARP_QUERIES)
@@ -150,11 +153,21 @@ def make_schedules(
     if few_queries:
         return (of_few("one" if max_q == 1 else "any", min_queries if invariant else max(min_queries, needed)),)
     many = FP32_TILES[key[1]] if fp32 else PREFILL_TILES[key]
-    if quantised:
-        many = replace(many, keys=QUANTISED_KEYS[False].get(key, many.keys))
+    many = _over(cached, many, capability(device), key, invariant=False)
     tile = _with_queries(many, max(min_queries, many.queries), 0)
     prompts = Schedule(tile, tokens // (tile.queries // group) + rows, False, False, 0, splits, "any" if rows == 1 else "several")
     return (prompts,) if rows == 1 else (of_few("one", min_queries), prompts)
+
+
+def _over(cached: str, tile: Tile, capability: int, key: tuple[int, int], *, invariant: bool) -> Tile:
+    """The tile of a row of the tables over a cache of this kind."""
+    if cached == "plain":
+        return tile
+    keys = QUANTISED_KEYS[invariant].get(key, tile.keys)
+    if cached == "int8":
+        row = 100 if 100 <= capability < 120 else key[0]
+        keys = INT8_KEYS[invariant].get((row, key[1]), keys)
+    return replace(tile, keys=keys)
 
 
 def _with_queries(tile: Tile, queries: int, eight_warps_from: int) -> Tile:
@@ -215,7 +228,7 @@ def attention(
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     schedules = make_schedules(
         tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=tables.shape[1] * layer.block_tokens,
-        device=q.device, fp32=q.dtype == torch.float32, quantised=layer.keys.dtype.itemsize == 1, invariant=invariant,
+        device=q.device, fp32=q.dtype == torch.float32, cached=layer.kind, invariant=invariant,
     )  # fmt: skip
     shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
     launches: list[Run] = []
@@ -249,7 +262,7 @@ def _bind(
     )  # fmt: skip
     constants = {
         "GROUP": group, "HEAD": head_dim, "KV_HEADS": kv_heads, "BLOCK_TOKENS": layer.block_tokens, "WINDOW": window, "SPLIT": SPLIT_KEYS,
-        "CAPPED": softcap != 0, "KIND": "fp8" if fp8 else "plain" if scales is None else "int8", "NATIVE": native_fp8(q.device),
+        "CAPPED": softcap != 0, "KIND": layer.kind, "NATIVE": native_fp8(q.device),
         "ONE_BLOCK": schedule.one_block, "FOLD": schedule.fold and schedule.splits > 1, "PARTIAL": schedule.split_programs > 0,
         "TOKENS": schedule.row_tokens, "SINKS": sinks is not None,
         "BLOCK_M": schedule.tile.queries, "BLOCK_D": max(16, power_of_2(head_dim)), "TILE": schedule.tile.keys,

@@ -283,8 +283,14 @@ def bound(
             "SHARED": 0 if choices is None else choices.shared, "TILE_ROWS": block if choices is None else choices.height,
             "BLOCK_N": BLOCK_N, "BLOCK_M": block,
         },
-        num_warps=8 if block == ROWS[-1] else 4,
+        num_warps=_warps(block, capability(x.device), experts=choices is not None),
     )  # fmt: skip
+
+
+def _warps(block: int, capability: int, *, experts: bool) -> int:
+    """Warps of a program of `block` rows. Where sums lie in registers beside operands (before 9.0, and in 12.x) four have none left for
+    the places of 64 choices."""
+    return 8 if block == ROWS[-1] or (experts and block == 64 and not 90 <= capability < 120) else 4
 
 
 def reduce_splits(parts: Tensor, splits: int, out: Tensor) -> BoundLaunch:

@@ -39,15 +39,15 @@ def _keys(numbers):
 
 
 @triton.jit
-def _digit(key, SHIFT: tl.constexpr, BITS: tl.constexpr):
+def _digit(key, shift, BITS: tl.constexpr):
     """BITS bits of a key, the most significant ones without their sign: digits are in the keys' order."""
-    return ((key ^ _LOWEST) >> SHIFT) & ((1 << BITS) - 1)
+    return ((key ^ _LOWEST) >> shift) & ((1 << BITS) - 1)
 
 
 @triton.jit
-def _has_prefix(key, prefix, SHIFT: tl.constexpr):
-    """True where the bits from SHIFT on are those of `prefix`; there are none from 32 on."""
-    return key == key if SHIFT == 32 else ((key ^ prefix) >> SHIFT) == 0
+def _has_prefix(key, prefix, shift):
+    """True where the bits from `shift` > 0 on are those of `prefix`; there are none from 32 on, by which a machine cannot shift."""
+    return (((key ^ prefix).to(tl.uint32, bitcast=True) >> (shift - 1)) >> 1) == 0
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _top_k(logits, vocab, k, BLOCK: tl.constexpr):
     limit = tl.full((), _LOWEST, tl.int32)
     missing = k
     equals = k
-    for place in tl.static_range(4):
+    for place in range(4):  # not unrolled: that takes the compiler seconds
         counts = tl.zeros((256,), tl.int32)
         for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
             key = _keys(tl.load(logits + start + at, mask=start + at < vocab, other=0.0).to(tl.float32))
@@ -196,7 +196,7 @@ def _top_p(
     digits = tl.arange(0, 16)
     offsets = tl.arange(0, PART)
     found = tl.full((), _LOWEST, tl.int32)
-    for place in tl.static_range(8):
+    for place in range(8):
         masses = tl.zeros((16, PART), tl.float64)
         for start in range(0, end, PART):
             inside = start + offsets < end
