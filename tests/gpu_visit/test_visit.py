@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from ridgeline.bench.gpu_part import SERVER_PACKAGES
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MINUTES = 9
+ON_MACHINE = {"torch", "triton", "numpy", "transformers", "typer", "rich", "tokenizers", "sentencepiece"}
 FINE = 'print("{\\"size\\": 1}")'
 
 
@@ -87,11 +91,17 @@ def test_what_failed_is_run_again() -> None:
     assert len(again) == 24 and all("CUDA_LAUNCH_BLOCKING=1" in each.command and each.beside for each in again)
 
 
+def test_what_a_visit_lacks() -> None:
+    """What its machine and the wheels do not have; not what those need."""
+    found = {*lacking()}
+    assert {"httpx", "openai", "ruff", "mypy"} <= found and not found & {"torch", "sympy", "yaml", "pytest", "ridgeline", "msgspec"}
+
+
 def test_wheels_are_what_a_machine_may_lack() -> None:
     lines = [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
     named = {line.partition("==")[0] for line in lines}
     assert all("==" in line for line in lines) and {*SERVER_PACKAGES, "gguf", "grimp", "llguidance", "pytest"} <= named
-    assert not named & {"torch", "triton", "numpy", "transformers", "typer", "rich", "tokenizers", "sentencepiece"}
+    assert not named & ON_MACHINE
     assert name_of(Path("prometheus_client-0.26.0-py3-none-any.whl")) == "prometheus-client"
 
 
@@ -119,9 +129,26 @@ def test_a_table_of_what_was_seen() -> None:
     assert sum("unmeasured" in line for line in lines) > 20
 
 
+def lacking() -> list[str]:
+    """Modules installed here that a visit has neither on its machine nor as wheels."""
+    listed = [line.partition("==")[0] for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    there, left = set[str](), [*ON_MACHINE, *listed, "ridgeline"]
+    while left:
+        name = left.pop().lower().replace("_", "-")
+        if name not in there:
+            there.add(name)
+            with suppress(PackageNotFoundError):
+                left += [re.split(r"[ ;<>=!~\[(]", need)[0] for need in requires(name) or () if "extra ==" not in need]
+    packages = packages_distributions().items()
+    return sorted(module for module, names in packages if not {name.lower().replace("_", "-") for name in names} & there)
+
+
 def dry_run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """With no more packages than a visit has. accelerate stays: transformers believes its metadata."""
     command = [sys.executable, str(HERE / "visit.py"), "--dry-run", "--out", str(out), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    hidden = ",".join(each for each in lacking() if each not in ("accelerate", "psutil"))
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "LACKING": hidden, "PYTHONPATH": str(HERE / "lacking")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=found)
 
 
 def test_its_first_step(tmp_path: Path) -> None:

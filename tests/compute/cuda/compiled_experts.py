@@ -108,16 +108,16 @@ CASES = [
     *(Case(f"experts: fp8, {tokens}", partial(fp8, QWEN, tokens, None), TENSOR_CORES) for tokens in (DECODE, PROMPT)),
     *(Case(f"experts: fp8 block, {tokens}", partial(fp8, QWEN, tokens, (128, 128)), TENSOR_CORES) for tokens in (DECODE, PROMPT)),
     *(
-        Case(f"experts: {kind}, {tokens}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, tokens), PACKED)
+        Case(f"experts: {kind}, {PROMPT}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, PROMPT), PACKED)
         for kind, width in FORMS.items()
-        for tokens in (DECODE, PROMPT)
+    ),
+    *(  # products of 16 rows are compiled everywhere: these differ in where their rows lie
+        Case(f"experts: {kind}, {DECODE}", partial(integers, INTEGER_FORMATS[kind], width, QWEN, DECODE), PACKED, TESTED)
+        for kind, width in FORMS.items()
     ),
     *(
         Case(f"experts: MXFP4, {tokens}", partial(integers, INTEGER_FORMATS["MXFP4"], 32, GPT_OSS, tokens, bias=True), PACKED)
         for tokens in (DECODE, PROMPT)
     ),
-    *(
-        Case(f"experts: GPTQ, {tokens}", partial(integers, IntegerFormat(4, 0, 128, "fp16 + zero"), 64, QWEN, tokens), PACKED)
-        for tokens in (DECODE, PROMPT)
-    ),
+    Case(f"experts: GPTQ, {PROMPT}", partial(integers, IntegerFormat(4, 0, 128, "fp16 + zero"), 64, QWEN, PROMPT), PACKED),
 ]

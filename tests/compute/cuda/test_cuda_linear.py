@@ -32,6 +32,9 @@ TOLERANCE = {dtype: OPS["linear"].tolerance[f"cuda {name}"] for name, dtype in D
 SUMS = TOLERANCE[torch.float32]
 """Of results that are not rounded, whatever the operands are."""
 
+FP8_SUMS = SUMS if DEVICE.type == "cpu" else OPS["linear_fp8"].tolerance["cuda f32"]
+"""Of products of codes: tensor cores keep fewer bits inside their sums than the interpreter does."""
+
 DIVISION = 2.0**-22
 """A GPU's division of fp32 is off by 2 units of the last place."""
 
@@ -118,9 +121,9 @@ def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
     out = within(poisoned(rows, 70))
     linear_fp8(codes, scales, weight, out)()
     expected = (codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T
-    assert error(out, expected) < SUMS
-    assert error(run((codes, scales), weight, torch.float32), expected) < SUMS
-    assert error(run((codes, scales), weight, torch.float32, invariant=True), expected) < SUMS
+    assert error(out, expected) < FP8_SUMS
+    assert error(run((codes, scales), weight, torch.float32), expected) < FP8_SUMS
+    assert error(run((codes, scales), weight, torch.float32, invariant=True), expected) < FP8_SUMS
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 256, 2048])
@@ -176,7 +179,7 @@ def test_gated_unit_in_fp8(block: tuple[int, int], rows: int) -> None:
     for invariant in (False, True) if rows < 70 else (False,):
         out, room = within(poisoned(rows, 128)), gated_bytes(weight, rows, torch.float32, invariant=invariant)
         gated_unit((codes, scales), weight, "silu", out, poisoned(max(1, room), dtype=torch.uint8), invariant=invariant)()
-        assert error(out, expected) < SUMS
+        assert error(out, expected) < FP8_SUMS
 
 
 def test_fp8_on_load() -> None:
