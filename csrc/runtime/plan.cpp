@@ -10,12 +10,6 @@ namespace ridgeline {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kChunksEach = 4;        // chunks per thread: enough to even out, few enough to cost nothing
-// Products of few tokens wait for memory and prepare nothing for a chunk. In large ones more chunks let threads that read at different speeds
-// end closer together.
-constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
-constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
-constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;  // a chunk of the last product has blocks of the sampler whole
 
 int64_t nanoseconds() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -26,19 +20,11 @@ uint8_t* aligned(std::vector<uint8_t>& memory) {
     return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
 }
 
-size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
-
 bool quantised(const Matrix& matrix) { return matrix.format > kBF16; }
 
 // Floats that will be read soon.
 void fetch(const float* x, size_t count) {
     for (size_t i = 0; i < count; i += kAlignment / sizeof(float)) __builtin_prefetch(x + i);
-}
-
-// Chunks claimed one after the other lie one stream per thread apart, so that threads in step each read ascending memory: the place of `claim`.
-size_t in_streams(size_t claim, size_t chunks, size_t streams) {
-    const size_t stream = claim % streams;
-    return stream * (chunks / streams) + std::min(stream, chunks % streams) + claim / streams;
 }
 
 bool same_cut(const Attention& a, const Attention& b) {
@@ -53,6 +39,12 @@ ProductOp product(const LinearCodes& op) {
 }
 ProductOp product(const LinearCodesAdd& op) {
     return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, op.residual, {op.out, op.weight.n}};
+}
+
+// A product with floats of the tokens from `token` on.
+ProductOp from_token(const ProductOp& op, size_t token) {
+    const float* residual = op.residual == nullptr ? nullptr : op.residual + token * op.matrix.n;
+    return {op.matrix, {}, op.x + token * op.matrix.k, residual, {op.to.out + token * op.to.stride, op.to.stride}};
 }
 
 ExpertsOp experts(const LinearExperts& op) {
@@ -116,6 +108,7 @@ void Plan::add(OpNumber op, const void* params) {
 
 void Plan::add_product(const ProductOp& op) {
     phases_.back().products.push_back(op);
+    phases_.back().floats &= !quantised(op.matrix);
     phases_.back().blocks += ceiling(op.matrix.n, kBlockRows);
     phases_.back().bytes += kernels_.linear->packed_bytes(op.matrix.format, op.matrix.n, op.matrix.k, op.matrix.group);
 }
@@ -244,27 +237,6 @@ void Plan::walk(void* work, uint64_t step, int thread) {
     if (follows && plan.asks_ && plan.screened_) plan.ask_grammars(step, thread);
 }
 
-size_t Plan::chunks(const Phase& phase, const Step& step) const {
-    const size_t rows = rows_of(phase, step);
-    switch (phase.kind) {
-        case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
-        case PhaseKind::products:
-            return rows == 0 || (screened_ && &phase == &head()) ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
-        case PhaseKind::sort: return phase.routing != nullptr && rows > phase.routing->k() ? 1 : 0;
-        case PhaseKind::experts: {
-            const size_t tiles = phase.routing->tiles(rows);
-            return tiles == 0 ? 0 : tiles * ceiling(phase.blocks, expert_blocks_each(phase, tiles));
-        }
-        case PhaseKind::attention: return cuts_[phase.cut].count;
-        case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
-        case PhaseKind::measure: case PhaseKind::threshold:
-            return screened_ && !screen_->few() ? std::min(rows, scratch_.size() * kChunksEach) : 0;
-        case PhaseKind::bound: case PhaseKind::compute:
-            return screened_ && (phase.kind == PhaseKind::compute || !screen_->few()) ? ceiling(head().blocks, blocks_each(head(), step)) : 0;
-    }
-    return 0;
-}
-
 void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
     uint8_t* scratch = scratch_of(thread);
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
@@ -302,17 +274,6 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
             return screen_->write(place, head().products.front().to, wanted_.maxima, own, scratch);
         }
     }
-}
-
-size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
-    size_t each = kChunksEach;
-    if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
-    each = std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
-    return &phase == &head() ? ceiling(each, kSampleBlocks) * kSampleBlocks : each;
-}
-
-size_t Plan::expert_blocks_each(const Phase& phase, size_t tiles) const {
-    return std::clamp<size_t>(tiles * phase.blocks / (scratch_.size() * kChunksEach), 1, std::min(phase.blocks, kMostBlocks));
 }
 
 // Chunks are (tile, blocks of all products): the tiles of most rows come first. The choices of a single token are streams of memory.
@@ -362,14 +323,15 @@ void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
 }
 
 void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {
-    uint8_t* scratch = scratch_of(thread);
-    const size_t m = rows_of(phase, step), size = blocks_each(phase, step);
-    size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
+    const size_t size = blocks_each(phase, step), per = ceiling(phase.blocks, size), parts = this->parts(phase, step);
+    const size_t token = rows_of(phase, step) * (chunk / per) / parts, end = rows_of(phase, step) * (chunk / per + 1) / parts;
+    size_t first = chunk % per * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
     for (const ProductOp& op : phase.products) {
         const size_t blocks = ceiling(op.matrix.n, kBlockRows);
         if (left > 0 && first < passed + blocks) {
             const size_t here = std::min(left, passed + blocks - first);
-            multiply_blocks(op, m, op.to, first - passed, here, scratch);
+            const ProductOp part = parts == 1 ? op : from_token(op, token);
+            multiply_blocks(part, end - token, part.to, first - passed, here, scratch_of(thread));
             first += here;
             left -= here;
         }

@@ -7,12 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "screen/screen.h"
 #include "runtime/experts.h"
 #include "runtime/follow.h"
 #include "runtime/kernels.h"
 #include "runtime/step.h"
 #include "runtime/team.h"
+#include "screen/screen.h"
 
 namespace ridgeline {
 
@@ -42,9 +42,16 @@ struct Phase {
     std::vector<ExpertsOp> experts;      // all of one routing
     Routing* routing = nullptr;
     size_t blocks = 0, bytes = 0;        // of all products: packed
+    bool floats = true;                  // all products have float weights
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
 };
+
+constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;  // a chunk of the last product has blocks of the sampler whole
+
+inline size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
+// Chunks claimed one after the other lie one stream per thread apart, so that threads in step each read ascending memory: the place of `claim`.
+size_t in_streams(size_t claim, size_t chunks, size_t streams);
 
 // What is wanted of the last product, a matrix by itself, for the selected rows. All of it null: outputs.
 struct Wanted {
@@ -112,6 +119,7 @@ private:
     void multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const;
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_maxima(const Phase& phase, const Step& step, size_t chunk);
+    size_t parts(const Phase& phase, const Step& step) const;
     size_t blocks_each(const Phase& phase, const Step& step) const;
     // Work of rows that follow grammars, beside the phases: where places move and masks are written, while phases in front of the last product
     // run; what that product does then; whether grammars take the largest outputs; and the largest of those that they take.

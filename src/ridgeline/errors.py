@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+RETRY_AFTER_SECONDS: Final = 2
+"""Seconds behind which to try again while the engine starts or restarts and nothing better is known."""
 
 
 class RidgelineError(Exception):
@@ -52,7 +55,11 @@ class OverloadedError(RidgelineError):
 
 
 class EngineDeadError(RidgelineError):
-    """The engine process ended while the request was open; the request may be repeated."""
+    """The engine process ended while the request was open; the request may be repeated, behind `retry_after_seconds`."""
+
+    def __init__(self, message: str = "", retry_after_seconds: int = RETRY_AFTER_SECONDS) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class LawViolation(RidgelineError):

@@ -278,6 +278,24 @@ def test_engines_that_do_not_last_are_a_crash_loop_too() -> None:
     assert asked == [1, 2, 3]
 
 
+def test_an_engine_that_got_a_request_further_is_followed_at_once() -> None:
+    """However soon it ends: a stream waits for the next one, and a request that gets none of them further is told apart by its blame."""
+    asked: list[int] = []
+
+    async def main() -> None:
+        async with serving(SLOW, delay=lambda failures: asked.append(failures) or 0.0) as client:
+            stream = client.submit(await request(client, "a", max_tokens=2000))
+            for ended in range(1, 4):
+                await anext(stream)
+                os.kill(client.pid or 0, signal.SIGKILL)
+                await until(lambda count=ended: len(asked) == count, 5)
+                while stream.pop() is not None:  # what the engine that has ended left
+                    pass
+
+    run(main())
+    assert asked == [0, 0, 0]
+
+
 @pytest.mark.parametrize("config", [EngineConfig('fake:{"wheels": 4}'), EngineConfig("fake:{}", scheduling_policy="lottery")])
 def test_settings_that_cannot_work_end_the_attempt(config: EngineConfig) -> None:
     async def main() -> None:

@@ -1,7 +1,7 @@
 """One HTTP exchange with clients that are slow, or disconnect at any time."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
 import pytest
@@ -93,6 +93,37 @@ def test_bodies_take_the_shortest_way_to_the_server() -> None:
     events = Events()
     asyncio.run(EventStream(events.events(), events.close)({**SCOPE, transport.BODY_SEND_KEY: send_body}, never, send))
     assert begun == ["http.response.start"] and len(bodies) == 11 and bodies[-1] == transport.DONE
+
+
+def test_an_event_wakes_no_layer_around_the_endpoint() -> None:
+    """Each of a dozen would be resumed for every token."""
+    resumed = 0
+
+    class Layer:
+        def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+            self._work = work
+
+        def __await__(self) -> Generator[Any, Any, None]:
+            nonlocal resumed
+            for waited in self._work.__await__():
+                resumed += 1
+                yield waited
+
+    class Waits(Events):
+        async def events(self) -> AsyncGenerator[bytes, None]:
+            for number in range(100):
+                await asyncio.sleep(0)
+                yield b"%d" % number
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def around() -> None:
+        events = Waits()
+        await Layer(EventStream(events.events(), events.close)(SCOPE, never, send))
+
+    asyncio.run(around())
+    assert resumed < 5
 
 
 def test_a_client_that_has_gone_before_the_stream_began() -> None:

@@ -29,7 +29,7 @@ _log: Final = logging.getLogger("ridgeline.engine")
 EXIT_TIMEOUT_SECONDS: Final = 5.0
 """Time for an engine that was asked to end, before it is killed."""
 STABLE_SECONDS: Final = 10.0
-"""An engine that was ready for at least this long did not fail to start: the next one follows at once."""
+"""An engine that was ready for at least this long, or got a request further, did not fail to start: the next one follows at once."""
 CRASH_LOOP_FAILURES: Final = 3
 """Engines in a row that ended early, from which on that is called what it is."""
 MAX_FAILED_STARTS: Final = 3
@@ -98,7 +98,7 @@ class EngineClient:
         self.starts = 0
         self.last_failure: str | None = None
         self.failures = 0
-        """Engines in a row that ended within `STABLE_SECONDS` of being ready, or before."""
+        """Engines in a row that ended within `STABLE_SECONDS` of being ready, or before, and got no request further."""
         self.next_start = 0.0
         """Time of the loop at which the next engine starts, while none runs."""
         self._fix: Mapping[str, str | None] = {}
@@ -220,9 +220,8 @@ class EngineClient:
             while not self._permanent:
                 self._set_state(State.RESTARTING if self.starts else State.STARTING)
                 ready_seconds = await self._run_once(loop)
-                if self._got_further:  # a start like any other
-                    self.failures = 0
-                self.failures = 0 if ready_seconds >= STABLE_SECONDS else self.failures + 1
+                has_served = self._got_further or ready_seconds >= STABLE_SECONDS  # streams that go on wait for the next one
+                self.failures = 0 if has_served else self.failures + 1
                 delay = self._delay(self.failures)
                 self.next_start = loop.time() + delay
                 self._set_state(State.DEAD)

@@ -23,6 +23,7 @@ class Wakeup:
     """Wakes the one task that waits for it. A wait with a timeout costs no timer of its own: one timer serves many waits."""
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # asked for once: it costs a system call
         self._is_set = False
         self._waiter: asyncio.Future[bool] | None = None
         self._deadline = math.inf
@@ -36,7 +37,7 @@ class Wakeup:
     async def wait(self, seconds: float | None = None) -> bool:
         """Waits until `set` (True), or until the timeout in seconds (False)."""
         if not self._is_set:
-            loop = asyncio.get_running_loop()
+            loop = self._loop = self._loop or asyncio.get_running_loop()
             self._deadline = math.inf if seconds is None else loop.time() + seconds
             if self._timer is None and seconds is not None:
                 self._timer = loop.call_at(self._deadline, self._on_timer)
@@ -58,11 +59,10 @@ class Wakeup:
     def _on_timer(self) -> None:
         """Handles the timer, which may have been armed for an earlier wait: the present one may have time left."""
         self._timer = None
-        if self._waiter is None or self._deadline == math.inf:
+        if self._loop is None or self._waiter is None or self._deadline == math.inf:
             return
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._deadline:
-            self._timer = loop.call_at(self._deadline, self._on_timer)
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
         else:
             self._end_wait(False)
 

@@ -66,8 +66,6 @@ TOO_LONG: Final = "prompt is too long: "
 """Beginning of the message by which Anthropic's clients know that they have to shorten a conversation."""
 GGML_TOO_LONG: Final = "exceed_context_size_error"
 """Type by which llama-server's clients know the same."""
-RETRY_AFTER_SECONDS: Final = 2
-"""Retry-After while the engine starts or restarts."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -168,10 +166,9 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestError():
             code = error.code if error.code in CATALOGUE else "invalid_value"
             return ApiError(code, error.message, param=error.param)
-        case OverloadedError():
-            return ApiError("overloaded", str(error), headers={"Retry-After": str(error.retry_after_seconds)})
-        case EngineDeadError():
-            return ApiError("engine_unavailable", str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+        case OverloadedError() | EngineDeadError():
+            code = "overloaded" if isinstance(error, OverloadedError) else "engine_unavailable"
+            return ApiError(code, str(error), headers={"Retry-After": str(error.retry_after_seconds)})
     incident = secrets.token_hex(6)
     log.error("incident %s", incident, exc_info=error)
     return ApiError("internal_error", f"the server failed; its log says why under incident {incident}")

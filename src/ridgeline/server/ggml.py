@@ -21,13 +21,14 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import LOGIT_BIAS_BOUND
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
+from ridgeline.errors import RETRY_AFTER_SECONDS
 from ridgeline.server import body, fields, ggml_shapes
 from ridgeline.server.answer import Idle, collect, deliver
 from ridgeline.server.chat import render_chat
 from ridgeline.server.completions import StartedCompletion, start_completion
 from ridgeline.server.embeddings import texts_of
 from ridgeline.server.encoding import run_encoding
-from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.errors import ApiError
 from ridgeline.server.ggml_shapes import Chunk, GgmlCompletion, GgmlCompletionRequest, InfillRequest, Timings, TokenProb, TopProb
 from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ridgeline.config.redis import RedisServer
-from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.errors import RETRY_AFTER_SECONDS
+from ridgeline.server.errors import ApiError
 from ridgeline.server.response_store import ID, RECORD_OVERHEAD, Bounds
 
 log = logging.getLogger("ridgeline.server")

@@ -11,12 +11,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
+from ridgeline.errors import RETRY_AFTER_SECONDS
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
 from ridgeline.observe.prometheus_live import LiveCollector
 from ridgeline.observe.requests import OTHER_TENANTS
 from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
-from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.errors import ApiError
 from ridgeline.server.live import Judge
 from ridgeline.server.routers import ADAPTERS_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
 from ridgeline.server.service import Service

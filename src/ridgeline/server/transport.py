@@ -116,6 +116,11 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         watcher.cancel()
 
 
+async def _in_own_task(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. Its wakes then go through no layer around the endpoint: each of a dozen would be resumed for every token."""
+    return await asyncio.create_task(work)
+
+
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -194,7 +199,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, self._write(send, scope.get(BODY_SEND_KEY, send)))
+                await unless_disconnected(receive, _in_own_task(self._write(send, scope.get(BODY_SEND_KEY, send))))
         finally:
             self._close()
 
@@ -228,12 +233,14 @@ class Writes:
     """Transports with bytes to write when the tasks that are ready to run have run: one callback of the event loop for all of them."""
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # asked for once: it costs a system call
         self._waiting: list[BufferedTransport] = []
 
     def add(self, transport: "BufferedTransport") -> None:
         """Adds a transport, which is flushed with all others at the end of this iteration of the event loop."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop = self._loop = self._loop or asyncio.get_running_loop()
+            loop.call_soon(self._flush)
         self._waiting.append(transport)
 
     def _flush(self) -> None:

@@ -1,6 +1,7 @@
 """Frames between the server and a sandbox process: JSON objects over a socket pair, each behind its length. Owns no process."""
 
 import json
+import select
 import socket
 import struct
 from time import monotonic
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 MAX_FRAME_BYTES: Final = 32 << 20
 _LENGTH = struct.Struct("<I")
-_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 16
 
 
 class FrameError(Exception):
@@ -27,24 +28,36 @@ def frame(value: dict[str, Any]) -> bytes:
 
 
 def send(stream: socket.socket, data: bytes, deadline: float | None = None) -> None:
-    """Writes one frame. Raises `TimeoutError` after `deadline` (monotonic seconds)."""
-    _wait_until(stream, deadline)
-    stream.sendall(data)
+    """Writes one frame; a `deadline` (monotonic seconds) is that of a stream that does not block. Raises `TimeoutError` behind it."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[stream.send(left) :]
+        except BlockingIOError:
+            _wait(stream, select.POLLOUT, deadline)
 
 
 def receive(stream: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
-    """Reads one object; None at the end of the stream. Raises `FrameError`, and `TimeoutError` after `deadline`."""
-    head = _exactly(stream, _LENGTH.size, deadline)
-    if head is None:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are supported")
-    data = _exactly(stream, length, deadline)
-    if data is None:
-        return None
+    """Reads one object; None at the end of the stream. `deadline` as in `send`. Raises `FrameError`, and `TimeoutError` behind it.
+
+    Each frame is the answer to one, so nothing comes behind it, and length and object are read together: each system call lets another
+    thread have the interpreter.
+    """
+    data, size = bytearray(), _LENGTH.size
+    while len(data) < size:
+        chunk = _chunk(stream, deadline)
+        if not chunk:
+            return None
+        data += chunk
+        if size == _LENGTH.size and len(data) >= size:
+            (length,) = _LENGTH.unpack_from(data)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are supported")
+            size += length
+    if len(data) > size:
+        raise FrameError("bytes behind a frame")
     try:
-        value = json.loads(data)
+        value = json.loads(data[_LENGTH.size :])
     except (RecursionError, ValueError) as error:
         raise FrameError(f"a frame that is not JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):
@@ -52,22 +65,18 @@ def receive(stream: socket.socket, deadline: float | None = None) -> dict[str, A
     return value
 
 
-def _exactly(stream: socket.socket, count: int, deadline: float | None) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        _wait_until(stream, deadline)
-        chunk = stream.recv(min(count - len(data), _CHUNK_BYTES))
-        if not chunk:
-            return None
-        data += chunk
-    return bytes(data)
+def _chunk(stream: socket.socket, deadline: float | None) -> bytes:
+    while True:
+        try:
+            return stream.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            _wait(stream, select.POLLIN, deadline)
 
 
-def _wait_until(stream: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        stream.settimeout(None)
-        return
-    left = deadline - monotonic()
-    if left <= 0:
+def _wait(stream: socket.socket, event: int, deadline: float | None) -> None:
+    left = None if deadline is None else deadline - monotonic()
+    if left is not None and left <= 0:
         raise TimeoutError
-    stream.settimeout(left)
+    poll = select.poll()
+    poll.register(stream, event)
+    poll.poll(None if left is None else left * 1_000)

@@ -28,6 +28,7 @@ class SandboxProcess:
     def __init__(self, module: str, first: dict[str, Any], start_seconds: float) -> None:
         """Sends the first frame. start_seconds: until it has to be answered."""
         self._stream, child_stream = socket.socketpair()
+        self._stream.setblocking(False)
         self._start_seconds = start_seconds
         self._started = monotonic()
         self._description: dict[str, Any] | None = None

@@ -27,7 +27,8 @@ HALVES = {"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 OUTPUTS, COLUMNS = 72, 512
 """Whole blocks of 16 outputs and a half; two spans of the widest."""
 
-TOKENS_OF_STEPS = (1, 3, 9, 40)
+TOKENS_OF_STEPS = (1, 3, 9, 40, 140)
+"""The last is cut by tokens where weights are floats."""
 
 
 def stored(kind: str) -> np.ndarray:

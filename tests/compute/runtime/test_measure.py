@@ -16,10 +16,12 @@ SHAPE = KVShape((KVGroup("full", (0,)), KVGroup("window", (1,), 8)), 16, 10, b"t
 
 
 class Line:
-    """Takes 8 ms, 3 ms per sampled position and 1 ms per other token, on a clock of its own; its first steps half as long again."""
+    """Takes 8 ms, 3 ms per sampled position and 1 ms per other token, on a clock of its own; its first steps half as long again. Behind an
+    id it samples that and 2. `seen`: ids and positions of steps."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.now, self.steps, self.scale = 0.0, 0, scale
+        self.seen: list[tuple[list[int], list[int]]] = []
 
     def clock(self) -> float:
         return self.now
@@ -28,9 +30,11 @@ class Line:
         sampled, tokens = len(inputs.select), len(inputs.ids)
         assert all(not table.any() for table in inputs.tables) and all(slots.max() < 16 for slots in inputs.slots)
         assert inputs.positions.max() < 120
+        assert keep.tolist() == [1] * sampled, "priced as greedy rows are: a screened head need not find every logit"
         self.steps += 1
         self.now += self.scale * (0.008 + 0.003 * sampled + 0.001 * (tokens - sampled)) * (1.5 if self.steps < 4 else 1.0)
-        return {}
+        self.seen.append((inputs.ids.tolist(), inputs.positions[0].tolist()))
+        return {"best": (inputs.ids[inputs.select] + 2) % 8}
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         raise AssertionError("not asked for")
@@ -43,9 +47,13 @@ def nobody(*given: object) -> Any:
 
 
 def backend(line: Line, monkeypatch: pytest.MonkeyPatch) -> QueueBackend:
-    monkeypatch.setattr(queue, "process_time", line.clock)
-    monkeypatch.setattr(measure, "perf_counter", line.clock)
-    return QueueBackend(line, None, SHAPE, nobody, nobody, rows=4, vocab=8, threads=2)
+    """Warm, as behind a start."""
+    for module, name in ((queue, "process_time"), (queue, "perf_counter"), (measure, "perf_counter")):
+        monkeypatch.setattr(module, name, line.clock)
+    found = QueueBackend(line, None, SHAPE, nobody, nobody, rows=4, vocab=8, threads=2)
+    found.seconds([1], [1])
+    line.steps = 0
+    return found
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(16, 64), (4, 10), (16, 2)])
@@ -74,6 +82,24 @@ def test_disturbances_are_left_out() -> None:
     law = step_seconds(time_steps(seconds, 64, 2048))
     assert law is not None and set(asked) == {(1, 1), (64, 64), (2048, 1)}
     assert (law.fixed, law.row, law.token) == pytest.approx((0.003, 1e-5, 2e-5))
+
+
+def test_what_is_timed_goes_on_with_a_text_of_the_model_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line()
+    timed = backend(line, monkeypatch)
+    assert [ids for ids, _ in line.seen] == [[1], [3], [5], [7], [1], [3], [5], [7]], "seven that begin it, and the one that warms up"
+    timed.seconds([1] * 9, [1] * 9)
+    assert line.seen[-1] == ([7, 5, 3, 1, 7, 5, 3, 1, 7], [7, 6, 5, 4, 3, 2, 1, 0, 7])
+    timed.seconds([10], [1])
+    assert line.seen[-1] == ([1, 3, 5, 7, 1, 3, 5, 7, 1, 3], [*range(10)])
+    timed.seconds([1], [1])
+    assert line.seen[-2:] == [([1, 3, 5, 7, 1, 3, 5, 7], [*range(8)]), ([7], [7])], "the long row has overwritten block 0"
+
+
+def test_a_slow_model_s_text_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(100.0)
+    backend(line, monkeypatch)
+    assert len(line.seen) == 2
 
 
 def test_drafts_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Seconds of steps on this machine, measured at the start: decode, prefill, verification of drafts. Steps measure themselves later.
 
-Owns which steps are measured. They write to the reserved block 0, which is never read for a request.
+Owns which steps are measured. They write to the reserved block 0, which is never read for a request; their ids are
+the backend's.
 """
 
 from collections.abc import Callable, Sequence

@@ -110,6 +110,10 @@ SampleRows = Callable[..., Sampled]
 
 TIMED_ROWS: Final = 16
 TIMED_TOKENS: Final = 64
+TEXT_TOKENS: Final = 8
+TEXT_SECONDS: Final = 0.5
+"""Steps that are timed have the ids of a text of so many tokens, which the model begins itself, as long as that takes no longer. Random ids
+cost more: a screen leaves nothing out of logits that hardly differ."""
 
 
 class MemoryBlocks:
@@ -169,6 +173,7 @@ class QueueBackend:
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
         self._masks: WorkerThread[Work, Masks] | None = None
         self._asked: StepTrace | None = None
+        self._text, self._text_is_cached, self._text_seconds = [min(1, vocab - 1)], False, 0.0
         self._parts = 0
         """Parts of steps outside of the runner that are done, for `beat`."""
 
@@ -203,12 +208,39 @@ class QueueBackend:
         return self._thread.take()
 
     def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
-        """CPU time divided by threads: other processes that are busy during the start may be gone later."""
-        assert self._runner is not None
-        inputs = dummy_step(counts, samples=samples, groups=len(self._shape.groups), block_tokens=self._shape.block_tokens)
+        """CPU time divided by threads: other processes that are busy during the start may be gone later.
+
+        Rows go on with a text of the model's own and want the largest logit, as greedy rows do: a screened head costs what it costs them.
+        """
+        decodes = [count == 1 for count in counts]
+        if any(decodes) and not self._text_is_cached:
+            self._cache_text()
+        starts = [len(self._text) - 1 - row % len(self._text) if alone else 0 for row, alone in enumerate(decodes)]
         began = process_time()
-        self._runner.run(inputs, self._kv)
-        return (process_time() - began) / self._threads
+        self._run_text(counts, samples, starts)
+        seconds = (process_time() - began) / self._threads
+        self._text_is_cached = self._text_is_cached and all(decodes)
+        return seconds
+
+    def _cache_text(self) -> None:
+        """Writes the keys and values of the timed text to block 0. The first time the model continues it, unless that takes long."""
+        began = perf_counter()
+        if len(self._text) > 1:
+            self._run_text([len(self._text)], [1], [0])
+        while len(self._text) == 1 or (self._text_seconds < TEXT_SECONDS and len(self._text) < TEXT_TOKENS):
+            self._text.append(self._run_text([1], [1], [len(self._text) - 1]))
+            self._text_seconds = perf_counter() - began
+        self._text_is_cached = True
+
+    def _run_text(self, counts: Sequence[int], samples: Sequence[int], starts: Sequence[int]) -> int:
+        """A step on block 0 of rows of the timed text, over and over where they are longer. The first row's greedy id."""
+        assert self._runner is not None
+        groups, block_tokens = len(self._shape.groups), self._shape.block_tokens
+        inputs = dummy_step(counts, groups=groups, block_tokens=block_tokens, starts=starts, samples=samples)
+        inputs.ids[:] = np.array(self._text, np.int32)[inputs.positions[0] % len(self._text)]
+        values = self._runner.run(inputs, self._kv, keep=np.ones(len(inputs.select), np.int32))
+        best: NDArray[Any] = values["best"] if "best" in values else values["logits"][:1, : self._vocab].argmax(axis=1)
+        return int(best[0])
 
     def beat(self) -> int:
         """A number that changes while a step is computed."""

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
 from ridgeline.config.groups import FAKE_PREFIX
+from ridgeline.errors import RETRY_AFTER_SECONDS
 from ridgeline.observe.prometheus import CONTENT_TYPE, MetricsCollector, process_collector, render
 from ridgeline.observe.prometheus_live import LiveCollector
 from ridgeline.observe.prometheus_models import MergedCollector, ModelsCollector
@@ -20,7 +21,7 @@ from ridgeline.server import fields, models, ollama_models, ollama_shapes, repli
 from ridgeline.server import routes as table
 from ridgeline.server.body import parse
 from ridgeline.server.callers import AdminOnly
-from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.errors import ApiError
 from ridgeline.server.live import Judge
 from ridgeline.server.ollama_chat import plain_name
 from ridgeline.server.several import listing

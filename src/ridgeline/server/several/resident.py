@@ -4,12 +4,16 @@ import os
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.hardware.machine import anonymous_bytes
 from ridgeline.observe.prometheus_models import ModelTotals
 from ridgeline.server import anthropic, ollama_shapes, replies
 from ridgeline.server.service import Service
+
+FIRST_LOAD_SECONDS: Final = 5.0
+"""Seconds that a load is taken to last before there was one."""
 
 
 class Phase(StrEnum):
@@ -90,6 +94,13 @@ class Resident:
     def unloads_at(self, min_residence: float) -> float | None:
         """Time at which it is unloaded unless another request comes; None: never."""
         return None if self.keep_alive is None else max(self.last_used + self.keep_alive, self.loaded_at + min_residence)
+
+    def seconds_to_load(self) -> float:
+        """Estimated seconds until it is loaded: what is left of the load that is under way, or what loads have taken in the mean."""
+        eta = self.service.deployments.current.startup.snapshot().eta_seconds if self.phase is Phase.LOADING else None
+        if eta is not None:
+            return eta
+        return self.totals.load_seconds / self.totals.loads if self.totals.loads else FIRST_LOAD_SECONDS
 
     def status(self) -> replies.ModelStatus:
         """State that lists name."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
@@ -24,6 +25,7 @@ from ridgeline.server.deployment import resolve_files
 from ridgeline.server.deployments import Progress
 from ridgeline.server.errors import ApiError
 from ridgeline.server.loading import Model
+from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 from ridgeline.server.service import Service
 from ridgeline.server.several.listing import make_listing
 from ridgeline.server.several.memory import give_back, use_one_heap
@@ -42,6 +44,10 @@ FAILED_SECONDS: Final = 10.0
 """Seconds behind a load that failed, for which requests hear of it at once."""
 SPARE_SHARE: Final = 0.02
 """Share of all memory that stays free."""
+
+
+def _retry_after(seconds: float) -> int:
+    return min(MAX_RETRY_AFTER_SECONDS, max(1, ceil(seconds)))
 
 
 async def nobody(stage: str) -> None:
@@ -147,15 +153,19 @@ class Roster:
     async def load(self, resident: Resident, tell: Tell = nobody) -> None:
         """Returns when the model is loaded; who goes on at once has it before it can make room for another."""
         if resident.waiting >= max(1, self.config.max_waiting):
-            raise OverloadedError(f"{resident.waiting} requests wait for the model to be loaded; at most {self.config.max_waiting} may", 5)
+            problem = f"{resident.waiting} requests wait for the model to be loaded; at most {self.config.max_waiting} may"
+            raise OverloadedError(problem, _retry_after(resident.seconds_to_load()))
         resident.waiting += 1
         resident.totals.waiting += 1
         try:
             while resident.phase is not Phase.LOADED:
                 if self.is_draining:
                     raise EngineDeadError("the server is shutting down")
-                if resident.failed_at is not None and time.monotonic() - resident.failed_at < FAILED_SECONDS:
-                    raise EngineDeadError("the model could not be loaded, and the server's log says why; try again in some seconds")
+                left = 0.0 if resident.failed_at is None else resident.failed_at + FAILED_SECONDS - time.monotonic()
+                if left > 0:
+                    raise EngineDeadError(
+                        "the model could not be loaded, and the server's log says why; try again later", _retry_after(left)
+                    )
                 work = self._begin(resident, self._load)
                 if not (await asyncio.wait({work}, timeout=TELL_SECONDS))[0]:
                     await tell(resident.stage())
