@@ -36,6 +36,12 @@ def test_stored_answers(client: Client, other: Client) -> None:
     assert client.create("Who am I?", previous_response_id=second.id).output_text == "You are Ada."
 
 
+def test_a_call_that_was_cut_is_not_gone_on_with(client: Client) -> None:
+    cut = client.create("Weather in Bern?", tools=[TOOL], max_output_tokens=100)
+    assert (cut.output[-1].type, cut.output[-1].status) == ("function_call", "incomplete")
+    assert client.create("Who am I?", previous_response_id=cut.id).status == "completed"
+
+
 def test_references_to_items(client: Client, other: Client) -> None:
     """As the AI SDK sends a conversation: what was answered by its id."""
     asked = {"role": "user", "content": "Weather in Bern?"}

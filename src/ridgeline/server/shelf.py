@@ -75,7 +75,7 @@ class Shelf:
         return (await self._record(owner, response_id))[0].input
 
     async def conversation(self, owner: bytes, response_id: str | None) -> list[Item]:
-        """The conversation with the answer; nothing without an id."""
+        """The conversation with the answer, but for a call that ended before its arguments did; nothing without an id."""
         if response_id is None:
             return []
         found = await self._find(owner, response_id)
@@ -86,7 +86,7 @@ class Shelf:
         if said.status not in ("completed", "incomplete"):
             message = f"the answer of this id is {said.status}; only one that has ended goes on"
             raise ApiError("invalid_value", message, param="previous_response_id")
-        return [*record.input, *said.output]
+        return [*record.input, *(item for item in said.output if item.call_id is None or item.status != "incomplete")]
 
     async def resolve(self, owner: bytes, items: Sequence[Item]) -> list[Item]:
         """The items, with those that they refer to in the places of references. The newest is looked for first: its answer has the

@@ -6,6 +6,7 @@ with one frame until the other end closes.
 """
 
 import json
+import re
 import resource
 import signal
 import socket
@@ -44,6 +45,8 @@ PLAINER: Final[Mapping[str, str]] = {
     "NoExtension": "no text follows this grammar; change it",
 }
 """Beginnings of the library's messages."""
+IN_A_RULE: Final = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
+"""Words that it puts in front where the schema stands in a rule of a grammar; lines of that grammar come behind."""
 
 
 def to_grammar(kind: str, value: Any, whitespace: str | None) -> str:
@@ -223,9 +226,10 @@ def _reasoned(form: Reasoned, tokenizer: Any) -> tuple[str, str | None]:
 def _explained(message: str) -> str:
     """The library's message; those that its users meet often in plainer words."""
     message = message.partition("<non-verbose/>")[0].strip()
+    told = IN_A_RULE.sub("", message)
     for begin, plainer in PLAINER.items():
-        if message.startswith(begin):
-            return plainer.format(message[len(begin) :].partition(";")[0])
+        if told.startswith(begin):
+            return plainer.format(told[len(begin) :].partition(";")[0].partition("\n")[0])
     return message
 
 
