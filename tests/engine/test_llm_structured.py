@@ -56,6 +56,22 @@ def test_a_free_answer_that_is_valid_stays_as_it_is(llm: LLM) -> None:
     assert answers[0] == answers[1]
 
 
+def test_a_form_may_be_a_dict_of_its_fields(llm: LLM) -> None:
+    asked = params({"choice": ["yes", "no"]})  # type: ignore[arg-type]
+    assert llm.generate("Yes or no? ", asked)[0].outputs[0].text in ("yes", "no")
+    with pytest.raises(RequestError, match="choices"):
+        llm.generate("x", params({"choices": ["yes"]}))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="of type str; give StructuredOutputs"):
+        llm.generate("x", params("yes|no"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_ends_where_its_grammar_does_whatever_bans_its_end(llm: LLM, temperature: float) -> None:
+    asked = params(StructuredOutputs(choice=["yes", "no"]), temperature, min_tokens=8, logit_bias=((1, -100.0), (106, -100.0)))
+    answer = llm.generate("Yes or no? ", asked)[0].outputs[0]
+    assert answer.text in ("yes", "no") and answer.finish_reason == "stop"
+
+
 @pytest.mark.parametrize(("temperature", "dear"), [(0.0, 0.0002), (1.0, -1.0)])
 def test_steps_that_ask_say_what_masks_do(llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float, dear: float) -> None:
     """In company: greedy rows ask their grammar first, and few of them need a mask; so do sampled ones where masks are dear."""
