@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile import held, resident_mb, send_all
+from hostile import Tally, held, resident_mb, send_all
 
 from gold import TEMPLATES
 from ridgeline.server.errors import CATALOGUE
@@ -103,3 +103,30 @@ def test_a_hundred_thousand_malformed_requests(serving: Callable[..., Any], temp
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "deepseek-ai-DeepSeek-V3.1", "MiniMax-M3"])
 def test_malformed_requests_to_models_that_call_tools_and_reason(serving: Callable[..., Any], name: str) -> None:
     run_fuzz(serving, TEMPLATES / f"{name}.jinja", 3, 2_000, 12_000, FAKE.replace("192", "512"))
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+def test_a_hundred_thousand_malformed_requests_of_a_client_to_two_models(serving: Callable[..., Any], tmp_path: Path) -> None:
+    """The routes before several models are others than those of one. The key is a client's: an admin's unloads models under the rest."""
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text("tenant-key\nowner admin-key scope=admin\n")
+    with serving(f"fake={FAKE}", f"other={FAKE}", "--api-key-file", str(keys)) as server:
+        process = Path(f"/proc/{server.process.pid}")
+
+        def has() -> tuple[float, int]:
+            """(resident MB, open files) of the front end."""
+            time.sleep(1.0)  # connections that were given up are closed in a moment
+            return int((process / "statm").read_text().split()[1]) * 4_096 / 1e6, len([*(process / "fd").iterdir()])
+
+        tallies, found = list[Tally](), list[tuple[float, int]]()
+        for numbers in (range(50_000), range(50_000, 100_000)):
+            tallies.append(send_all(server.url, 7, numbers, b"Bearer tenant-key"))
+            found.append(has())
+        (memory, files), (memory_behind, files_behind) = found
+        print([dict(sorted(each.statuses.items())) for each in tallies], f"memory grown by {memory_behind - memory:.1f} MB")
+        assert not any(each.problems for each in tallies), [each.problems for each in tallies]
+        assert files_behind == files and memory_behind - memory < MAX_GROWTH_MB
+        assert all(each.statuses[200] > 2_000 and each.statuses[403] for each in tallies)
+        assert "Traceback" not in server.output() and "incident" not in server.output(), server.output()
