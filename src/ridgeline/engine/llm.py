@@ -365,7 +365,8 @@ def _plain(params: SamplingParams) -> SamplingParams:
     if isinstance(params.structured_outputs, Mapping):
         found["structured_outputs"] = StructuredOutputs(**params.structured_outputs)
     elif not isinstance(params.structured_outputs, StructuredOutputs | None):
-        message = f"structured_outputs is of type {type(params.structured_outputs).__name__}; give StructuredOutputs, or a dict of its fields."
+        kind = type(params.structured_outputs).__name__
+        message = f"structured_outputs is of type {kind}; give StructuredOutputs, or a dict of its fields."
         raise RequestError(message, param="structured_outputs")
     return replace(params, **found) if found else params
 

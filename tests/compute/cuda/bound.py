@@ -49,7 +49,7 @@ class Binding:
         self.values_ = {name: _value(name, given[name], dtype) for name in definition.inputs}
         routed = definition.name in EXPERTS
         self.matrices = {
-            name: place(DenseWeight(given[name]), dtype, DEVICE, fp8="fp8" in definition.name)
+            name: place(DenseWeight(given[name].reshape(-1, given[name].shape[-1])), dtype, DEVICE, fp8="fp8" in definition.name)
             for name in (() if routed or definition.name.startswith(("embed", "lora")) else definition.matrices)
         }
         stacks = {name: place_experts(DenseWeight(given[name]), dtype, DEVICE) for name in definition.matrices if routed}

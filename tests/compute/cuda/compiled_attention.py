@@ -9,6 +9,7 @@ from compile_only import TESTED, Case
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton.attention import attention, counters_of, work_bytes
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import CachedHeads
 
 CPU = torch.device("cpu")
 
@@ -26,22 +27,26 @@ def launch(
     window: int = 0,
     softcap: float = 0.0,
     invariant: bool = False,
+    latent: int = 0,
 ) -> None:
     """One step of `rows` rows of `max_q` tokens each."""
     tokens = rows * max_q
-    layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), kv_heads, head_dim, kind, CPU).layer(0)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
+    cached = CachedHeads(kv_heads, head_dim, latent)
+    layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), cached, kind, CPU).layer(0)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant, "latent": latent}
     work = work_bytes(tokens, rows, max_kv=max_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
     integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows,), (rows + 1,), (rows,)))
-    q, out = (torch.empty(tokens, heads * head_dim, dtype=dtype) for _ in range(2))
+    q, out = (torch.empty(tokens, heads * width, dtype=dtype) for width in (head_dim, latent or head_dim))
     how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "max_q": max_q, "invariant": invariant}
-    counters = counters_of(tokens, rows, kv_heads, CPU)
+    counters = counters_of(tokens, rows, heads, CPU)
     attention(q, layer, *integers, out=out, work=torch.empty(work, dtype=torch.uint8), counters=counters, **how)()
 
 
 DECODE = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("mma.sync", "cp.async.cg")}}
 PREFILL = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("wgmma.mma_async", "cp.async.cg")}}
 GEMMA: dict[str, Any] = {"heads": 16, "head_dim": 256, "window": 4096, "softcap": 50.0}
+LATENT: dict[str, Any] = {"heads": 128, "kv_heads": 1, "head_dim": 576, "latent": 512}
+"""DeepSeek-V3."""
 FP8 = {"attention_kernel": {90: ("cvt.rn.f16x2.e4m3x2",)}}
 
 CASES = [
@@ -65,6 +70,10 @@ CASES = [
     Case("invariant, fp8, 256 dimensions", partial(launch, 2, 64, 2048, kind="fp8", heads=16, head_dim=256, invariant=True)),
     Case("invariant, int8, 256 dimensions", partial(launch, 2, 64, 2048, kind="int8", heads=16, head_dim=256, invariant=True)),
     Case("prefill, fp8, 256 dimensions", partial(launch, 2, 1024, 2048, kind="fp8", heads=16, head_dim=256)),
+    Case("decode, latent", partial(launch, 64, 1, 4096, **LATENT), DECODE),
+    Case("decode, latent, fp8 in splits", partial(launch, 1, 1, 8192, kind="fp8", **LATENT)),
+    Case("decode, latent, int8", partial(launch, 64, 1, 4096, kind="int8", **LATENT)),
+    Case("prefill, latent", partial(launch, 2, 1024, 2048, **LATENT), {"attention_kernel": {80: ("mma.sync", "cp.async.cg")}}),
     Case("mixed, few tokens per row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32), capabilities=TESTED),
 ]

@@ -10,7 +10,7 @@ from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton import copy, elements, norm, rope
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.facts.model import Rope
+from ridgeline.facts.model import CachedHeads, Rope
 
 CPU, FP8, F32 = torch.device("cpu"), torch.float8_e4m3fn, torch.float32
 
@@ -27,7 +27,7 @@ def vector(width: int, dtype: torch.dtype = F32) -> torch.Tensor:
 
 def write(kind: str, head_dim: int, *, norms: bool) -> None:
     """RoPE, norms of heads and the KV write of 32 heads over 8."""
-    cache = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), 8, head_dim, kind, CPU)
+    cache = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), CachedHeads(8, head_dim), kind, CPU)
     q, kv, slots = rows(32 * head_dim), (rows(8 * head_dim), rows(8 * head_dim)), torch.empty(16, dtype=torch.int64)
     weights = (vector(head_dim), vector(head_dim)) if norms else (None, None)
     rope.rotate_write(q, *kv, rows(head_dim, F32), slots, cache.layer(0), head_dim, rows(32 * head_dim), *weights, 1e-6)()

@@ -40,7 +40,7 @@ class DeviceDriver(Driver):
         self, facts: ModelFacts, weights: dict[str, Weight], *, kv: str = "f32", dtype: str = "f32", slots: int = 0, **options: Any
     ) -> None:
         self.slots = slots
-        self.options = {"tokens": 8, "rows": 3, "positions": 64, "vocab": facts.tokens, "kv_heads": facts.kv_heads, **options}
+        self.options = {"tokens": 8, "rows": 3, "positions": 64, "vocab": facts.tokens, "cached": facts.cached, **options}
         self.kv_type, self.dtype = kv, dtype
         super().__init__(facts, weights, block_tokens=4, blocks=60)
 
@@ -59,6 +59,6 @@ class DeviceDriver(Driver):
 
     def new_cache(self) -> DeviceKVCache:
         """An empty cache: everything but block 0 is NaN."""
-        cache = allocate_device_kv(self.shape, self.facts.kv_heads, self.facts.head_dim, self.kv_type, self.device.torch)
+        cache = allocate_device_kv(self.shape, self.facts.cached, self.kv_type, self.device.torch)
         cache.pool[:, :, 1:].fill_(0xFF)
         return cache

@@ -33,11 +33,13 @@ def owned(sample: Sample) -> dict[str, Any]:
     return arguments
 
 
-def with_heads(sample: Sample, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """A sample's rows and blocks with other heads."""
+def with_heads(sample: Sample, heads: int, kv_heads: int, head_dim: int, latent: int = 0) -> dict[str, Any]:
+    """A sample's rows and blocks with other heads; over a latent, if values have so many of the keys' numbers."""
     arguments, slots = dict(sample.arguments), len(sample.arguments["keys"])
     arguments |= {name: floats(seed, slots, kv_heads, head_dim) for name, seed in (("keys", 2), ("values", 3))}
     arguments |= {"q": floats(1, len(arguments["q"]), heads * head_dim), "head_dim": head_dim, "scale": head_dim**-0.5}
+    if latent:
+        arguments |= {"values": arguments["keys"][..., :latent], "value_dim": latent}
     return owned(Sample(sample.name, arguments))
 
 
@@ -69,6 +71,14 @@ def test_types_of_cache(kind: str, rows: list[tuple[int, int]], heads: tuple[int
     """Long enough for several splits; padded as a graph pads: rows without tokens, tokens without rows."""
     sample = paged_sample("", rows, window=window, softcap=softcap, block_tokens=16)
     assert against_the_reference(with_heads(sample, *heads, head_dim), kind, pad=2) < TOLERANCE[kind]
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+@pytest.mark.parametrize("rows", [[(700, 1), (0, 1), (256, 1)], [(300, 3), (0, 2)], [(600, 1), (0, 65)]], ids=["decode", "few", "mixed"])
+def test_latents(kind: str, rows: list[tuple[int, int]]) -> None:
+    """Keys whose first numbers are values too; the heads of a token are several programs'."""
+    sample = paged_sample("", rows, block_tokens=16)
+    assert against_the_reference(with_heads(sample, 40, 1, 28, latent=20), kind, pad=2) < TOLERANCE[kind]
 
 
 def test_longest() -> None:
@@ -173,6 +183,11 @@ def test_schedules() -> None:
     assert (verified.tile.queries, verified.one_block, verified.fold) == (16, True, True)
     fixed = [made(t, r, max_q=q, max_kv=4096, invariant=True) for t, r, q in ((256, 256, 1), (2048, 1, 2048), (40, 8, 9))]
     assert {(only.tile, only.fold) for (only,) in fixed} == {(decode.tile, True)}
+    deepseek = {"heads": 128, "kv_heads": 1, "head_dim": 576, "latent": 512, "device": torch.device("cpu")}
+    (latent,) = triton_attention.make_schedules(64, 64, max_q=1, max_kv=4096, **deepseek)
+    assert (latent.tile.queries, latent.blocks, latent.split_programs) == (16, 64, 0), "64 rows x 8 parts of the heads fill the device"
+    with pytest.raises(ValueError, match="512 dimensions, got 128 and 520"):
+        triton_attention.make_schedules(1, 1, max_q=1, max_kv=64, **{**deepseek, "latent": 520})
     with pytest.raises(ValueError, match="at most 128 query heads"):
         triton_attention.make_schedules(1, 1, max_q=1, max_kv=64, **{**llama, "heads": 129, "kv_heads": 1})
 

@@ -15,6 +15,7 @@ from ridgeline.compute.cuda.triton.rope import kv_write, rotate_write
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import CachedHeads
 from ridgeline.planning.memory import kv_head_bytes
 
 ROUNDING = {"f32": 1e-6, "bf16": 2.0**-8, "fp16": 2.0**-11, "fp8": 2.0**-4, "int8": 0.6 / 127}
@@ -31,7 +32,7 @@ def test_bytes_are_those_of_the_planner(kind: str) -> None:
 def test_layers_differ_in_no_block() -> None:
     groups = (KVGroup("full", (0, 1), 0), KVGroup("full", (2,), 0))
     with pytest.raises(ValueError, match="equally many layers"):
-        allocate_device_kv(KVShape(groups, 16, 4, b""), 2, 8, "bf16", DEVICE)
+        allocate_device_kv(KVShape(groups, 16, 4, b""), CachedHeads(2, 8), "bf16", DEVICE)
 
 
 @pytest.mark.parametrize("kind", DTYPES)

@@ -1,4 +1,5 @@
-"""A model with experts behind the engine, its weights from a file: the numpy runner's answers in whatever chunks."""
+"""Models with experts, and with a latent in place of keys and values, behind the engine, their weights from a file: the numpy runner's
+answers in whatever chunks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +26,19 @@ def _on_a_device() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
-@pytest.mark.parametrize("form", ["F32", pytest.param("Q8_0", marks=pytest.mark.night)])
-def test_answers_are_the_numpy_runners(stored: Callable[[str, str], Path], form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("qwen3moe", "F32"),
+        ("deepseek3", "F32"),
+        *(pytest.param(name, "Q8_0", marks=pytest.mark.night) for name in ("qwen3moe", "deepseek2", "deepseek3")),
+    ],
+)
+def test_answers_are_the_numpy_runners(stored: Callable[[str, str], Path], name: str, form: str) -> None:
     """Two rows of different lengths in chunks of five tokens, two steps in flight."""
     prompts = [np.random.default_rng(number).integers(4, 280, length).tolist() for number, length in ((1, 6), (2, 3))]
     asked = [Admitted(f"r{number}", tuple(ids), max_tokens=3, seed=number, sampling=Sampling()) for number, ids in enumerate(prompts)]
-    path = stored("qwen3moe", form)
+    path = stored(name, form)
     theirs = serve(path, [asked], **{**SETTINGS, "runner": "numpy", "dtype": "auto"})
     ours = serve(path, [asked], **SETTINGS, runner="cuda", depth=2, max_num_batched_tokens=5, batch_invariant=True)
     assert {key: ids for key, (ids, _) in ours.answers.items()} == {key: ids for key, (ids, _) in theirs.answers.items()}

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "linear_codes": "integer products of the native runner",
     "linear_codes_add": "integer products of the native runner",
     "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
-    **dict.fromkeys(("linear_heads", "split_heads", "join_heads"), "latent attention, which is refused on a GPU"),
     "linear_heads_codes": "integer products of the native runner",
     "linear_experts": "lowering for a GPU makes products over sorted choices of it",
     **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
@@ -32,8 +31,8 @@ ELSEWHERE = {
 
 
 def fits(sample: Sample, kind: str) -> bool:
-    """Has fp16 such numbers? Models whose tokens see both ways, and latents, are refused on a GPU."""
-    if not sample.arguments.get("causal", True) or sample.arguments.get("value_dim"):
+    """Has fp16 such numbers? Models whose tokens see both ways are refused on a GPU."""
+    if not sample.arguments.get("causal", True):
         return False
     floats = (value for value in sample.arguments.values() if isinstance(value, np.ndarray) and value.dtype == np.float32)
     sizes = [np.nan_to_num(np.abs(value)).max(initial=0) for value in floats]

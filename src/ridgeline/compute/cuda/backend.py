@@ -244,8 +244,6 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     """
     if source.facts.bidirectional:
         raise ConfigError("models whose tokens see both ways run on a CPU alone; use --runner native", fix={"--runner": "native"})
-    if source.facts.widths.latent is not None:
-        raise ConfigError("models with latent attention (MLA) run on a CPU alone; use --runner native", fix={"--runner": "native"})
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
@@ -259,14 +257,14 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES[dtype],
-        tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=config.depth,
+        tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, cached=facts.cached, depth=config.depth,
         invariant=config.batch_invariant, graphs=graphs, adapters=adapters,
         drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
-    runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
+    runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
     shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
-    cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
+    cache = allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch)
     runner.attach(cache)
     decisions = _capture(runner, device, progress)
     tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None

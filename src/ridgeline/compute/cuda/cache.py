@@ -1,9 +1,9 @@
 """The KV cache of a device, and its tier in host memory (`--swap-space`).
 
-Owns the pool: bytes [layers of a group, 2, blocks + 1, bytes of a block], K then V; block 0 is reserved. A block holds its numbers [tokens
-of a block, KV heads, head dimension] and, for int8, behind them their fp32 scales [tokens of a block, KV heads], so that numbers stay
-aligned for wide loads. slot = block id · block_tokens + offset. All groups share the pool: a block belongs to one group at a time, and
-layer j of any group lies at index j. Blocks have the bytes that `planning.memory` counts.
+Owns the pool: bytes [layers of a group, records, blocks + 1, bytes of a block], K then V, or a latent that is both; block 0 is reserved. A
+block holds its numbers [tokens of a block, KV heads, head dimension] and, for int8, behind them their fp32 scales [tokens of a block, KV
+heads], so that numbers stay aligned for wide loads. slot = block id · block_tokens + offset. All groups share the pool: a block belongs to
+one group at a time, and layer j of any group lies at index j. Blocks have the bytes that `planning.memory` counts.
 
 The host tier owns pinned memory. Its copies are launched on the stream that steps run on, so that they come behind the step before and
 ahead of their own. Nothing is allocated after the start, and the host waits for nothing. A kernel copies, not the driver: a block is a
@@ -20,6 +20,7 @@ from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton.copy import copy_blocks
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import ConfigError
+from ridgeline.facts.model import CachedHeads
 
 DTYPES: Final = {
     "f32": torch.float32,
@@ -41,7 +42,8 @@ Pairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """K and V of one layer: views [blocks + 1, tokens of a block, KV heads, head dimension]; scales without the last, int8 alone."""
+    """K and V of one layer: views [blocks + 1, tokens of a block, KV heads, head dimension]; scales without the last, int8 alone. V of a
+    latent are the first numbers of its K."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -59,6 +61,12 @@ class CacheLayer:
         return self.keys.shape[2]
 
     @property
+    def latent(self) -> int:
+        """Numbers of a key that are its value too; 0: keys and values are apart."""
+        own = self.values.shape[3]
+        return own if own < self.keys.shape[3] else 0
+
+    @property
     def kind(self) -> str:
         """Kind of numbers: "plain" floats, "fp8", or "int8" with scales."""
         return "int8" if self.key_scales is not None else "fp8" if self.keys.dtype == torch.float8_e4m3fn else "plain"
@@ -71,15 +79,24 @@ class DeviceKVCache:
     pool: torch.Tensor
     type: str
     block_tokens: int
-    kv_heads: int
-    head_dim: int
+    cached: CachedHeads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of a token."""
+        return self.cached.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key."""
+        return self.cached.head_dim
 
     def layer(self, index: int) -> CacheLayer:
         """The `index`-th layer of a group."""
-        keys, values = (self._numbers(self.pool[index, which]) for which in (0, 1))
-        if self.type != "int8":
-            return CacheLayer(keys, values)
-        return CacheLayer(keys, values, *(self._scales(self.pool[index, which]) for which in (0, 1)))
+        records = (self.pool[index, 0], self.pool[index, self.cached.records - 1])
+        keys, values = map(self._numbers, records)
+        values = values[..., : self.cached.latent or None]
+        return CacheLayer(keys, values, *map(self._scales, records)) if self.type == "int8" else CacheLayer(keys, values)
 
     def read(self, index: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of some slots of a layer, fp32 [slots, KV heads, head dimension] each: for tests."""
@@ -107,18 +124,18 @@ def block_bytes(type: str, block_tokens: int, kv_heads: int, head_dim: int) -> i
     return block_tokens * kv_heads * (head_dim * DTYPES[type].itemsize + (SCALE_BYTES if type == "int8" else 0))
 
 
-def allocate_device_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str, device: torch.device) -> DeviceKVCache:
-    """A cache of `shape` on a device, of zeros; `type` is one of `DTYPES`.
+def allocate_device_kv(shape: KVShape, cached: CachedHeads, type: str, device: torch.device) -> DeviceKVCache:
+    """A cache of `shape` on a device, of zeros; `type` is one of `DTYPES`, `cached` what a layer has of a token.
 
     ValueError unless all groups have equally many layers and the scales of int8 blocks are aligned.
     """
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    if type == "int8" and shape.block_tokens * kv_heads * head_dim % SCALE_BYTES:
-        raise ValueError(f"int8 blocks of {shape.block_tokens} tokens x {kv_heads} heads x {head_dim} leave their scales unaligned")
-    extent = (layers.pop(), 2, shape.blocks + 1, block_bytes(type, shape.block_tokens, kv_heads, head_dim))
-    return DeviceKVCache(torch.zeros(extent, dtype=torch.uint8, device=device), type, shape.block_tokens, kv_heads, head_dim)
+    if type == "int8" and shape.block_tokens * cached.heads * cached.head_dim % SCALE_BYTES:
+        raise ValueError(f"int8 blocks of {shape.block_tokens} tokens x {cached.heads} heads x {cached.head_dim}: scales are unaligned")
+    extent = (layers.pop(), cached.records, shape.blocks + 1, block_bytes(type, shape.block_tokens, cached.heads, cached.head_dim))
+    return DeviceKVCache(torch.zeros(extent, dtype=torch.uint8, device=device), type, shape.block_tokens, cached)
 
 
 def independent_runs(copies: Pairs) -> Iterator[slice]:
@@ -135,7 +152,7 @@ def independent_runs(copies: Pairs) -> Iterator[slice]:
 
 
 class HostTier:
-    """`blocks` blocks behind those of a device's cache, in its layout: bytes [layers, 2, blocks, bytes of a block]."""
+    """`blocks` blocks behind those of a device's cache, in its layout: bytes [layers, records, blocks, bytes of a block]."""
 
     def __init__(self, cache: DeviceKVCache, blocks: int, device: Device, depth: int) -> None:
         layers, planes, _, size = cache.pool.shape

@@ -5,7 +5,7 @@ Owns what is quantised on load and what is merged. A file's codes are read once 
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -22,6 +22,10 @@ from ridgeline.compute.lowering.lower import lower
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts
+
+AS_FLOATS: Final = {"route", "linear_heads"}
+"""Ops whose matrices are floats whatever the others are: a choice of experts depends on the last bits; matrices of heads are small, and
+stored as parts of one."""
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -60,8 +64,8 @@ def place_weights(
             found.experts[name] = place_experts(weight, dtype, device.torch, fp8=fp8)
         elif "linear" in read:
             found.matrices[name] = place(weight, dtype, device.torch, fp8=fp8)
-        elif "route" in read:  # of floats whatever the others are: a choice depends on the last bits
-            found.matrices[name] = place(DenseWeight(weight.dense()), dtype, device.torch)
+        elif read & AS_FLOATS:
+            found.matrices[name] = place(DenseWeight(weight.dense().reshape(-1, weight.shape[-1])), dtype, device.torch)
         if "embed" in read:
             found.tables[name] = _table(weight, found.matrices.get(name), dtype, device)
         done += weight.nbytes
@@ -148,7 +152,7 @@ def random_weights(
         if "embed" in readers[name]:
             found.tables[name] = values
         own = found.experts if "linear_experts" in readers[name] else found.matrices
-        if "route" in readers[name] or not fp8:
+        if readers[name] & AS_FLOATS or not fp8:
             own[name] = FloatMatrix(values)
         else:
             scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)

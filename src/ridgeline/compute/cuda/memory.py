@@ -17,10 +17,13 @@ from ridgeline.compute.cuda.triton.launch import power_of_2
 from ridgeline.compute.cuda.weights import DeviceWeights, FloatMatrix, Fp8Matrix, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
-from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.model import CachedHeads, ModelFacts
 from ridgeline.planning.memory import available_kv_bytes
 
 GATED: Final = ("linear_glu", "linear_fp8_glu")
+
+OF_HEADS: Final = ("attn_k_b", "attn_v_b")
+"""Matrices of heads of a latent, which become floats."""
 
 SPLIT_QUERIES: Final = (2, 4, 8, 16, 32, 64)
 """Queries per row for which attention may compute splits in programs of their own."""
@@ -31,7 +34,7 @@ def scratch_bytes(
     weights: DeviceWeights,
     buckets: Buckets,
     *,
-    kv_heads: int,
+    cached: CachedHeads,
     block_tokens: int,
     dtype: torch.dtype,
     device: Device,
@@ -63,12 +66,12 @@ def scratch_bytes(
         *products,
         *gated,
         *routed,
-        _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),
+        _attention_bytes(oplist, buckets, cached, block_tokens, dtype, device, invariant),
     )
 
 
 def _attention_bytes(
-    oplist: OpList, buckets: Buckets, kv_heads: int, block_tokens: int, dtype: torch.dtype, device: Device, invariant: bool
+    oplist: OpList, buckets: Buckets, cached: CachedHeads, block_tokens: int, dtype: torch.dtype, device: Device, invariant: bool
 ) -> int:
     """Scratch bytes of the largest attention in any bucket. Of mixed steps only those with few queries per row need any, and all in the
     batch-invariant mode."""
@@ -87,8 +90,9 @@ def _attention_bytes(
             bucket.tokens,
             bucket.rows,
             heads=heads,
-            kv_heads=kv_heads,
+            kv_heads=cached.heads,
             head_dim=head_dim,
+            latent=cached.latent,
             max_q=bucket.max_q,
             max_kv=bucket.blocks * block_tokens,
             device=device.torch,
@@ -124,6 +128,8 @@ def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
                 continue
         if len(tensor.shape) == 1:
             total += 4 * tensor.shape[0]
+        elif name.removesuffix(".weight").endswith(OF_HEADS):
+            total += prod(tensor.shape) * dtype.itemsize
         elif tensor.kind.startswith("F8") or fp8:
             total += prod(tensor.shape) + 4 * prod(tensor.shape[:-1])
         else:

@@ -13,10 +13,11 @@ from ridgeline.compute.cuda.adapters import change_widths
 from ridgeline.compute.cuda.experts import experts_product
 from ridgeline.compute.cuda.linear import Fp8Activations, gated_unit, linear
 from ridgeline.compute.cuda.plan import MERGED, Binding, Run
-from ridgeline.compute.cuda.triton import elements, experts, norm, quantise, rope
-from ridgeline.compute.cuda.triton.attention import attention, counters_of
+from ridgeline.compute.cuda.triton import elements, experts, heads, norm, quantise, rope
+from ridgeline.compute.cuda.triton.attention import attention, counters_of, heads_of_program
 from ridgeline.compute.cuda.triton.launch import one_by_one
 from ridgeline.compute.cuda.triton.lora import Tiles, add_changes
+from ridgeline.compute.cuda.triton.matmul import linear_heads
 from ridgeline.compute.cuda.weights import FloatMatrix, Fp8Matrix
 from ridgeline.compute.graph import Op
 from ridgeline.compute.lowering.adapters import CHANGES
@@ -141,14 +142,30 @@ def _rotate_write(b: Binding, op: Op) -> Run:
 
 def _attention(b: Binding, op: Op) -> Run:
     group, layer = b.layer(op)
-    inputs, plan = b.inputs, b.plan
-    counters = b.constant("counters", lambda: counters_of(plan.tokens, plan.rows, layer.kv_heads, plan.device.torch))
+    inputs, plan, q = b.inputs, b.plan, b.value(op.inputs[0])
+    count = q.shape[1] // int(op.attributes["head_dim"])  # type: ignore[call-overload]
+    parts = count // heads_of_program(count, layer.kv_heads, layer.latent)
+    counters = b.constant("counters", lambda: counters_of(plan.tokens, plan.rows, parts, plan.device.torch))
     return attention(
-        b.value(op.inputs[0]), layer, inputs.tables[group], inputs["table_row"], inputs["cu_q"], inputs["kv_len"],
+        q, layer, inputs.tables[group], inputs["table_row"], inputs["cu_q"], inputs["kv_len"],
         head_dim=op.attributes["head_dim"], scale=op.attributes["scale"], window=op.attributes["window"],  # type: ignore[arg-type]
         softcap=op.attributes["softcap"], sinks=b.vector(op) if op.weights else None, out=b.value(op.outputs[0]),  # type: ignore[arg-type]
         work=plan.scratch, counters=counters, max_q=inputs.bucket.max_q, invariant=plan.invariant,
     )  # fmt: skip
+
+
+def _split_heads(b: Binding, op: Op) -> Run:
+    return heads.split_heads(b.value(op.inputs[0]), op.attributes["plain"], op.attributes["rotary"], *b.values(op.outputs))  # type: ignore[arg-type]
+
+
+def _join_heads(b: Binding, op: Op) -> Run:
+    return heads.join_heads(*b.values(op.inputs), op.attributes["heads"], b.value(op.outputs[0]))  # type: ignore[arg-type]
+
+
+def _linear_heads(b: Binding, op: Op) -> Run:
+    weight = b.matrix(op.weights[0].name)
+    assert isinstance(weight, FloatMatrix), "matrices of heads are placed as floats"
+    return linear_heads(b.value(op.inputs[0]), weight.values, op.weights[0].shape[0], b.value(op.outputs[0]))
 
 
 def _route(b: Binding, op: Op) -> Run:
@@ -203,6 +220,9 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "rotate_write": _rotate_write,
     "norm_rotate_write": _rotate_write,
     "attention": _attention,
+    "split_heads": _split_heads,
+    "join_heads": _join_heads,
+    "linear_heads": _linear_heads,
     "route": _route,
     "sort_experts": _sort_experts,
     **dict.fromkeys(EXPERTS, _linear_experts),

@@ -30,6 +30,7 @@ from ridgeline.compute.lowering.lower import head_of
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import stored_names
 from ridgeline.core.plan import KVShape
+from ridgeline.facts.model import CachedHeads
 
 Floats = NDArray[np.float32]
 
@@ -62,7 +63,7 @@ class CudaRunner:
     dtype                    of activations
     tokens, rows, positions  most of a step, and most positions of a row
     vocab                    ids that may be sampling, the first ones of the logits
-    kv_heads                 of the cache
+    cached                   what a layer caches of a token
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
     graphs                   starts steps; None: the device's own graphs, if it has any
@@ -82,7 +83,7 @@ class CudaRunner:
         rows: int,
         positions: int,
         vocab: int,
-        kv_heads: int,
+        cached: CachedHeads,
         depth: int = 2,
         invariant: bool = False,
         graphs: Graphs | None = None,
@@ -97,7 +98,7 @@ class CudaRunner:
         largest = self.buckets.largest
         needed = scratch_bytes(
             oplist, weights, self.buckets,
-            kv_heads=kv_heads, block_tokens=shape.block_tokens, dtype=dtype, device=device, invariant=invariant,
+            cached=cached, block_tokens=shape.block_tokens, dtype=dtype, device=device, invariant=invariant,
             adapters=adapters,
         )  # fmt: skip
         scratch = device.empty(needed, dtype=torch.uint8)

@@ -36,10 +36,10 @@ def null_executor(facts: ModelFacts, *, rows: int, tokens: int, positions: int, 
     shape = KVShape(groups, block_tokens, rows * len(groups) * -(-positions // block_tokens), b"")
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES["f32"],
-        tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=depth, graphs=NullGraphs(None),
+        tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, cached=facts.cached, depth=depth, graphs=NullGraphs(None),
     )  # fmt: skip
     runner.ids.results[1].fill_(1)  # all finite
-    cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, "f32", device.torch)
+    cache = allocate_device_kv(shape, facts.cached, "f32", device.torch)
     runner.attach(cache)
     info = ExecutorInfo(shape, facts.tokens, positions, rows, "nothing", weights.nbytes, cache.pool.nbytes)
     return StepExecutor(info, (), CudaBackend(runner, cache, rows=rows))

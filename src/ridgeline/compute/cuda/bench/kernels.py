@@ -236,7 +236,7 @@ def _attend(facts: ModelFacts, device: Device, kind: str, rows: int, queries: in
 def _cache(facts: ModelFacts, device: Device, kind: str, rows: int, context: int) -> DeviceKVCache:
     """One layer for so many sequences."""
     shape = KVShape((KVGroup("full", (0,), 0),), BLOCK_TOKENS, rows * -(-context // BLOCK_TOKENS), b"")
-    cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, kind, device.torch)
+    cache = allocate_device_kv(shape, facts.cached, kind, device.torch)
     if kind == "fp8":
         cache.pool.random_(0, 0x40)  # codes of numbers below 2
     else:

@@ -66,10 +66,10 @@ class RandomModel:
         slots = DeviceAdapterSlots(oplist, adapters, rank, dtype, device) if adapters else None
         self.runner = CudaRunner(
             oplist, weights, shape, device, dtype,
-            tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, invariant=types.invariant,
+            tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, cached=facts.cached, invariant=types.invariant,
             graphs=self._timed, adapters=slots, drafts=drafts,
         )  # fmt: skip
-        cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
+        cache = allocate_device_kv(shape, facts.cached, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)
         self.runner.attach(cache)
         self.runner.tables.write(range(rows), self._step([1] * rows, [self._blocks * BLOCK_TOKENS - 1] * rows).tables)

@@ -56,12 +56,15 @@ class Tile:
 DECODE_TILES: Final = {
     (80, 128): Tile(16, 32, 4, 5),
     (80, 256): Tile(16, 32, 4, 3),
+    (80, 512): Tile(16, 32, 4, 3),
     (86, 128): Tile(16, 32, 4, 5),
     (86, 256): Tile(16, 32, 4, 3),
+    (86, 512): Tile(16, 16, 4, 3),
     (90, 128): Tile(16, 64, 4, 5),
     (90, 256): Tile(16, 32, 4, 5),
+    (90, 512): Tile(16, 32, 4, 3),
 }
-"""Decode, and rows of few queries: (capability, largest head dimension) → tile; `queries` grows with the row's.
+"""Decode, and rows of few queries: (capability, largest head dimension) → tile; `queries` grows with the row's. 512: values of a latent.
 
 A block id is loaded before the block, so five stages keep two tiles of keys and values in flight. 86: devices with 99 KB of shared memory.
 """
@@ -69,10 +72,13 @@ A block id is loaded before the block, so five stages keep two tiles of keys and
 PREFILL_TILES: Final = {
     (80, 128): Tile(128, 64, 8, 5),
     (80, 256): Tile(64, 32, 8, 5),
+    (80, 512): Tile(64, 16, 8, 3),
     (86, 128): Tile(64, 32, 4, 4),
     (86, 256): Tile(32, 16, 4, 3),
+    (86, 512): Tile(16, 16, 4, 3),
     (90, 128): Tile(128, 64, 8, 5),
     (90, 256): Tile(128, 32, 8, 5),
+    (90, 512): Tile(64, 32, 8, 3),
 }
 """Prefill: (capability, largest head dimension) → tile."""
 
@@ -86,11 +92,18 @@ INT8_KEYS: Final = {False: {(80, 128): 16, (100, 128): 32}, True: {(80, 256): 16
 EIGHT_WARP_QUERIES: Final = 64
 """Query rows from which a tile of few queries has eight warps: four lack registers for two sums of their values."""
 
-FP32_TILES: Final = {128: Tile(32, 32, 4, 3), 256: Tile(16, 16, 4, 3)}
+FP32_TILES: Final = {128: Tile(32, 32, 4, 3), 256: Tile(16, 16, 4, 3), 512: Tile(16, 16, 4, 1)}
 """Largest head dimension → tile for operands in fp32, which are products of three tf32 numbers: such models are for tests."""
 
 DECODE_QUERY_ROWS: Final = 64
 """Most query rows of a program for which the tiles of decode are used."""
+
+LATENT_HEADS: Final = 16
+"""Most query heads of a program over a latent, and most query rows for which the tiles of decode are used there: two sums of 512 numbers
+for each take 128 registers of a thread."""
+
+MAX_DIMENSIONS: Final = {False: 256, True: 512}
+"""Largest value of a head, by whether keys and values are a latent."""
 
 
 def table_row(capability: int) -> int:
@@ -120,24 +133,28 @@ class Schedule:
 
 
 def make_schedules(
-    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, fp32: bool = False,
-    cached: str = "plain", invariant: bool = False,
+    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, latent: int = 0,
+    fp32: bool = False, cached: str = "plain", invariant: bool = False,
 ) -> tuple[Schedule, ...]:  # fmt: skip
     """The launches of a step of so many tokens and rows, of which a row has at most `max_q` queries and `max_kv` keys.
 
+    latent     the first numbers of a key that are its value too; 0: keys and values are apart
     fp32       queries are fp32
     cached     `CacheLayer.kind`
     invariant  a token gets the same bits in every step: one tile and one order of sums for all
 
-    ValueError for more than 128 query heads per KV head, or head dimensions beyond 256.
+    ValueError for more than 128 query heads per KV head, or values beyond 256 dimensions, of a latent 512.
     """
-    group = heads // kv_heads
-    if group > 128 or head_dim > 256:
-        raise ValueError(f"attention on a GPU takes at most 128 query heads per KV head and 256 dimensions, got {group} and {head_dim}")
-    key = (table_row(capability(device)), 128 if head_dim <= 128 else 256)
+    group, summed = heads_of_program(heads, kv_heads, latent), latent or head_dim
+    if heads // kv_heads > 128 or summed > MAX_DIMENSIONS[latent > 0]:
+        raise ValueError(
+            f"attention on a GPU takes at most 128 query heads per KV head and {MAX_DIMENSIONS[latent > 0]} dimensions, got "
+            f"{heads // kv_heads} and {summed}"
+        )
+    key = (table_row(capability(device)), 512 if latent > 128 else 128 if summed <= 128 else 256)
     min_queries, needed = max(16, power_of_2(group)), power_of_2(max_q) * power_of_2(group)
     splits = ceil_div(max_kv, SPLIT_KEYS)
-    few_queries = invariant or needed <= max(DECODE_QUERY_ROWS, min_queries)
+    few_queries = invariant or needed <= max(LATENT_HEADS if latent else DECODE_QUERY_ROWS, min_queries)
     few = FP32_TILES[key[1]] if fp32 else DECODE_TILES[key]
     if invariant:
         few = _over(cached, few, capability(device), key, invariant=True)
@@ -146,8 +163,8 @@ def make_schedules(
         tile = _with_queries(few, queries, EIGHT_WARP_QUERIES)
         one_block = row_tokens == "one" or max_q <= tile.queries // group
         blocks = rows if one_block else tokens // (tile.queries // group) + rows
-        work = _work_bytes(rows if row_tokens == "one" else tokens, heads, head_dim, splits)
-        programs = _split_programs(blocks * kv_heads, splits, max_kv, multiprocessors(device)) if work <= WORK_LIMIT else 0
+        work = _work_bytes(rows if row_tokens == "one" else tokens, heads, summed, splits)
+        programs = _split_programs(blocks * (heads // group), splits, max_kv, multiprocessors(device)) if work <= WORK_LIMIT else 0
         return Schedule(tile, blocks, one_block, True, programs, splits, row_tokens)
 
     if few_queries:
@@ -157,6 +174,12 @@ def make_schedules(
     tile = _with_queries(many, max(min_queries, many.queries), 0)
     prompts = Schedule(tile, tokens // (tile.queries // group) + rows, False, False, 0, splits, "any" if rows == 1 else "several")
     return (prompts,) if rows == 1 else (of_few("one", min_queries), prompts)
+
+
+def heads_of_program(heads: int, kv_heads: int, latent: int) -> int:
+    """Query heads that a program computes at once: all of a KV head, of a latent as many as divide them."""
+    group = heads // kv_heads
+    return max(each for each in range(1, LATENT_HEADS + 1) if group % each == 0) if latent else group
 
 
 def _over(cached: str, tile: Tile, capability: int, key: tuple[int, int], *, invariant: bool) -> Tile:
@@ -184,21 +207,22 @@ def _split_programs(programs: int, splits: int, max_kv: int, multiprocessors: in
 
 
 def work_bytes(
-    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, fp32: bool = False,
-    invariant: bool = False,
+    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, latent: int = 0,
+    fp32: bool = False, invariant: bool = False,
 ) -> int:  # fmt: skip
     """Bytes of scratch that `attention` needs for a step of these sizes; max_kv = tables.shape[1] · block_tokens."""
     schedules = make_schedules(
-        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=max_kv, device=device, fp32=fp32,
-        invariant=invariant,
+        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=max_kv, device=device, latent=latent,
+        fp32=fp32, invariant=invariant,
     )  # fmt: skip
-    split = (each for each in schedules if each.split_programs)
-    return max((_work_bytes(rows if each.row_tokens == "one" else tokens, heads, head_dim, each.splits) for each in split), default=0)
+    split = ((rows if each.row_tokens == "one" else tokens, each.splits) for each in schedules if each.split_programs)
+    return max((_work_bytes(slots, heads, latent or head_dim, splits) for slots, splits in split), default=0)
 
 
-def counters_of(tokens: int, rows: int, kv_heads: int, device: torch.device) -> torch.Tensor:
-    """Zeros int32 for the `counters` of every step of at most so many tokens and rows; launches leave them zero."""
-    return torch.zeros((tokens + rows) * kv_heads, dtype=torch.int32, device=device)
+def counters_of(tokens: int, rows: int, parts: int, device: torch.device) -> torch.Tensor:
+    """Zeros int32 for the `counters` of every step of at most so many tokens and rows, whose heads have so many programs; launches leave
+    them zero."""
+    return torch.zeros((tokens + rows) * parts, dtype=torch.int32, device=device)
 
 
 def attention(
@@ -206,7 +230,8 @@ def attention(
     head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, counters: torch.Tensor,
     max_q: int, sinks: torch.Tensor | None = None, invariant: bool = False,
 ) -> Run:  # fmt: skip
-    """The launch of the op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
+    """The launch of the op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim],
+    of a latent [T, H · its values].
 
     tables        int32 [permanent rows, P]: block ids
     table_row     int32 [R]: the row of `tables` that each row has
@@ -217,7 +242,8 @@ def attention(
     work          at least `work_bytes` bytes, of any type, aligned to 4
     counters      of `counters_of`
 
-    Tokens that no row owns are not written; a token whose row has no keys gets zeros. `out` may be q. ValueError where shapes do not fit.
+    Tokens that no row owns are not written; a token whose row has no keys gets zeros. `out` may be q where they are as wide.
+    ValueError where shapes do not fit.
     Vaswani et al. 2017; Milakov and Gimelshein 2018 (online softmax); Dao et al. 2022.
     """
     tokens, rows, kv_heads = rows_of(q, out), len(kv_len), layer.kv_heads
@@ -228,13 +254,13 @@ def attention(
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     schedules = make_schedules(
         tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=tables.shape[1] * layer.block_tokens,
-        device=q.device, fp32=q.dtype == torch.float32, cached=layer.kind, invariant=invariant,
+        device=q.device, latent=layer.latent, fp32=q.dtype == torch.float32, cached=layer.kind, invariant=invariant,
     )  # fmt: skip
-    shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
+    shape = (head_dim, kv_heads, heads, window, scale, softcap)
     launches: list[Run] = []
     for schedule in schedules:
         slots = rows if schedule.row_tokens == "one" else tokens
-        partials = (*_partials(schedule, slots, heads, head_dim, work, out), counters)
+        partials = (*_partials(schedule, slots, heads, layer.latent or head_dim, work, out), counters)
         launches.append(_bind(schedule, q, layer, (tables, table_row, cu_q, kv_len), out, partials, shape, sinks))
     return one_by_one(launches)
 
@@ -250,7 +276,8 @@ def _bind(
     sinks: torch.Tensor | None,
 ) -> BoundLaunch:
     """One launch into `out`, by way of `partials` where splits have programs of their own."""
-    head_dim, kv_heads, group, window, scale, softcap = shape
+    head_dim, kv_heads, heads, window, scale, softcap = shape
+    group, value = heads_of_program(heads, kv_heads, layer.latent), layer.latent or head_dim
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     arguments = (
@@ -261,31 +288,33 @@ def _bind(
         0 if scales is None else scales.stride(0),
     )  # fmt: skip
     constants = {
-        "GROUP": group, "HEAD": head_dim, "KV_HEADS": kv_heads, "BLOCK_TOKENS": layer.block_tokens, "WINDOW": window, "SPLIT": SPLIT_KEYS,
+        "GROUP": group, "PARTS": heads // kv_heads // group, "HEAD": head_dim, "VALUE": value, "KV_HEADS": kv_heads,
+        "BLOCK_TOKENS": layer.block_tokens, "WINDOW": window, "SPLIT": SPLIT_KEYS,
         "CAPPED": softcap != 0, "KIND": layer.kind, "NATIVE": native_fp8(q.device),
         "ONE_BLOCK": schedule.one_block, "FOLD": schedule.fold and schedule.splits > 1, "PARTIAL": schedule.split_programs > 0,
         "TOKENS": schedule.row_tokens, "SINKS": sinks is not None,
-        "BLOCK_M": schedule.tile.queries, "BLOCK_D": max(16, power_of_2(head_dim)), "TILE": schedule.tile.keys,
+        "BLOCK_M": schedule.tile.queries, "BLOCK_D": max(16, power_of_2(value)),
+        "REST": max(16, power_of_2(head_dim - value)) if layer.latent else 0, "TILE": schedule.tile.keys,
     }  # fmt: skip
-    grid = (schedule.blocks, kv_heads, max(1, schedule.split_programs))
+    grid = (schedule.blocks, heads // group, max(1, schedule.split_programs))
     return BoundLaunch(attention_kernel, grid, arguments, constants, num_warps=schedule.tile.warps, num_stages=schedule.tile.stages)
 
 
-def _work_bytes(slots: int, heads: int, head_dim: int, splits: int) -> int:
+def _work_bytes(slots: int, heads: int, value: int, splits: int) -> int:
     """Bytes of fp32 partial results: for each row or token, head and split the weighted values, the greatest score and the sum of
     weights."""
-    return 4 * slots * heads * splits * (head_dim + 2)
+    return 4 * slots * heads * splits * (value + 2)
 
 
 def _partials(
-    schedule: Schedule, slots: int, heads: int, head_dim: int, work: torch.Tensor | None, unused: torch.Tensor
+    schedule: Schedule, slots: int, heads: int, value: int, work: torch.Tensor | None, unused: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the caller's scratch for the weighted values and the (greatest score, sum of weights) of all splits."""
     if not schedule.split_programs:
         return unused, unused
-    needed = _work_bytes(slots, heads, head_dim, schedule.splits)
+    needed = _work_bytes(slots, heads, value, schedule.splits)
     if work is None or work.nbytes < needed:
         raise ValueError(f"attention needs {needed} bytes of scratch, got {0 if work is None else work.nbytes}")
     numbers = work.view(-1).view(torch.float32)
-    values = slots * heads * schedule.splits * head_dim
+    values = slots * heads * schedule.splits * value
     return numbers[:values], numbers[values : values + 2 * slots * heads * schedule.splits]

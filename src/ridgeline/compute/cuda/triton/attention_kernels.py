@@ -49,14 +49,18 @@ def load_tile(numbers, scales, place, scale_place, seen, inside, KIND: tl.conste
 
 @triton.jit
 def attend(
-    q, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position, first, begin, end, scale, cap,
-    HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+    q, q_rest, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position, first, begin, end, scale, cap,
+    HEAD: tl.constexpr, VALUE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
     CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, FOLD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Queries [BLOCK_M, BLOCK_D] at `position` [BLOCK_M] over keys first ≤ k < end, in tiles from `begin` on, a multiple of TILE."""
-    at, within = tl.arange(0, BLOCK_D), tl.arange(0, TILE)
-    inside = at < HEAD
+    """Queries [BLOCK_M, BLOCK_D] at `position` [BLOCK_M] over keys first ≤ k < end, in tiles from `begin` on, a multiple of TILE.
+
+    REST: of a latent, whose first VALUE numbers are values too and are read once; `q_rest` [BLOCK_M, REST] has the queries' others. 0:
+    keys and values are apart.
+    """
+    at, within, rest = tl.arange(0, BLOCK_D), tl.arange(0, TILE), VALUE + tl.arange(0, REST if REST else 16)
+    inside = at < VALUE
     top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     all_top, all_total, all_sums = top, total, sums
@@ -69,10 +73,14 @@ def attend(
         key = start + within
         seen = (key >= first) & (key < end)
         block_id = tl.load(table + key // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-        place = (block_id * block_stride + (key % BLOCK_TOKENS) * (KV_HEADS * HEAD) + kv_head * HEAD)[:, None] + at[None, :]
+        record = (block_id * block_stride + (key % BLOCK_TOKENS) * (KV_HEADS * HEAD) + kv_head * HEAD)[:, None]
         scale_place = block_id * scale_stride + (key % BLOCK_TOKENS) * KV_HEADS + kv_head
-        k, k_scale = load_tile(keys, key_scales, place, scale_place, seen, inside, KIND, NATIVE, q.dtype)
-        score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+        k, k_scale = load_tile(keys, key_scales, record + at[None, :], scale_place, seen, inside, KIND, NATIVE, q.dtype)
+        score = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        if REST:
+            k_rest, _ = load_tile(keys, key_scales, record + rest[None, :], scale_place, seen, rest < HEAD, KIND, NATIVE, q.dtype)
+            score = tl.dot(q_rest, tl.trans(k_rest), score, input_precision="tf32x3")
+        score = score * scale
         if KIND == "int8":
             score = score * k_scale[None, :]
         if CAPPED:
@@ -86,7 +94,10 @@ def attend(
         decay = tl.exp2(top - reference)
         weight = tl.exp2(score - reference[:, None])
         total = tl.fma(total, decay, tl.sum(weight, axis=1))
-        v, v_scale = load_tile(values, value_scales, place, scale_place, seen, inside, KIND, NATIVE, q.dtype)
+        if REST:
+            v, v_scale = k, k_scale
+        else:
+            v, v_scale = load_tile(values, value_scales, record + at[None, :], scale_place, seen, inside, KIND, NATIVE, q.dtype)
         if KIND == "int8":
             weight = weight * v_scale[None, :]
         sums = tl.dot(weight.to(q.dtype), v, sums * decay[:, None], input_precision="tf32x3")
@@ -118,7 +129,7 @@ def write_result(out, place, top, total, sums, sinks, head, is_row, mask, SINKS:
 
 @triton.jit
 def merged_splits(
-    partial, partial_sums, place, at, is_row, mask, begin, end, HEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+    partial, partial_sums, place, at, is_row, mask, begin, end, VALUE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Splits begin ≤ n < end of the queries whose partial results begin at `place` [BLOCK_M], merged in order."""
     top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -126,7 +137,7 @@ def merged_splits(
     for split in tl.range(begin, end, num_stages=4 if BLOCK_M * BLOCK_D <= 2048 else 2):
         split_top = tl.load(partial_sums + (place + split) * 2, mask=is_row, other=float("-inf"))
         split_total = tl.load(partial_sums + (place + split) * 2 + 1, mask=is_row, other=0.0)
-        split_sums = tl.load(partial + (place + split)[:, None] * HEAD + at[None, :], mask=mask, other=0.0)
+        split_sums = tl.load(partial + (place + split)[:, None] * VALUE + at[None, :], mask=mask, other=0.0)
         top, total, sums = merge_states(top, total, sums, split_top, split_total, split_sums)
     return top, total, sums
 
@@ -168,60 +179,65 @@ def is_last(counter, programs):
 def attention_kernel(
     q, keys, values, key_scales, value_scales, sinks, tables, table_row, cu_q, kv_len, out, partial, partial_sums, counters,
     rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
-    FOLD: tl.constexpr, PARTIAL: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr,
+    NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr, FOLD: tl.constexpr, PARTIAL: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys. TOKENS: "any" number of
-    a row; of "one" or "several" only such rows, as another launch has the others.
+    """Each program: BLOCK_M // GROUP tokens of a row times GROUP query heads, one of PARTS parts of those of a KV head, and all of their
+    keys. TOKENS: "any" number of a row; of "one" or "several" only such rows, as another launch has the others.
 
     PARTIAL: only the splits n, n + p, n + 2p … of p programs. Their results go to `partial`, of row r at r ("one") or of token t at t;
     the program that ends last merges them all. `counters` is zero between launches.
     """
     after_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // PARTS
     row, query_block, query, count, is_mine = queries_of_program(cu_q, rows, ONE_BLOCK, TOKENS, BLOCK_Q)
     length = tl.load(kv_len + row)
     if is_mine:
         line = tl.arange(0, BLOCK_M)
-        token, head = query_block * BLOCK_Q + line // GROUP, kv_head * GROUP + line % GROUP
+        token, head = query_block * BLOCK_Q + line // GROUP, tl.program_id(1) * GROUP + line % GROUP
         is_row = (line < BLOCK_Q * GROUP) & (token < count)
         position = length - count + token
         at = tl.arange(0, BLOCK_D)
-        mask = is_row[:, None] & (at < HEAD)[None, :]
+        mask = is_row[:, None] & (at < VALUE)[None, :]
         heads = (query + token).to(tl.int64)
         queries = tl.load(q + (heads * q_stride + head * HEAD)[:, None] + at[None, :], mask=mask, other=0.0)
+        others = queries
+        if REST:
+            rest = VALUE + tl.arange(0, REST)
+            there = is_row[:, None] & (rest < HEAD)[None, :]
+            others = tl.load(q + (heads * q_stride + head * HEAD)[:, None] + rest[None, :], mask=there, other=0.0)
         lowest = length - count + query_block * BLOCK_Q
         first = tl.maximum(lowest - (WINDOW - 1), 0) if WINDOW else 0
         end = tl.minimum(lowest + BLOCK_Q, length)
         table = tables + tl.load(table_row + row).to(tl.int64) * table_stride
-        target = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
+        target = (heads * out_stride + head * VALUE)[:, None] + at[None, :]
         if PARTIAL:
             begin_split, end_split = first // SPLIT, tl.cdiv(end, SPLIT)
             programs = tl.maximum(1, tl.minimum(tl.num_programs(2), end_split - begin_split))
-            place = ((row + line * 0 if TOKENS == "one" else heads).to(tl.int64) * (KV_HEADS * GROUP) + head) * splits
+            place = ((row + line * 0 if TOKENS == "one" else heads).to(tl.int64) * (KV_HEADS * PARTS * GROUP) + head) * splits
             if tl.program_id(2) < programs:
                 for split in tl.range(begin_split + tl.program_id(2), end_split, programs, num_stages=1):
                     begin = tl.maximum(first // TILE * TILE, split * SPLIT)
                     top, total, sums = attend(
-                        queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
+                        queries, others, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
                         first, begin, tl.minimum(end, split * SPLIT + SPLIT), scale, cap,
-                        HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, False, BLOCK_M, BLOCK_D, TILE,
+                        HEAD, VALUE, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, False, BLOCK_M, BLOCK_D, REST, TILE,
                     )  # fmt: skip
-                    tl.store(partial + (place + split)[:, None] * HEAD + at[None, :], sums, mask=mask)
+                    tl.store(partial + (place + split)[:, None] * VALUE + at[None, :], sums, mask=mask)
                     tl.store(partial_sums + (place + split) * 2, top, mask=is_row)
                     tl.store(partial_sums + (place + split) * 2 + 1, total, mask=is_row)
-                if is_last(counters + tl.program_id(0) * KV_HEADS + kv_head, programs):
+                if is_last(counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), programs):
                     top, total, sums = merged_splits(
-                        partial, partial_sums, place, at, is_row, mask, begin_split, end_split, HEAD, BLOCK_M, BLOCK_D
+                        partial, partial_sums, place, at, is_row, mask, begin_split, end_split, VALUE, BLOCK_M, BLOCK_D
                     )
                     write_result(out, target, top, total, sums, sinks, head, is_row, mask, SINKS)
         else:
             top, total, sums = attend(
-                queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
+                queries, others, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
                 first, first // TILE * TILE, end, scale, cap,
-                HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, FOLD, BLOCK_M, BLOCK_D, TILE,
+                HEAD, VALUE, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, FOLD, BLOCK_M, BLOCK_D, REST, TILE,
             )  # fmt: skip
             write_result(out, target, top, total, sums, sinks, head, is_row, mask, SINKS)

@@ -75,7 +75,7 @@ def matmul_kernel(
     SHARED: tl.constexpr, TILE: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs.
+    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs; of heads with a matrix each, of one head.
 
     CODES   "both": x and weight are e4m3; "quantise": weight is, and of x codes are made here, each BLOCK_K of a row by their largest;
             "weight": of weight, as bytes, numbers are made; WIDTH 0: a scale per row of weights
@@ -88,6 +88,7 @@ def matmul_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
+    x, out, base = x + tl.program_id(2) * inputs, out + tl.program_id(2) * columns, base + tl.program_id(2) * columns
     if SHARED > 0:  # noqa: SIM102
         if base < 0:
             return
@@ -162,7 +163,7 @@ class Choices(NamedTuple):
 
 def bound(
     x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, scales: tuple[Tensor, Tensor] | None = None, block: tuple[int, int] = (1, 0),
-    codes: str = "", gate: str = "", up_rows: int = 0, bias: tuple[Tensor, ...] = (), choices: Choices | None = None,
+    codes: str = "", gate: str = "", up_rows: int = 0, bias: tuple[Tensor, ...] = (), choices: Choices | None = None, heads: int = 1,
 ) -> BoundLaunch:  # fmt: skip
     """The launch of x [M, K], weight [N or 2 N, K] → out [M, N].
 
@@ -170,14 +171,15 @@ def bound(
     up_rows  rows of weight in front of those of up
     bias     of the product, or of gate and of up
     choices  out has a row for each; weight has N rows, or twice as many, for each expert
+    heads    x, weight and out have so many parts, [M, H · K], [H · N, K] and [M, H · N]: products of their own
     """
-    (rows, columns), inputs = out.shape, x.shape[1]
+    rows, columns, inputs = len(out), out.shape[1] // heads, x.shape[1] // heads
     of_x, of_weight = (x, weight) if scales is None else scales
     biases = (*bias, *bias) if bias else (x, x)
     order, tiles = (x, x) if choices is None else (choices.order, choices.tiles)
     blocks = ceil_div(rows, tile.m) if choices is None else choices.most * (choices.height // tile.m)
     return BoundLaunch(
-        matmul_kernel, (ceil_div(columns, tile.n), blocks),
+        matmul_kernel, (ceil_div(columns, tile.n), blocks, heads),
         (
             x, of_x, weight, of_weight, biases[0], biases[1], order, tiles, out,
             rows, columns, inputs, up_rows, x.stride(0), of_x.stride(0), weight.stride(0), of_weight.stride(0), out.stride(0),
@@ -200,6 +202,16 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor) -> Run:
     if not rows:
         return nothing
     return bound(x, weight, out, TILES[x.element_size()])
+
+
+def linear_heads(x: Tensor, weight: Tensor, heads: int, out: Tensor) -> Run:
+    """The launch of x [M, H · K], weight [H · N, K] → out [M, H · N], every head's numbers times its own matrix; as `matmul`."""
+    rows, columns, inputs = rows_of(x, out), len(weight) // heads, weight.shape[1]
+    if x.dtype != weight.dtype or (x.shape[1], out.shape[1]) != (heads * inputs, heads * columns):
+        raise ValueError(f"x {tuple(x.shape)}, weights {tuple(weight.shape)} and out {tuple(out.shape)} are no {heads} heads")
+    if not rows:
+        return nothing
+    return bound(x, weight, out, TILES[x.element_size()], heads=heads)
 
 
 def linear_glu(x: Tensor, weight: Tensor, activation: str, out: Tensor, *, invariant: bool = False) -> Run:

@@ -124,9 +124,9 @@ def rotate_write_kernel(
     q, k, v, table, slots, q_out, keys, values, key_scales, value_scales, q_weight, k_weight, eps, q_heads, kv_heads, q_stride, k_stride,
     v_stride, table_stride, out_stride, block_stride, scale_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KIND: tl.constexpr, NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
+    NORM_K: tl.constexpr, VALUES: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: some heads of one token, of q (the first programs) or of k and v."""
+    """Each program: some heads of one token, of q (the first programs) or of k and, where VALUES are apart from keys, v."""
     after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     table += row * table_stride
@@ -141,7 +141,6 @@ def rotate_write_kernel(
     else:
         first = (tl.program_id(1) - q_programs) * KV_HEADS
         key = rotated_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
-        value = rotated_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
         head = first + tl.arange(0, KV_HEADS)
         head_mask, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
         slot = tl.load(slots + row)
@@ -149,7 +148,9 @@ def rotate_write_kernel(
         place = block_id * block_stride + (offset * kv_heads + head)[:, None] * HEAD + at
         scale_place = block_id * scale_stride + offset * kv_heads + head
         write_heads(key, keys + place, key_scales + scale_place, mask, head_mask, KIND, NATIVE)
-        write_heads(value, values + place, value_scales + scale_place, mask, head_mask, KIND, NATIVE)
+        if VALUES:
+            value = rotated_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
+            write_heads(value, values + place, value_scales + scale_place, mask, head_mask, KIND, NATIVE)
 
 
 def rotate_write(
@@ -165,8 +166,9 @@ def rotate_write(
 
 
 def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: CacheLayer) -> Run:
-    """The launch of k, v [T, KV heads · head_dim] into the slots int64 [T] of a cache layer: as they are, rounded to the cache's type."""
-    return _write(k[:, :0], k, v, None, slots, layer, layer.keys.shape[3], k[:, :0], (None, None), 0.0)
+    """The launch of k, v [T, KV heads · head_dim] into the slots int64 [T] of a cache layer: as they are, rounded to the cache's type. Of a
+    latent v is part of k."""
+    return _write(k[:, :0], k, k if layer.latent else v, None, slots, layer, layer.keys.shape[3], k[:, :0], (None, None), 0.0)
 
 
 def _write(
@@ -191,7 +193,8 @@ def _write(
     constants = {
         "HEAD": head_dim, "HALF": 0 if rotation is None else rotation.shape[1] // 2, "BLOCK": block, "Q_HEADS": of_q, "KV_HEADS": of_kv,
         "BLOCK_TOKENS": layer.block_tokens, "KIND": "fp8" if fp8 else "plain" if scales is None else "int8",
-        "NORM_Q": norms[0] is not None, "NORM_K": norms[1] is not None, "NATIVE": native_fp8(k.device),
+        "NORM_Q": norms[0] is not None, "NORM_K": norms[1] is not None, "VALUES": not layer.latent,
+        "NATIVE": native_fp8(k.device),
     }  # fmt: skip
     return BoundLaunch(rotate_write_kernel, (rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv)), arguments, constants)
 
