@@ -71,9 +71,9 @@ CASES = [
     Case("invariant, int8, 256 dimensions", partial(launch, 2, 64, 2048, kind="int8", heads=16, head_dim=256, invariant=True)),
     Case("prefill, fp8, 256 dimensions", partial(launch, 2, 1024, 2048, kind="fp8", heads=16, head_dim=256)),
     Case("decode, latent", partial(launch, 64, 1, 4096, **LATENT), DECODE),
-    Case("decode, latent, fp8 in splits", partial(launch, 1, 1, 8192, kind="fp8", **LATENT)),
-    Case("decode, latent, int8", partial(launch, 64, 1, 4096, kind="int8", **LATENT)),
-    Case("prefill, latent", partial(launch, 2, 1024, 2048, **LATENT), {"attention_kernel": {80: ("mma.sync", "cp.async.cg")}}),
+    Case("decode, latent, fp8 in splits", partial(launch, 1, 1, 8192, kind="fp8", **LATENT), capabilities=TESTED),
+    Case("decode, latent, int8", partial(launch, 64, 1, 4096, kind="int8", **LATENT), capabilities=TESTED),
+    Case("prefill, latent", partial(launch, 2, 1024, 2048, **LATENT), DECODE, capabilities=(80, 86, 90)),
     Case("mixed, few tokens per row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32), capabilities=TESTED),
 ]

@@ -8,7 +8,7 @@ from compile_only import TESTED, Case
 
 from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
-from ridgeline.compute.cuda.triton import copy, elements, norm, rope
+from ridgeline.compute.cuda.triton import copy, elements, heads, norm, rope
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.model import CachedHeads, Rope
 
@@ -32,6 +32,14 @@ def write(kind: str, head_dim: int, *, norms: bool) -> None:
     weights = (vector(head_dim), vector(head_dim)) if norms else (None, None)
     rope.rotate_write(q, *kv, rows(head_dim, F32), slots, cache.layer(0), head_dim, rows(32 * head_dim), *weights, 1e-6)()
     rope.kv_write(*kv, slots, cache.layer(0))()
+
+
+def latent(kind: str) -> None:
+    """What latent attention moves of 128 heads of 128 + 64, and writes of a latent of 512 + 64."""
+    cache = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), CachedHeads(1, 576, 512), kind, CPU)
+    heads.split_heads(rows(128 * 192), 128, 64, rows(128 * 128), rows(128 * 64))()
+    heads.join_heads(rows(128 * 512), rows(128 * 64), 128, rows(128 * 576))()
+    rope.kv_write(rows(576), rows(512), torch.empty(16, dtype=torch.int64), cache.layer(0))()
 
 
 def rotation() -> None:
@@ -91,5 +99,7 @@ CASES = [
     Case("write bf16, norms of heads", partial(write, "bf16", 128, norms=True)),
     Case("write fp8", partial(write, "fp8", 128, norms=False)),
     Case("write int8", partial(write, "int8", 64, norms=False)),
+    Case("latent heads, bf16", partial(latent, "bf16")),
+    Case("latent heads, int8", partial(latent, "int8"), capabilities=TESTED),
     Case("copies", copies),
 ]

@@ -8,7 +8,7 @@ from compile_only import TESTED, Case
 from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes
-from ridgeline.compute.cuda.triton.matmul import linear_fp8, linear_glu, matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, linear_glu, linear_heads, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import Fp8Matrix
 
@@ -55,6 +55,12 @@ def floats(dtype: torch.dtype) -> None:
     """The product that does not depend on the batch."""
     x, out = (torch.empty(16, HIDDEN, dtype=dtype) for _ in range(2))
     matmul(x, torch.empty(HIDDEN, HIDDEN, dtype=dtype), out)()
+
+
+def heads() -> None:
+    """A matrix for each of 128 heads, into a latent of 512."""
+    x, out = (torch.empty(16, 128 * width, dtype=torch.bfloat16) for width in (128, 512))
+    linear_heads(x, torch.empty(128 * 512, 128, dtype=torch.bfloat16), 128, out)()
 
 
 def gate(rows: int) -> None:
@@ -110,6 +116,7 @@ CASES = [
     Case("quantise", numbers),
     *(Case(f"gated unit, {rows} rows", partial(gate, rows)) for rows in (1, 32, 64, 256)),
     Case("matmul, bf16", lambda: floats(BF16), MATMUL),
+    Case("matrices of latent heads", heads, MATMUL, capabilities=TESTED),
     Case("matmul, fp32", lambda: floats(torch.float32)),
     Case("sample, bf16", lambda: sample(BF16)),
     Case("sample, fp32", lambda: sample(torch.float32), capabilities=(90,)),  # as bf16 but for what it loads, and slow to compile

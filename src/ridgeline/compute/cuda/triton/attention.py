@@ -56,13 +56,13 @@ class Tile:
 DECODE_TILES: Final = {
     (80, 128): Tile(16, 32, 4, 5),
     (80, 256): Tile(16, 32, 4, 3),
-    (80, 512): Tile(16, 32, 4, 3),
+    (80, 512): Tile(16, 32, 8, 3),
     (86, 128): Tile(16, 32, 4, 5),
     (86, 256): Tile(16, 32, 4, 3),
-    (86, 512): Tile(16, 16, 4, 3),
+    (86, 512): Tile(16, 32, 8, 2),
     (90, 128): Tile(16, 64, 4, 5),
     (90, 256): Tile(16, 32, 4, 5),
-    (90, 512): Tile(16, 32, 4, 3),
+    (90, 512): Tile(16, 32, 8, 3),
 }
 """Decode, and rows of few queries: (capability, largest head dimension) → tile; `queries` grows with the row's. 512: values of a latent.
 
@@ -72,7 +72,7 @@ A block id is loaded before the block, so five stages keep two tiles of keys and
 PREFILL_TILES: Final = {
     (80, 128): Tile(128, 64, 8, 5),
     (80, 256): Tile(64, 32, 8, 5),
-    (80, 512): Tile(64, 16, 8, 3),
+    (80, 512): Tile(32, 32, 8, 3),
     (86, 128): Tile(64, 32, 4, 4),
     (86, 256): Tile(32, 16, 4, 3),
     (86, 512): Tile(16, 16, 4, 3),
@@ -194,7 +194,9 @@ def _over(cached: str, tile: Tile, capability: int, key: tuple[int, int], *, inv
 
 
 def _with_queries(tile: Tile, queries: int, eight_warps_from: int) -> Tile:
-    """The tile with so many query rows, and the warps that they take."""
+    """The tile with so many query rows, and the warps that they take, where the table has others."""
+    if queries == tile.queries:
+        return tile
     warps = 8 if eight_warps_from and queries >= eight_warps_from else tile.warps
     return replace(tile, queries=queries, warps=max(4, min(warps, queries // 8)))
 
