@@ -53,7 +53,7 @@ def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple
 def _routing(fields: Fields) -> dict[str, Any]:
     """Routing as config.json states it, and as the architecture does it."""
     architecture = fields.architecture
-    own, declared = architecture.defaults, {**architecture.routing, **architecture.routings.get(fields.values.get("model_type"), {})}
+    own, declared = architecture.defaults, {**architecture.routing, **architecture.routings.get(str(fields.values.get("model_type")), {})}
     found: dict[str, Any] = dict(declared)
     if "norm_topk_prob" in own:
         found["normalise"] = fields.flag("norm_topk_prob")

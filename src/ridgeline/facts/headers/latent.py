@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
@@ -43,7 +44,7 @@ def split_heads(tensor: TensorFacts, parts: tuple[str, ...], shapes: Mapping[str
         )
     size = form.block_bytes
     row = rank * size
-    own = [
+    own: list[tuple[str, tuple[int, int], int, dict[str, Any]]] = [
         (parts[0], (rank, plain), 0, {"transform": "transposed", "stride": row}),
         (parts[1], (value, rank), plain * row, {}),
     ]
