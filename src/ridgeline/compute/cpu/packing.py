@@ -54,10 +54,10 @@ Take = Callable[[int], Bytes]
 FLOATS: Final = ("F32", "F16", "BF16")
 
 SCREENED: Final = "Q8_0_SCREENED"
-"""With the upper 5 bits once more, for a screen (csrc/screen/bounds.cpp)."""
+"""A form with the upper 5 bits once more, for a screen (csrc/screen/bounds.cpp)."""
 
 SPLIT: Final = "F32_SPLIT"
-"""In two halves of bf16, for matrix instructions of many tokens (csrc/linear/split.cpp): 16 bits of 24 stay."""
+"""A form in two halves of bf16, for matrix instructions of many tokens (csrc/linear/split.cpp): 16 bits of 24 stay."""
 
 FORMS: Final = {SCREENED: "Q8_0", SPLIT: "F32"}
 """Other forms in which formats may be packed, by the extension's names."""
@@ -374,8 +374,8 @@ def packed_as(weights: Mapping[str, Stored], form: str) -> list[str]:
 
 
 def _forms(step: OpList, facts: ModelFacts) -> dict[str, str]:
-    """What matrices are packed as where they can be: heads are screened; encoders, whose steps have many tokens, are split where that is
-    faster."""
+    """Forms of matrices by name, for those that can be packed so: heads are screened; encoders, whose steps have many tokens, are split
+    where that is faster."""
     last = step.ops[-1]
     if last.name == "linear" and last.weights[0].shape[0] == facts.tokens:
         return {last.weights[0].name: SCREENED}
