@@ -17,6 +17,7 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kMostTokens = 256;      // whose inputs are copied at a time, so that they stay in the second-level cache
+constexpr size_t kFewTurns = 4;           // over a pair of blocks: weights are not there soon enough by themselves
 constexpr size_t kMostInputs = kLinearScratch / (2 * kTileRows * sizeof(float));
 constexpr size_t kHalf = kTileRecord / 2;  // bytes of 32 inputs' high halves, behind which are the low ones
 constexpr size_t kPairs = kTileInputs / 2;
@@ -44,11 +45,11 @@ void store_each(const float* x, size_t groups, uint8_t* to) {
         }
 }
 
-// Inputs of m tokens as tiles [m / 16, inputs / 32] of records: 16 rows of 32 high halves, then of low ones.
+// Inputs of m tokens as tiles [m / 16, inputs / 32] of records: 16 rows of 32 high halves, then of low ones. Of rows behind the last token
+// outputs are made, and dropped.
 void split_inputs(const float* x, size_t x_stride, size_t m, size_t groups, uint8_t* tiles) {
     const size_t tile_bytes = groups * kTileRecord;
     const auto store = splits() ? kStoreHalves : store_each;
-    if (m % kTileRows > 0) memset(tiles + m / kTileRows * tile_bytes, 0, tile_bytes);
     for (size_t t = 0; t < m; ++t) store(x + t * x_stride, groups, tiles + t / kTileRows * tile_bytes + t % kTileRows * kTileInputs * sizeof(uint16_t));
 }
 
@@ -149,6 +150,7 @@ void multiply_split(const Matrix& matrix, const float* x, size_t x_stride, size_
     if (splits()) kTilesBegin();
     for (size_t from = 0; from < m; from += most) {
         const size_t tokens = std::min(most, m - from), turns = (tokens + kTogether - 1) / kTogether;
+        const size_t fetched = turns <= kFewTurns ? 2 * kTileRecord / turns : 0;
         split_inputs(x + from * x_stride, x_stride, tokens, groups, scratch);
         for (size_t block = first; block < first + count; block += 2) {
             const size_t blocks = std::min<size_t>(2, first + count - block);
@@ -156,7 +158,7 @@ void multiply_split(const Matrix& matrix, const float* x, size_t x_stride, size_
             for (size_t turn = 0; turn < turns; ++turn) {
                 const size_t t = turn * kTogether;
                 const TilePair of = {scratch + 2 * turn * tile_bytes, {w, w + (blocks - 1) * tile_bytes}, tile_bytes, groups,
-                                     next + turn * (2 * tile_bytes / turns), 2 * kTileRecord / turns};
+                                     next + turn * (2 * tile_bytes / turns), fetched};
                 multiply_pair(matrix, of, std::min(kTogether, tokens - t), {to.out + (from + t) * to.stride, to.stride}, block, blocks);
             }
         }
