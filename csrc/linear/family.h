@@ -24,9 +24,13 @@ extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 extern const FamilyKernels kTables;      // TQ1, TQ2, IQ1, IQ2, IQ3
 extern const FamilyKernels kGrouped;     // kInt8, kInt4
 extern const FamilyKernels kScreened;    // kQ8_0Screened
+extern const FamilyKernels kSplit;       // kF32Split
 
 void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                      uint8_t* scratch);
+void multiply_split(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                    uint8_t* scratch);
+bool splits();
 void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 

@@ -21,6 +21,7 @@ const FamilyKernels& family(int format) {
         case kTQ1_0: case kTQ2_0: case kIQ1_S: case kIQ1_M: case kIQ2_XXS: case kIQ2_XS: case kIQ2_S: case kIQ3_XXS: case kIQ3_S: return kTables;
         case kInt8: case kInt4: return kGrouped;
         case kQ8_0Screened: return kScreened;
+        case kF32Split: return kSplit;
         default: return kKQuants;
     }
 }
@@ -37,6 +38,12 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
 
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     family(matrix.format).multiply(matrix, x, m, to, first, count, scratch);
+}
+
+void multiply_dense(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                    uint8_t* scratch) {
+    const auto work = matrix.format == kF32Split ? multiply_split : multiply_floats;
+    work(matrix, x, x_stride, m, to, first, count, scratch);
 }
 
 void row(const Matrix& matrix, size_t row, float* out) { family(matrix.format).row(matrix, row, out); }
@@ -59,7 +66,7 @@ const FamilyKernels kGroups32 =
            Member<kIQ4_XS, IQ4_XS>, Member<kMXFP4, MXFP4>>::kernels();
 
 extern const LinearKernels kLinear;
-const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, add_residual, measure_token, screen};
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_dense, row, splits, add_residual, measure_token, screen};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -50,18 +50,21 @@ struct LinearKernels {
     // For kInt8 and kInt4 rows are what compute/quant/grouped.py describes.
     void (*pack)(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count);
 
-    // The reverse: the file's rows of some blocks, bit for bit.
+    // The reverse: the file's rows of some blocks, bit for bit; of kF32Split what it keeps of them.
     void (*unpack)(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count);
 
     // Outputs of blocks first … first + count for all m tokens. Quantised formats.
     void (*multiply)(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
 
-    // The same for kF32, kF16 and kBF16 with fp32 activations x [m, stride floats].
+    // The same for kF32, kF16, kBF16 and kF32Split with fp32 activations x [m, stride floats].
     void (*multiply_floats)(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                             uint8_t* scratch);
 
     // Row `row` as fp32 [k].
     void (*row)(const Matrix& matrix, size_t row, float* out);
+
+    // Whether this machine multiplies kF32Split faster than kF32. Any machine can.
+    bool (*splits)();
 
     // out [count] = residual + out
     void (*add_residual)(const float* residual, size_t count, float* out);

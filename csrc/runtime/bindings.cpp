@@ -115,6 +115,7 @@ void bind_linear(nb::module_& m) {
         table.multiply_floats(matrix(format, n, k, group, packed), pointer<const float>(x), k, tokens, {pointer<float>(out), out_stride}, first,
                               count, pointer<std::uint8_t>(scratch));
     });
+    m.def("splits", [](int level) { return kernels(level).linear->splits(); });
     m.def("packed_row", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, std::size_t row, Address out) {
         const LinearKernels& table = *kernels(level).linear;
         nb::gil_scoped_release unlocked;

@@ -170,6 +170,83 @@ __attribute__((target("avx512bf16"))) inline void bf16_dots(size_t rounds) {
 }
 constexpr void (*kBF16Dots)(size_t) = bf16_dots;
 
+// Products of tiles by AMX. Not every machine of this level has it: who calls these asks. A thread has its tiles between begin and end.
+#define RIDGELINE_AMX __attribute__((target("amx-tile,amx-bf16")))
+struct TileShapes {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+// In memory of its own: compilers know of 8 bytes that the instruction reads.
+alignas(64) const TileShapes kTileShapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+RIDGELINE_AMX inline void begin_tiles() { _tile_loadconfig(&kTileShapes); }
+RIDGELINE_AMX inline void end_tiles() { _tile_release(); }
+
+// Inputs of a token into records, `kTileRecord` bytes apart: 32 high halves, and the low ones half a record behind. What is below the normal
+// numbers is taken as zero.
+__attribute__((target("avx512bf16"))) inline void store_halves(const float* x, size_t groups, uint8_t* to) {
+    for (size_t group = 0; group < groups; ++group, x += kTileInputs, to += kTileRecord) {
+        const __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + kLanes);
+        const __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+        const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16);
+        const __m512i wider = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16);
+        const __m512 low = _mm512_sub_ps(first, _mm512_castsi512_ps(wide)), lower = _mm512_sub_ps(second, _mm512_castsi512_ps(wider));
+        _mm512_storeu_si512(to, high);
+        _mm512_storeu_si512(to + kTileRecord / 2, (__m512i)_mm512_cvtne2ps_pbh(lower, low));
+    }
+}
+
+// Sums [16 or 32, 32] of `kTokenTiles` tiles of tokens with two of outputs: linear/split.cpp says in which order.
+template <int kTokenTiles>
+RIDGELINE_AMX void tile_sums(const TilePair& of, float* out, size_t stride) {
+    constexpr size_t kLow = kTileRecord / 2;
+    constexpr bool kTwo = kTokenTiles == 2;
+    const uint8_t *x = of.x, *y = of.x + of.apart, *w = of.w[0], *v = of.w[1], *ahead = of.ahead;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t group = 0; group < of.groups; ++group, x += kTileRecord, y += kTileRecord, w += kTileRecord, v += kTileRecord, ahead += of.fetched) {
+        for (size_t line = 0; line < of.fetched; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+        _tile_loadd(4, x + kLow, 64);
+        _tile_loadd(6, w, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, v, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTwo) {
+            _tile_loadd(5, y + kLow, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_loadd(4, x, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTwo) {
+            _tile_loadd(5, y, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_loadd(6, w + kLow, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (kTwo) _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, v + kLow, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
+    }
+    const size_t bytes = stride * sizeof(float);
+    _tile_stored(0, out, bytes);
+    _tile_stored(1, out + kTileRows, bytes);
+    if constexpr (kTwo) {
+        _tile_stored(2, out + kTileRows * stride, bytes);
+        _tile_stored(3, out + kTileRows * stride + kTileRows, bytes);
+    }
+}
+constexpr bool kTileProducts = true;
+constexpr void (*kTilesBegin)() = begin_tiles;
+constexpr void (*kTilesEnd)() = end_tiles;
+constexpr void (*kStoreHalves)(const float*, size_t, uint8_t*) = store_halves;
+constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {tile_sums<1>, tile_sums<2>};
+
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

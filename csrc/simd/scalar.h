@@ -173,6 +173,12 @@ inline Ints dots(Ints sum, Quad codes, Quad& x) {
 }
 constexpr size_t kBF16Sums = 0;
 constexpr void (*kBF16Dots)(size_t) = nullptr;
+// Products of tiles are left to vectors.
+constexpr bool kTileProducts = false;
+constexpr void (*kTilesBegin)() = nullptr;
+constexpr void (*kTilesEnd)() = nullptr;
+constexpr void (*kStoreHalves)(const float*, size_t, uint8_t*) = nullptr;
+constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, nullptr};
 
 #undef RIDGELINE_EACH
 

@@ -10,7 +10,7 @@ from calls import linear_codes, quantise
 from single import single
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import pack
+from ridgeline.compute.cpu.packing import SCREENED, pack
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.edits import needed
 from ridgeline.core.params import RowParams, Sampling
@@ -43,7 +43,7 @@ class Head:
     def __post_init__(self) -> None:
         n, k = len(self.rows), self.rows.shape[1] // 34 * 32
         self.plain = pack("Q8_0", self.rows, (n, k), self.pool)
-        self.packed = pack("Q8_0", self.rows, (n, k), self.pool, screened=True)
+        self.packed = pack("Q8_0", self.rows, (n, k), self.pool, form=SCREENED)
         self.x = np.zeros((self.most, k), np.float32)
         widths = ((k, np.int8), (k // 32, np.float32), (k // 16, np.int32), (n, np.float32))
         self.arrays = [np.zeros((self.most, width), dtype) for width, dtype in widths]

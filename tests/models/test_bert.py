@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import SPLIT, pack_weights, packed_as
 from ridgeline.errors import ModelFormatError, RequestError
+from ridgeline.facts.headers.read import read_model_facts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "hello", "world", "##ing", "##ed",
          ",", ".", "!", "'", "é", "你", "好", "1", "##2", "3"]  # fmt: skip
 TEXTS = ["Hello, world!", "helloing HELLOed wörld", "a b c 12 3", "don't 你好 é", "x", "zzz " * 20]
 CONTEXT = 96
+MULTIPLIED = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,19 @@ def test_equals_transformers(bert, tmp_path: Path, kind: str, runner: str) -> No
     model, tokenizer, directory = bert
     key = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}[kind]
     check(describe(directory, tmp_path, **{key: True, "pooling_mode_max_tokens": False}), model, tokenizer, kind, runner=runner)
+
+
+def test_matrices_in_two_halves(bert, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with AMX: vectors are as near, and know nothing of the texts beside them."""
+    model, tokenizer, directory = bert
+    monkeypatch.setattr(ext, "splits", lambda: True)
+    split = packed_as(pack_weights(read_model_facts(directory), 1, lambda stage, done: None), SPLIT)
+    assert {name.split(".", 2)[-1] for name in split} == {f"{name}.weight" for name in MULTIPLIED} and len(split) == 3 * len(MULTIPLIED)
+    check(directory, model, tokenizer, "mean")
+    with LLM(directory, max_num_batched_tokens=CONTEXT, max_num_seqs=3) as llm:
+        assert [each.outputs for each in llm.embed(TEXTS * 3)] == [llm.embed(text)[0].outputs for text in TEXTS] * 3
+    monkeypatch.setattr(ext, "splits", lambda: False)
+    assert not packed_as(pack_weights(read_model_facts(directory), 1, lambda stage, done: None), SPLIT)
 
 
 def test_a_vocabulary_without_a_tokenizer_json(bert, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from screened import LEVELS, Head, Masks, near, random_rows, requests, rows_of
 from single import single
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
+from ridgeline.compute.cpu.packing import SCREENED, PackedWeight, pack, packable
 from ridgeline.compute.decoding.edits import needed
 from ridgeline.compute.decoding.sampler import accept
 from ridgeline.core.params import RowParams, Sampling
@@ -37,8 +37,8 @@ def test_packing_loses_nothing(level: str, pool: ThreadPoolExecutor) -> None:
         random = rng.integers(0, 256, (n, k // 32 * 34), np.uint8)
         rows = random_rows(rng, n, k)
         for stored in (random, np.zeros_like(random), np.full_like(random, 255), rows):
-            assert np.array_equal(pack("Q8_0", stored, (n, k), pool, screened=True).unpack(), stored)
-        plain, cut = (pack("Q8_0", rows, (n, k), pool, screened=screened) for screened in (False, True))
+            assert np.array_equal(pack("Q8_0", stored, (n, k), pool, form=SCREENED).unpack(), stored)
+        plain, cut = (pack("Q8_0", rows, (n, k), pool, form=form) for form in ("", SCREENED))
         assert cut.nbytes <= plain.nbytes + (n + 15) // 16 * (k // 32 * 352 + 64) + 128
         ids = np.arange(n)
         assert np.array_equal(cut.rows(ids).view(np.uint32), plain.rows(ids).view(np.uint32))
@@ -48,14 +48,14 @@ def test_packing_loses_nothing(level: str, pool: ThreadPoolExecutor) -> None:
             out = np.full((m, n), 7.0, np.float32)
             linear_codes(x, cut, level=level, out=out, blocks=range((n + 15) // 16 - 1, (n + 15) // 16))
             assert (out[:, : (n - 1) // 16 * 16] == 7.0).all()
-    assert not packable("Q4_0", (16, 64), screened=True) and not packable("Q8_0", (16, 40), screened=True)
+    assert not packable("Q4_0", (16, 64), form=SCREENED) and not packable("Q8_0", (16, 40), form=SCREENED)
 
 
 def test_wide_matrices(pool: ThreadPoolExecutor) -> None:
     """Rows that no panel holds."""
     rng = np.random.default_rng(2)
     rows = random_rows(rng, 20, 1 << 14)
-    plain, cut = (pack("Q8_0", rows, (20, 1 << 14), pool, screened=screened) for screened in (False, True))
+    plain, cut = (pack("Q8_0", rows, (20, 1 << 14), pool, form=form) for form in ("", SCREENED))
     for m in (1, 3, 8, 40):
         x = quantise(rng.standard_normal((m, 1 << 14)).astype(np.float32), group=32)
         assert np.array_equal(linear_codes(x, cut).view(np.uint32), linear_codes(x, plain).view(np.uint32))
@@ -354,4 +354,4 @@ def test_a_plan_that_is_asked_for_outputs_writes_them(pool: ThreadPoolExecutor) 
 
 def test_the_layout_is_part_of_the_weight() -> None:
     weight = PackedWeight("Q8_0", (16, 32), np.zeros(16 * 34, np.uint8))
-    assert weight.matrix[0] != PackedWeight("Q8_0", (16, 32), np.zeros(16 * 34 + 64, np.uint8), screened=True).matrix[0]
+    assert weight.matrix[0] != PackedWeight("Q8_0", (16, 32), np.zeros(16 * 34 + 64, np.uint8), form=SCREENED).matrix[0]

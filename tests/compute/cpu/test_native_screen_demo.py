@@ -9,7 +9,7 @@ from native import NativeDriver
 
 from gold import demo_lines
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import pack_weights, screened
+from ridgeline.compute.cpu.packing import SCREENED, pack_weights, packed_as
 from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = [
@@ -24,7 +24,7 @@ LAST = 52
 def test_ids_are_those_of_all_logits(demo_file: Path, prompts: slice) -> None:
     facts = read_model_facts(demo_file)
     weights = pack_weights(facts, 2, lambda stage, fraction: None)
-    assert screened(weights) == ["token_embd.weight"]
+    assert packed_as(weights, SCREENED) == ["token_embd.weight"]
     driver = NativeDriver(facts, weights, blocks=2000, threads=2)
     texts = [line["prompt_ids"] + line["ids"] for line in demo_lines()[prompts]]
     for number, ids in enumerate(texts):

@@ -65,6 +65,11 @@ def level_number(name: str | None = None) -> int:
     return next(number for number, level in native().levels() if level == wanted)
 
 
+def splits() -> bool:
+    """True where fp32 matrices in two halves of bf16 are multiplied faster than as they are: AMX, at the level in use."""
+    return _C is not None and bool(_C.splits(level_number()))
+
+
 @cache
 def values(enum: str) -> tuple[str, ...]:
     """Values of an enumeration of csrc/runtime/ops.def, by number; none without the extension."""

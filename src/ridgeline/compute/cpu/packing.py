@@ -1,8 +1,8 @@
 """Packed weights: a matrix in the order in which native kernels read it, and all those of a model.
 
-Lossless: `unpack` gives the file's bytes back. Owns the memory of packed matrices, and the choice between a matrix's own format and fp32
-where no kernel knows the format. The layout is the extension's affair and the same at every ISA level. A file's codes are read once and
-never kept.
+Lossless, `SPLIT` apart: `unpack` gives the file's bytes back. Owns the memory of packed matrices, and the choice between a matrix's own
+format, another form of it, and fp32 where no kernel knows the format. The layout is the extension's affair and the same at every ISA
+level. A file's codes are read once and never kept.
 """
 
 import mmap
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.graph import WeightFormat
+from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import each_weight
 from ridgeline.compute.ops.definition import Floats, Ints
@@ -53,10 +53,16 @@ Take = Callable[[int], Bytes]
 
 FLOATS: Final = ("F32", "F16", "BF16")
 
-SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/screen/bounds.cpp): what they are called then."""
+SCREENED: Final = "Q8_0_SCREENED"
+"""A form with the upper 5 bits once more, for a screen (csrc/screen/bounds.cpp)."""
 
-FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
+SPLIT: Final = "F32_SPLIT"
+"""A form in two halves of bf16, for matrix instructions of many tokens (csrc/linear/split.cpp): 16 bits of 24 stay."""
+
+FORMS: Final = {SCREENED: "Q8_0", SPLIT: "F32"}
+"""Other forms in which formats may be packed, by the extension's names."""
+
+FORMATS: Final = tuple(name for name in ext.values("Format") if name not in FORMS)
 """The extension's formats; none without it."""
 
 SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}) | RECORDED
@@ -78,7 +84,7 @@ class PackedWeight:
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
     order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
-    screened  packed as one of `SCREENED`
+    form   among `FORMS`, where it is packed in another than its format's own
     """
 
     kind: str
@@ -86,7 +92,12 @@ class PackedWeight:
     data: Bytes
     group: int = 0
     order: str | None = None
-    screened: bool = False
+    form: str = ""
+
+    @property
+    def screened(self) -> bool:
+        """True if the largest outputs can be told from a part of the bits."""
+        return self.form == SCREENED
 
     @property
     def nbytes(self) -> int:
@@ -132,10 +143,10 @@ class PackedWeight:
     def matrix(self) -> tuple[int, int, int, int, int]:
         """A matrix as the extension takes it: number of the format, N, K, group, address; of experts the first one's."""
         rows, columns = self.shape[-2:]
-        return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
+        return ext.values("Format").index(self.form or self.kind), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The rows as packing took them, bit for bit: uint8 [rows, `row_bytes`], all experts'."""
+        """The rows as packing took them, bit for bit but for what `SPLIT` loses: uint8 [rows, `row_bytes`], all experts'."""
         if len(self.shape) > 2:
             return np.concatenate([part.unpack() for part in self.parts])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
@@ -159,26 +170,24 @@ def row_bytes(kind: str, columns: int, group: int = 0) -> int:
     return columns // SUPERBLOCK * RECORD_BYTES if kind in RECORDED else STORED[kind].row_bytes(columns)
 
 
-def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
-    """True if this build packs matrices of this format and shape, so that they can be screened if asked."""
-    known = SCREENED if screened else FORMATS
-    ranks = (2,) if screened else (2, 3)
-    return len(shape) in ranks and kind in known and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group, screened) > 0
+def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, form: str = "") -> bool:
+    """True if this build packs matrices of this format and shape, in the asked form."""
+    ranks = (2,) if form else (2, 3)
+    known = FORMS[form] == kind if form else kind in FORMATS
+    return len(shape) in ranks and known and bool(ext.isa_levels()) and _packed_bytes(form or kind, shape, group) > 0
 
 
-def pack(
-    kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None, *, screened: bool = False
-) -> PackedWeight:
+def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None, *, form: str = "") -> PackedWeight:
     """codes uint8 [rows, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`, in
     memory of its own or that `take` gives. `shape` is (N, K), or (E, N, K) where codes are those of E matrices.
 
     Raises ValueError where `packable` is false or codes do not fit the shape.
     """
-    if not packable(kind, shape, screened=screened):
+    if not packable(kind, shape, form=form):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
     width = STORED[kind].row_bytes(shape[-1])
     ext.address(codes, np.uint8, (prod(shape[:-1]), width))
-    weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
+    weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(form or kind, shape)), form=form)
     matrices = codes.reshape(weight.experts, -1, width)
     _finish([job for number, part in enumerate(weight.parts) for job in _begin(part, matrices[number], pool)])
     return weight
@@ -292,14 +301,10 @@ class Pieces:
         return taken
 
 
-def _number(kind: str, screened: bool) -> int:
-    return ext.values("Format").index(SCREENED[kind] if screened else kind)
-
-
-def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0, screened: bool = False) -> int:
+def _packed_bytes(form: str, shape: tuple[int, ...], group: int = 0) -> int:
     """Bytes of one packed matrix; of experts those of all, each aligned like a matrix by itself."""
     *experts, rows, columns = shape
-    each = int(ext.native().packed_bytes(ext.level_number(), _number(kind, screened), rows, columns, group))
+    each = int(ext.native().packed_bytes(ext.level_number(), ext.values("Format").index(form), rows, columns, group))
     return prod(experts) * (-(-each // ALIGNMENT) * ALIGNMENT) if experts else each
 
 
@@ -338,8 +343,7 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
     step = record(facts)["step"]
-    last, arrays = step.ops[-1], taken_as_arrays(step)
-    head = last.weights[0].name if last.name == "linear" and last.weights[0].shape[0] == facts.tokens else ""
+    arrays, forms = taken_as_arrays(step), _forms(step, facts)
     total, done = sum(tensor.bytes for tensor in facts.tensors.values()), 0
     ready: dict[str, Stored] = {}
     orders: dict[bytes, str] = {}
@@ -347,7 +351,7 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     with packing_pool(threads) as pool:
         for name, weight in each_weight(facts):
             matrix = len(weight.shape) > 1 and name not in arrays
-            ready[name] = packed = _packed(name, weight, pool, take, name == head) if matrix else weight.dense()
+            ready[name] = packed = _packed(name, weight, pool, take, forms.get(name, "")) if matrix else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
                 order = weight.order.astype(np.int32)
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
@@ -364,17 +368,28 @@ def widened(facts: ModelFacts, weights: Mapping[str, Stored]) -> list[str]:
     return [name for name, kind in packed.items() if kind == "F32" != facts.tensors[name].kind]
 
 
-def screened(weights: Mapping[str, Stored]) -> list[str]:
-    """Names of matrices that are packed so that the largest outputs can be told from a part of their bits."""
-    return [name for name, weight in weights.items() if isinstance(weight, PackedWeight) and weight.screened]
+def packed_as(weights: Mapping[str, Stored], form: str) -> list[str]:
+    """Names of matrices that are packed in this one of `FORMS`."""
+    return [name for name, weight in weights.items() if isinstance(weight, PackedWeight) and weight.form == form]
 
 
-def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, head: bool) -> PackedWeight:
+def _forms(step: OpList, facts: ModelFacts) -> dict[str, str]:
+    """Forms of matrices by name, for those that can be packed so: heads are screened; encoders, whose steps have many tokens, are split
+    where that is faster."""
+    last = step.ops[-1]
+    if last.name == "linear" and last.weights[0].shape[0] == facts.tokens:
+        return {last.weights[0].name: SCREENED}
+    if facts.bidirectional and ext.splits():
+        return {op.weights[0].name: SPLIT for op in step.ops if op.name == "linear"}
+    return {}
+
+
+def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, form: str) -> PackedWeight:
     if isinstance(weight, StackedWeight):
         return pack_experts(weight.parts, pool, take)
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
-        screened = head and packable(weight.kind, weight.shape, screened=True)
-        return pack(weight.kind, weight.codes, weight.shape, pool, take, screened=screened)
+        form = form if form and packable(weight.kind, weight.shape, form=form) else ""
+        return pack(weight.kind, weight.codes, weight.shape, pool, take, form=form)
     usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
     if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
         return pack_grouped(weight, pool, take)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
-from ridgeline.compute.cpu.packing import pack_weights, screened, widened
+from ridgeline.compute.cpu.packing import SCREENED, SPLIT, pack_weights, packed_as, widened
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows, score
@@ -157,9 +157,12 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     wide = widened(facts, weights)
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
     decisions: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
-    for name in screened(weights):
+    for name in packed_as(weights, SCREENED):
         reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
         decisions += (Decision("screened_head", name, "model", reason),)
+    if halved := packed_as(weights, SPLIT):
+        reason = "an encoder, and this machine has AMX: fp32 weights and inputs count with 16 bits of 24, as two bf16 each"
+        decisions += (Decision("split_matrices", len(halved), "model", reason),)
     drafts = open_drafts(source, progress, runner.team)
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, **common, drafts=drafts and drafts.model)
