@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
 from ridgeline.core.thinking import Thinking
+from ridgeline.errors import RequestError
 
 MAX_BAD_WORDS: Final = 64
 MAX_BAD_WORD_CHARACTERS: Final = 64
@@ -111,6 +112,16 @@ class StructuredOutputs:
 StructuredOutputs.__init__ = with_known_arguments(StructuredOutputs.__init__)  # type: ignore[method-assign]
 StructuredOutputsParams = StructuredOutputs
 """vLLM's name."""
+
+
+def structured_outputs(given: object) -> StructuredOutputs:
+    """A form as callers write it: as it is, or a dict of its fields. Raises RequestError for anything else."""
+    if isinstance(given, Mapping):
+        return StructuredOutputs(**given)
+    if not isinstance(given, StructuredOutputs):
+        message = f"structured_outputs is of type {type(given).__name__}; give StructuredOutputs, or a dict of its fields."
+        raise RequestError(message, param="structured_outputs")
+    return given
 
 
 @dataclass(frozen=True, slots=True)

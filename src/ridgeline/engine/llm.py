@@ -14,7 +14,7 @@ from typing import Any
 from ridgeline.config.arguments import read_arguments
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX
-from ridgeline.core.params import Grammar, SamplingParams, StructuredOutputs, with_known_arguments
+from ridgeline.core.params import Grammar, SamplingParams, structured_outputs, with_known_arguments
 from ridgeline.core.thinking import Thinking
 from ridgeline.engine.adapters import AdapterLibrary, LoRARequest
 from ridgeline.engine.admit import ModelLimits, admit, admit_text, cut_text, make_seed_source
@@ -362,12 +362,8 @@ def _plain(params: SamplingParams) -> SamplingParams:
         found["stop"] = (params.stop,)
     if isinstance(params.logit_bias, Mapping):
         found["logit_bias"] = tuple(params.logit_bias.items())
-    if isinstance(params.structured_outputs, Mapping):
-        found["structured_outputs"] = StructuredOutputs(**params.structured_outputs)
-    elif not isinstance(params.structured_outputs, StructuredOutputs | None):
-        kind = type(params.structured_outputs).__name__
-        message = f"structured_outputs is of type {kind}; give StructuredOutputs, or a dict of its fields."
-        raise RequestError(message, param="structured_outputs")
+    if params.structured_outputs is not None:
+        found["structured_outputs"] = structured_outputs(params.structured_outputs)
     return replace(params, **found) if found else params
 
 

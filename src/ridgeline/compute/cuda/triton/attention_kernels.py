@@ -163,6 +163,18 @@ def queries_of_program(cu_q, rows, ONE_BLOCK: tl.constexpr, TOKENS: tl.constexpr
 
 
 @triton.jit
+def load_queries(place, is_row, HEAD: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr):
+    """Queries at `place` [BLOCK_M, 1]: their first VALUE numbers [BLOCK_M, BLOCK_D] and, over a latent, the others [BLOCK_M, REST]."""
+    at = tl.arange(0, BLOCK_D)
+    first = tl.load(place + at[None, :], mask=is_row[:, None] & (at < VALUE)[None, :], other=0.0)
+    others = first
+    if REST:
+        rest = VALUE + tl.arange(0, REST)
+        others = tl.load(place + rest[None, :], mask=is_row[:, None] & (rest < HEAD)[None, :], other=0.0)
+    return first, others
+
+
+@triton.jit
 def is_last(counter, programs):
     """True in the last of so many programs to ask, which sees what all have stored; the counter is zero again then.
 
@@ -203,12 +215,7 @@ def attention_kernel(
         at = tl.arange(0, BLOCK_D)
         mask = is_row[:, None] & (at < VALUE)[None, :]
         heads = (query + token).to(tl.int64)
-        queries = tl.load(q + (heads * q_stride + head * HEAD)[:, None] + at[None, :], mask=mask, other=0.0)
-        others = queries
-        if REST:
-            rest = VALUE + tl.arange(0, REST)
-            there = is_row[:, None] & (rest < HEAD)[None, :]
-            others = tl.load(q + (heads * q_stride + head * HEAD)[:, None] + rest[None, :], mask=there, other=0.0)
+        queries, others = load_queries(q + (heads * q_stride + head * HEAD)[:, None], is_row, HEAD, VALUE, BLOCK_D, REST)
         lowest = length - count + query_block * BLOCK_Q
         first = tl.maximum(lowest - (WINDOW - 1), 0) if WINDOW else 0
         end = tl.minimum(lowest + BLOCK_Q, length)
