@@ -236,7 +236,7 @@ def attention_kernel(
                     tl.store(partial + (place + split)[:, None] * VALUE + at[None, :], sums, mask=mask)
                     tl.store(partial_sums + (place + split) * 2, top, mask=is_row)
                     tl.store(partial_sums + (place + split) * 2 + 1, total, mask=is_row)
-                if is_last(counters + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), programs):
+                if is_last(counters + tl.program_id(0) * (KV_HEADS * PARTS) + tl.program_id(1), programs):
                     top, total, sums = merged_splits(
                         partial, partial_sums, place, at, is_row, mask, begin_split, end_split, VALUE, BLOCK_M, BLOCK_D
                     )

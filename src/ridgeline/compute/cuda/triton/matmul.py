@@ -72,10 +72,10 @@ def matmul_kernel(
     x, x_scales, weight, scales, bias, up_bias, order, tiles, out,
     rows, columns, inputs, up_rows, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
     CODES: tl.constexpr, NATIVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    SHARED: tl.constexpr, TILE: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    SHARED: tl.constexpr, TILE: tl.constexpr, HEADS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs; of heads with a matrix each, of one head.
+    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs; where HEADS have a matrix each, of one of them.
 
     CODES   "both": x and weight are e4m3; "quantise": weight is, and of x codes are made here, each BLOCK_K of a row by their largest;
             "weight": of weight, as bytes, numbers are made; WIDTH 0: a scale per row of weights
@@ -88,7 +88,8 @@ def matmul_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m, there, x_row, base = program_rows(order, tiles, tl.program_id(1), rows, columns, SHARED, TILE, BLOCK_M)
-    x, out, base = x + tl.program_id(2) * inputs, out + tl.program_id(2) * columns, base + tl.program_id(2) * columns
+    if HEADS:
+        x, out, base = x + tl.program_id(2) * inputs, out + tl.program_id(2) * columns, base + tl.program_id(2) * columns
     if SHARED > 0:  # noqa: SIM102
         if base < 0:
             return
@@ -187,7 +188,7 @@ def bound(
         {
             "CODES": codes, "NATIVE": native_fp8(x.device), "HEIGHT": block[0], "WIDTH": block[1], "GATE": gate, "BIAS": bool(bias),
             "SHARED": 0 if choices is None else choices.shared, "TILE": tile.m if choices is None else choices.height,
-            "EVEN": inputs % tile.k == 0, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
+            "HEADS": heads > 1, "EVEN": inputs % tile.k == 0, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
         },
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
