@@ -34,8 +34,12 @@ FAMILIES = [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nig
 LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
 """Matrices of latent attention, but for `kv_b_proj`, which cannot be changed."""
 
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+"""Where layers have experts, whose stacks PEFT's "all-linear" would take too."""
+
 SETTINGS: dict[str, Any] = {
     "qwen2": {"use_rslora": True}, "qwen3": {"alpha_pattern": {"k_proj": 3}},
+    "qwen3moe": {"target_modules": ATTENTION}, "qwen2moe": {"target_modules": [*ATTENTION, "shared_expert.down_proj"]},
     "deepseek2": {"target_modules": LATENT}, "deepseek3": {"target_modules": LATENT},
 }  # fmt: skip
 """Settings of PEFT by family."""
