@@ -141,6 +141,8 @@ def rotate_write_kernel(
     else:
         first = (tl.program_id(1) - q_programs) * KV_HEADS
         key = rotated_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
+        if VALUES:
+            value = rotated_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
         head = first + tl.arange(0, KV_HEADS)
         head_mask, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
         slot = tl.load(slots + row)
@@ -149,7 +151,6 @@ def rotate_write_kernel(
         scale_place = block_id * scale_stride + offset * kv_heads + head
         write_heads(key, keys + place, key_scales + scale_place, mask, head_mask, KIND, NATIVE)
         if VALUES:
-            value = rotated_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
             write_heads(value, values + place, value_scales + scale_place, mask, head_mask, KIND, NATIVE)
 
 
