@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from serving import Answer, serve
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
-from ridgeline.compute.cuda.backend import open_cuda
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.quant.groups import groups
@@ -23,7 +21,6 @@ from ridgeline.compute.quant.weight import CodedWeight
 from ridgeline.config.env import ModelStores
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import KVShape
-from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
@@ -130,10 +127,3 @@ def test_the_plan_has_the_memory_that_loading_takes(stored, opened, name: str, f
     assert planned.memory.kv_sequence == 10 * block_bytes(facts, shape.groups[0], planned.block_tokens, kind)
     each = {"f32": 160, "bf16": 80, "int8": 44}[kind]
     assert block_bytes(facts, shape.groups[0], 16, kind) == facts.layers * 16 * each
-
-
-def test_a_gpu_refuses_it_by_name(opened) -> None:
-    facts, _ = opened("deepseek2", "Q8_0")
-    with pytest.raises(ConfigError, match="latent attention") as refused:
-        open_cuda(SimpleNamespace(facts=facts), lambda stage, fraction: None)  # type: ignore[arg-type]
-    assert refused.value.fix == {"--runner": "native"}
