@@ -100,7 +100,7 @@ def test_each_fault_is_got_over(serving: Callable[..., Any], tmp_path: Path) -> 
 def test_a_clock_that_jumps_changes_no_answer(serving: Callable[..., Any], tmp_path: Path) -> None:
     """By a year ahead and two back, in front end and engine, in the middle of answers and of waits: no deadline, watch, rate or pause
     counts the time of day, which dates answers and lines of the log alone."""
-    off = tmp_path / "off"
+    off, ahead = tmp_path / "off", tmp_path / "ahead"
     off.write_text("0")
     (tmp_path / "sitecustomize.py").write_text(JUMPS.format(file=str(off)))
     path = os.pathsep.join([str(tmp_path), str(SOURCE)])
@@ -110,7 +110,8 @@ def test_a_clock_that_jumps_changes_no_answer(serving: Callable[..., Any], tmp_p
         for jump in (0, YEAR, -YEAR):
             texts: list[str] = []
             clients = streams(server, texts, at_once=3)
-            off.write_text(str(jump))
+            ahead.write_text(str(jump))
+            ahead.replace(off)  # at once: a server that read a file just emptied would have no time at all
             for each in clients:
                 each.join()
             assert [len(text) for text in texts] == [150] * 4

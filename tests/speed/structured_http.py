@@ -57,7 +57,7 @@ async def new(options: argparse.Namespace) -> None:
     try:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             await first_token(client, body(STORY, {"type": "object"}, 4, stream=True))
-            await asyncio.sleep(3)  # the vocabulary is read behind readiness
+            await asyncio.sleep(5)  # the vocabulary is read once the engine has been idle for a second
             seconds: dict[bool, list[float]] = {False: [], True: []}
             gaps: dict[bool, list[float]] = {False: [], True: []}
             for bound in (False, True):

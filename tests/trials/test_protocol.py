@@ -261,9 +261,12 @@ def test_n22_unknown_fields_are_told(http: httpx.Client, demo_server: Any) -> No
     ok(http.post("/detokenize", json={"tokens": [5], "skip": True}), "skip")
 
 
-def test_n22_the_log_names_unknown_fields_once_and_what_they_resemble(caplog: pytest.LogCaptureFixture) -> None:
+def test_n22_the_log_names_unknown_fields_once_and_what_they_resemble(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ridgeline.server.fields import COMPLETION
 
+    monkeypatch.setattr("ridgeline.server.notes._logged", {})  # a fuzzed server in this process has logged names before
     with caplog.at_level(logging.INFO, "ridgeline.server"):
         for _ in range(2):
             _, notes = COMPLETION.read(b'{"prompt": "a", "temperatur": 0, "zzz": 1, "a\\nb": 1, "max_token": 1}')

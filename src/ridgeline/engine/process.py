@@ -33,6 +33,8 @@ COMMANDS = get_args(Command)
 BEATS_PER_TIMEOUT = 16
 """Looks at the executor within `step_timeout_seconds`."""
 READ_BYTES = 1 << 18
+IDLE_SECONDS = 1.0
+"""Time without work behind which the engine prepares for grammars: at once it would slow the first requests of a batch down."""
 NICENESS = 5
 """Lower priority of this process: its threads use all CPU cores, and the front end, which needs little, would wait its turn to answer."""
 
@@ -58,9 +60,9 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def wait(self, others: Sequence[int]) -> None:
-        """Waits for a command, or until one of the other file descriptors can be read."""
-        select.select([self._stream.fileno(), *others], [], [])
+    def wait(self, others: Sequence[int], seconds: float | None = None) -> bool:
+        """Waits for a command, or until one of the other file descriptors can be read. False: neither came within that time."""
+        return any(select.select([self._stream.fileno(), *others], [], [], seconds))
 
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
@@ -105,11 +107,15 @@ class Connection:
 def run(engine: Engine, connection: Connection, seat: Seat | None = None) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy, works = 0, False, False
+    grammars = engine.executor.grammars
     while True:
         if seat is not None and busy != works:
             works = busy
             seat.take(works=works)
         wait = not busy
+        if wait and grammars is not None and not connection.wait(engine.awaited, IDLE_SECONDS):
+            grammars.warm_up()
+            grammars = None
         if wait and (awaited := engine.awaited):
             connection.wait(awaited)
             wait = False
@@ -135,8 +141,6 @@ def serve(connection: Connection, config: EngineConfig, beats: int, seat: Seat |
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
         threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
-        if engine.executor.grammars is not None:
-            engine.executor.grammars.warm_up()
         run(engine, connection, seat)
     finally:
         engine.close()
