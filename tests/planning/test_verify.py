@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
-from ridgeline.planning.verify import fit_correction, speed_lines
+from ridgeline.planning.verify import fit_correction, speed_lines, verify_start
 
 STEPS = ((1, 1), (2, 1), (8, 1), (16, 1), (32, 1), (1, 16), (1, 64), (1, 512))
 
@@ -52,6 +54,31 @@ def test_many_steps_tell_what_attention_reaches_and_what_overlaps(plan: Deployme
     assert found.device.overlap == pytest.approx(0.4, abs=0.05) and found.device.attention_share == pytest.approx(0.07, rel=0.15)
 
 
+@pytest.mark.parametrize(("speed", "stays"), [(1.1, True), (0.5, False)])
+def test_a_start_keeps_what_many_steps_have_told_unless_it_contradicts_them(
+    plan: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float, stays: bool
+) -> None:
+    """Three steps tell neither attention nor overlap; a machine at half its speed tells enough."""
+    monkeypatch.setattr("ridgeline.planning.verify.deployment_of", lambda facts, options: plan)
+    monkeypatch.setattr("ridgeline.planning.verify.this_machine", lambda cache: plan.device)
+    many = Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10)
+    keep_correction(tmp_path, plan, "native", many)
+    device = corrected(plan, many).device
+    slower = replace(
+        plan, device=replace(device, compute_share=device.compute_share * speed, bandwidth_share=device.bandwidth_share * speed)
+    )
+    steps = timed(slower, slower.device.compute_share, slower.device.bandwidth_share, ((1, 1), (16, 1), (1, 64)))
+    decisions: Any = [SimpleNamespace(name="runner", value="native"), SimpleNamespace(name="kv_dtype", value="bf16")]
+    info: Any = SimpleNamespace(
+        timed=steps, max_model_len=4096, rows=32, tokens=512, weights_bytes=10**9, kv_bytes=10**9, kv=SimpleNamespace(blocks=100)
+    )
+    started = verify_start(plan.model, decisions, info, None, tmp_path)
+    assert started is not None
+    kept = read_correction(tmp_path, plan, "native")
+    assert kept is not None and (kept == many) is stays and kept.overhead_bytes == many.overhead_bytes
+    assert corrected(plan, kept) == started.deployment
+
+
 def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
     start = timed(plan, 0.5, 0.75, STEPS[:1])
     found = fit_correction(plan, start, 5 * 10**9, 6 * 10**9)
@@ -60,7 +87,7 @@ def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
 
 
 def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp_path: Path) -> None:
-    found = Correction(1e12, 4e10, 2e11, 0.4, 10**8)
+    found = Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10)
     keep_correction(tmp_path, plan, "native", found)
     assert read_correction(tmp_path, plan, "native") == found
     assert read_correction(tmp_path, plan, "numpy") is None
@@ -70,26 +97,26 @@ def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp
 
 
 @pytest.mark.parametrize("change", [
-    {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"overlap": 1.5},
+    {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"overlap": 1.5}, {"steps": 0},
     {"flops_per_second": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
-    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 10**8))
+    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10))
     file = tmp_path / corrections.FILE
     whole = json.loads(file.read_text())
     next(iter(whole["entries"].values()))["reached"] |= change
     file.write_text(json.dumps(whole))
     assert read_correction(tmp_path, plan, "native") is None
-    for text in ("[]", "{", '{"version": 2, "entries": 3}', '{"version": 2, "entries": {"a": 3}}', "[" * 100_000, ""):
+    for text in ("[]", "{", '{"version": 3, "entries": 3}', '{"version": 3, "entries": {"a": 3}}', "[" * 100_000, ""):
         file.write_text(text)
         assert read_correction(tmp_path, plan, "native") is None
-        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 1))
-        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 0.4, 1)
+        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 1, 10))
+        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 0.4, 1, 10)
 
 
 def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:
     for number in range(corrections.MAX_ENTRIES + 5):
-        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, 2e11, 0.4, number))
+        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, 2e11, 0.4, number, 10))
     assert read_correction(tmp_path, plan, "runner 4") is None
     assert read_correction(tmp_path, plan, "runner 5") is not None
     assert not [file for file in tmp_path.iterdir() if file.name != corrections.FILE]

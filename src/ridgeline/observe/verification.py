@@ -1,4 +1,5 @@
-"""A start beside its plan: memory and speed that were predicted, and what was measured. One line of the log; what is learned is kept.
+"""A start beside its plan: memory and speed that were predicted, and what was measured, a field each of a line of the log. What is
+learned is kept.
 
 Runs behind the start, in a thread: no request waits for it.
 """
@@ -6,7 +7,6 @@ Runs behind the start, in a thread: no request waits for it.
 import asyncio
 import logging
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from ridgeline.config.env import cache_directory
@@ -23,9 +23,8 @@ async def verify_engine(path: Path, ready: Ready, pid: int | None) -> Verificati
     """Compares the engine of process `pid` with the plan of the model at `path`. None where nothing can be compared."""
     found = await asyncio.to_thread(_verify, path, ready, pid)
     if found is not None:
-        errors = {kind: [line.error for line in found.lines if line.name.startswith(kind)] for kind in ("process", "decode", "prefill")}
-        told = {f"{kind}_error": f"{median(values):+.0%}" for kind, values in errors.items() if values}
-        _log.info("predicted and measured", extra=with_fields(**told, next="`ridgeline plan MODEL --verify` has each line"))
+        told = {line.name.replace(" ", "_"): "predicted {}, measured {}, {}".format(*line.told) for line in found.lines}
+        _log.info("predicted and measured", extra=with_fields(**told, next="`ridgeline plan MODEL --verify` times more steps"))
     return found
 
 

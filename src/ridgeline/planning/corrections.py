@@ -17,7 +17,7 @@ from ridgeline.facts.hardware.machine import extension_missing
 from ridgeline.planning.deployment import Deployment
 
 FILE: Final = "corrections.json"
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_ENTRIES: Final = 64
 """The oldest make room for new ones."""
 MAX_BYTES: Final = 1 << 50
@@ -26,13 +26,14 @@ MAX_BYTES: Final = 1 << 50
 @dataclass(frozen=True, slots=True)
 class Correction:
     """Speeds that steps reach: operations of products, bytes, and operations of attention per second; the share of computing and reading
-    that overlaps; bytes of the process beside weights, KV cache and activations."""
+    that overlaps; bytes of the process beside weights, KV cache and activations; the number of steps that told the speeds."""
 
     flops_per_second: float
     bytes_per_second: float
     attention_flops_per_second: float
     overlap: float
     overhead_bytes: int
+    steps: int
 
     @property
     def is_sane(self) -> bool:
@@ -40,6 +41,7 @@ class Correction:
         rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second)
         plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
         plain = plain and type(self.overlap) is float and 0.0 <= self.overlap <= 1.0
+        plain = plain and type(self.steps) is int and self.steps > 0
         return plain and type(self.overhead_bytes) is int and 0 <= self.overhead_bytes < MAX_BYTES
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 from ridgeline.config.resolve import Decision
@@ -35,6 +35,8 @@ OVERLAPS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 REFINEMENTS: Final = 12
 UNKNOWNS: Final = 4
 """Unknowns of a fit: what products, reads and attention reach, and what overlaps."""
+CONTRADICTION: Final = 0.2
+"""Median error behind which the few steps of a start replace what many have told: the machine is another, or shared."""
 MOVES: Final = 4
 """So many moves of a size at most."""
 
@@ -52,6 +54,12 @@ class Line:
     def error(self) -> float:
         """The prediction over the measurement, less 1."""
         return self.predicted / self.measured - 1 if self.measured else 0.0
+
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """Prediction, measurement and error as people read them: MB or ms, and per cent."""
+        scale, unit = (1e6, "MB") if self.unit == "B" else (1e-3, "ms")
+        return f"{self.predicted / scale:,.2f} {unit}", f"{self.measured / scale:,.2f} {unit}", f"{self.error:+.1%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +96,19 @@ def verify_start(
         return None
     before = read_correction(cache, deployment, runner)
     predicted = deployment if before is None else corrected(deployment, before)
-    lines = memory_lines(predicted, timed, info, process_bytes) + speed_lines(predicted, timed)
+    memory, speed = memory_lines(predicted, timed, info, process_bytes), speed_lines(predicted, timed)
     found = fit_correction(predicted, timed, info.weights_bytes, process_bytes)
-    if process_bytes is None and before is not None:
-        found = replace(found, overhead_bytes=before.overhead_bytes)
+    if before is not None:
+        found = _joined(before, found, speed, knows_process=process_bytes is not None)
     keep_correction(cache, deployment, runner, found)
-    return Verification(tuple(lines), corrected(deployment, found))
+    return Verification((*memory, *speed), corrected(deployment, found))
+
+
+def _joined(before: Correction, found: Correction, speed: Sequence[Line], *, knows_process: bool) -> Correction:
+    """What is kept of two. Fewer steps than there are unknowns do not replace speeds that many have told, unless they contradict them."""
+    overhead_bytes = (found if knows_process else before).overhead_bytes
+    stays = found.steps < UNKNOWNS <= before.steps and median(abs(line.error) for line in speed) <= CONTRADICTION
+    return replace(before if stays else found, overhead_bytes=overhead_bytes)
 
 
 def speed_lines(deployment: Deployment, timed: Sequence[Timed]) -> list[Line]:
@@ -169,7 +184,7 @@ def fit_correction(deployment: Deployment, timed: Sequence[Timed], weights_bytes
     if process_bytes is not None:
         overhead = max(0, round(process_bytes - weights_bytes - _touched_activations(deployment, timed)))
     flops, attended = compute * device.flops(deployment.compute_dtype), attention * device.flops(deployment.attention_dtype)
-    return Correction(flops, bandwidth * device.bytes_per_second, attended, best[1][3], overhead)
+    return Correction(flops, bandwidth * device.bytes_per_second, attended, best[1][3], overhead, len(timed))
 
 
 def _ideal_parts(deployment: Deployment, rows: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float], float]:
