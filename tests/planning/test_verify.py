@@ -46,12 +46,15 @@ def test_three_steps_of_a_start_predict_all_others(plan: Deployment, compute: fl
 
 
 def test_many_steps_tell_what_attention_reaches_and_what_overlaps(plan: Deployment) -> None:
-    truth = replace(plan, device=replace(plan.device, compute_share=0.3, bandwidth_share=0.8, attention_share=0.07, overlap=0.4))
+    truth = replace(
+        plan, device=replace(plan.device, compute_share=0.3, bandwidth_share=0.8, attention_share=0.07, head_share=0.5, overlap=0.4)
+    )
     steps = (*STEPS, (1, 4096))
     measured = [(rows, count, pass_seconds(truth, step_work(truth, [RowGroup(0, count, rows)]))) for rows, count in steps]
     found = corrected(plan, fit_correction(plan, measured, 10**9, None))
     assert max(abs(line.error) for line in speed_lines(found, measured)) < 0.02
     assert found.device.overlap == pytest.approx(0.4, abs=0.05) and found.device.attention_share == pytest.approx(0.07, rel=0.15)
+    assert found.device.head_share == pytest.approx(0.5, rel=0.15)
 
 
 @pytest.mark.parametrize(("speed", "stays"), [(1.1, True), (0.5, False)])
@@ -61,7 +64,7 @@ def test_a_start_keeps_what_many_steps_have_told_unless_it_contradicts_them(
     """Three steps tell neither attention nor overlap; a machine at half its speed tells enough."""
     monkeypatch.setattr("ridgeline.planning.verify.deployment_of", lambda facts, options: plan)
     monkeypatch.setattr("ridgeline.planning.verify.this_machine", lambda cache: plan.device)
-    many = Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10)
+    many = Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10)
     keep_correction(tmp_path, plan, "native", many)
     device = corrected(plan, many).device
     slower = replace(
@@ -87,7 +90,7 @@ def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
 
 
 def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp_path: Path) -> None:
-    found = Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10)
+    found = Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10)
     keep_correction(tmp_path, plan, "native", found)
     assert read_correction(tmp_path, plan, "native") == found
     assert read_correction(tmp_path, plan, "numpy") is None
@@ -101,7 +104,7 @@ def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp
     {"flops_per_second": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
-    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 10**8, 10))
+    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10))
     file = tmp_path / corrections.FILE
     whole = json.loads(file.read_text())
     next(iter(whole["entries"].values()))["reached"] |= change
@@ -110,13 +113,13 @@ def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dic
     for text in ("[]", "{", '{"version": 3, "entries": 3}', '{"version": 3, "entries": {"a": 3}}', "[" * 100_000, ""):
         file.write_text(text)
         assert read_correction(tmp_path, plan, "native") is None
-        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 0.4, 1, 10))
-        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 0.4, 1, 10)
+        keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 1, 10))
+        assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 1e12, 0.4, 1, 10)
 
 
 def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:
     for number in range(corrections.MAX_ENTRIES + 5):
-        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, 2e11, 0.4, number, 10))
+        keep_correction(tmp_path, plan, f"runner {number}", Correction(1e12, 4e10, 2e11, 1e12, 0.4, number, 10))
     assert read_correction(tmp_path, plan, "runner 4") is None
     assert read_correction(tmp_path, plan, "runner 5") is not None
     assert not [file for file in tmp_path.iterdir() if file.name != corrections.FILE]

@@ -25,12 +25,14 @@ MAX_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Speeds that steps reach: operations of products, bytes, and operations of attention per second; the share of computing and reading
-    that overlaps; bytes of the process beside weights, KV cache and activations; the number of steps that told the speeds."""
+    """Speeds that steps reach: operations of layers' products, bytes, operations of attention and of the head per second; the share of
+    computing and reading that overlaps; bytes of the process beside weights, KV cache and activations; the number of steps that told the
+    speeds."""
 
     flops_per_second: float
     bytes_per_second: float
     attention_flops_per_second: float
+    head_flops_per_second: float
     overlap: float
     overhead_bytes: int
     steps: int
@@ -38,7 +40,7 @@ class Correction:
     @property
     def is_sane(self) -> bool:
         """False for what no measurement yields: a damaged file."""
-        rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second)
+        rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second, self.head_flops_per_second)
         plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
         plain = plain and type(self.overlap) is float and 0.0 <= self.overlap <= 1.0
         plain = plain and type(self.steps) is int and self.steps > 0
@@ -88,6 +90,7 @@ def corrected(deployment: Deployment, correction: Correction) -> Deployment:
         compute_share=correction.flops_per_second / device.flops(deployment.compute_dtype),
         bandwidth_share=correction.bytes_per_second / device.bytes_per_second,
         attention_share=correction.attention_flops_per_second / device.flops(deployment.attention_dtype),
+        head_share=correction.head_flops_per_second / device.flops(deployment.compute_dtype),
         overlap=correction.overlap,
         overhead_bytes=correction.overhead_bytes,
     ))  # fmt: skip

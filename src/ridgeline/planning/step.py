@@ -23,7 +23,8 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Operations and bytes of a step at TP=1. `tokens` pass through the layers, `sampled` positions through the head."""
+    """Operations and bytes of a step at TP=1. `tokens` pass through the layers, `sampled` positions through the head, whose
+    operations are `head_flops`."""
 
     tokens: float = 0.0
     sampled: float = 0.0
@@ -34,11 +35,12 @@ class StepWork:
     kv_bytes: float = 0.0
     state_flops: float = 0.0
     state_bytes: float = 0.0
+    head_flops: float = 0.0
 
     @property
     def flops(self) -> float:
         """All operations."""
-        return self.linear_flops + self.attention_flops + self.state_flops
+        return self.linear_flops + self.head_flops + self.attention_flops + self.state_flops
 
     @property
     def moved_bytes(self) -> float:
@@ -53,22 +55,25 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of a device's peaks that products, reads and attention reach, and how much of the shorter the longer hides: see `Device`."""
+    """Shares of a device's peaks that products, reads, attention and the head reach, and how much of the shorter the longer hides: see
+    `Device`."""
 
     compute: float
     bandwidth: float
     attention: float
     overlap: float
+    head: float
 
 
-IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0)
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0)
 """Efficiency for floors."""
 
 
 def reached(deployment: Deployment) -> Efficiency:
     """Efficiency for estimates: what steps reach on its device."""
     device = deployment.device
-    return Efficiency(device.compute_share, device.bandwidth_share, device.attention_share, device.overlap)
+    head = device.compute_share if device.head_share is None else device.head_share
+    return Efficiency(device.compute_share, device.bandwidth_share, device.attention_share, device.overlap, head)
 
 
 def overlapped(compute: float, memory: float, overlap: float) -> float:
@@ -120,7 +125,8 @@ def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
     return StepWork(
         tokens=tokens,
         sampled=sampled,
-        linear_flops=2.0 * (active + model.vocab * model.hidden * sampled),
+        linear_flops=2.0 * active,
+        head_flops=2.0 * model.vocab * model.hidden * sampled,
         attention_flops=2.0 * attention,
         weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + (screen_bytes(deployment) or classes[head]),
         expert_bytes=classes["experts"] * touched,
@@ -148,6 +154,7 @@ def add_prefill(decode: StepWork, prompt: StepWork, share: float) -> StepWork:
         tokens=decode.tokens + share * prompt.tokens,
         sampled=decode.sampled + share * prompt.sampled,
         linear_flops=decode.linear_flops + share * prompt.linear_flops,
+        head_flops=decode.head_flops + share * prompt.head_flops,
         attention_flops=decode.attention_flops + share * prompt.attention_flops,
         weight_bytes=decode.weight_bytes,
         expert_bytes=max(decode.expert_bytes, min(1.0, share) * prompt.expert_bytes),
@@ -165,7 +172,7 @@ def part_seconds(deployment: Deployment, work: StepWork, efficiency: Efficiency)
     # Stages run one after the other, so a pass reads the bytes of all stages at the bandwidth of one stage's ranks.
     cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert + work.state_bytes / ranks
     weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
-    products = work.linear_flops / ranks / device.flops(kind) / efficiency.compute
+    products = (work.linear_flops / efficiency.compute + work.head_flops / efficiency.head) / ranks / device.flops(kind)
     scores = (work.attention_flops + work.state_flops) / ranks / device.flops(deployment.attention_dtype) / efficiency.attention
     return (products, weights / bandwidth), (scores, cache / bandwidth)
 

@@ -3,7 +3,7 @@
 Pure arithmetic. Measurements are those of a start (`compute.runtime.measure`), or the many of `ridgeline plan --verify`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
@@ -17,13 +17,15 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of
 from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
 from ridgeline.planning.deployment import Deployment, block_bytes_of, rank_activations, rank_weights
-from ridgeline.planning.step import IDEAL, RowGroup, link_seconds, overlapped, part_seconds, pass_seconds, step_work
+from ridgeline.planning.step import IDEAL, RowGroup, link_seconds, overlapped, part_seconds, pass_seconds, reached, step_work
 
 if TYPE_CHECKING:
     from ridgeline.engine.executor import ExecutorInfo
 
 Timed = tuple[int, int, float]
 """Rows of a step, tokens of each, and its seconds. All rows begin at position 0 and sample once."""
+Point = tuple[float, float, float, float, float]
+"""Logarithms of the shares that products and reads reach, of the head's over that of products, and of attention's share; the overlap."""
 LEAST_SHARE, MOST_SHARE = 1e-3, 10.0
 """Shares of a ceiling. Above 1 where weights lie in caches, or the ceiling was measured beside other load."""
 KNOWN_WEIGHT: Final = 1e-4
@@ -33,8 +35,8 @@ COARSE: Final = 16
 times:"""
 OVERLAPS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 REFINEMENTS: Final = 12
-UNKNOWNS: Final = 4
-"""Unknowns of a fit: what products, reads and attention reach, and what overlaps."""
+UNKNOWNS: Final = 5
+"""Unknowns of a fit: what products, reads, the head and attention reach, and what overlaps."""
 CONTRADICTION: Final = 0.2
 """Median error behind which the few steps of a start replace what many have told: the machine is another, or shared."""
 MOVES: Final = 4
@@ -105,7 +107,8 @@ def verify_start(
 
 
 def _joined(before: Correction, found: Correction, speed: Sequence[Line], *, knows_process: bool) -> Correction:
-    """What is kept of two. Fewer steps than there are unknowns do not replace speeds that many have told, unless they contradict them."""
+    """The correction to keep of two. Fewer steps than there are unknowns do not replace speeds that many have told, unless they contradict
+    them."""
     overhead_bytes = (found if knows_process else before).overhead_bytes
     stays = found.steps < UNKNOWNS <= before.steps and median(abs(line.error) for line in speed) <= CONTRADICTION
     return replace(before if stays else found, overhead_bytes=overhead_bytes)
@@ -145,49 +148,57 @@ def _touched_activations(deployment: Deployment, timed: Sequence[Timed]) -> floa
 
 def fit_correction(deployment: Deployment, timed: Sequence[Timed], weights_bytes: int, process_bytes: int | None) -> Correction:
     """Fits what steps and process reach. Shares and overlap are those of least mean error of the logarithm; of what no step depends on,
-    what was known stays, and so do attention and overlap where there are fewer steps than unknowns, as behind a start."""
-    known = deployment.device
+    what was known stays, and so do attention, overlap and how much faster the head is where there are fewer steps than unknowns, as
+    behind a start."""
+    known, shares = deployment.device, reached(deployment)
     parts = [_ideal_parts(deployment, rows, tokens) for rows, tokens, _ in timed]
+    usual = log(shares.head / shares.compute), log(shares.attention), shares.overlap
 
-    def loss(point: tuple[float, ...]) -> float:
-        compute, bandwidth, attention, overlap = exp(point[0]), exp(point[1]), exp(point[2]), point[3]
+    def loss(point: Point) -> float:
+        compute, bandwidth, faster, attention, overlap = *map(exp, point[:4]), point[4]
         found = []
-        for (products, scores, link), (_, _, seconds) in zip(parts, timed, strict=True):
-            spent = overlapped(products[0] / compute, products[1] / bandwidth, overlap)
-            spent += overlapped(scores[0] / attention, scores[1] / bandwidth, overlap)
+        for (layers, heads, weights, scores, cache, link), (_, _, seconds) in zip(parts, timed, strict=True):
+            spent = overlapped((layers + heads / faster) / compute, weights / bandwidth, overlap)
+            spent += overlapped(scores / attention, cache / bandwidth, overlap)
             found.append(abs(log((spent + link) / seconds)))
-        distance = abs(log(compute / known.compute_share)) + abs(log(bandwidth / known.bandwidth_share))
-        distance += abs(log(attention / known.attention_share)) + abs(overlap - known.overlap)
+        distance = abs(point[0] - log(shares.compute)) + abs(point[1] - log(shares.bandwidth))
+        distance += sum(abs(found - before) for found, before in zip(point[2:], usual, strict=True))
         return fmean(found) + KNOWN_WEIGHT * distance
 
-    is_ample = len(timed) >= UNKNOWNS
-    low, high, usual = log(LEAST_SHARE), log(MOST_SHARE), log(known.attention_share)
-    steps = [low + (high - low) * number / (COARSE - 1) for number in range(COARSE)]
-    signs = (-1, 0, 1) if is_ample else (0,)
-    overlaps = OVERLAPS if is_ample else (known.overlap,)
-    best = min((loss((a, b, usual, overlap)), (a, b, usual, overlap)) for a in steps for b in steps for overlap in overlaps)
-    stride, across = steps[1] - steps[0], OVERLAPS[1]
+    compute, bandwidth, faster, attention, overlap = _least(loss, usual, is_ample=len(timed) >= UNKNOWNS)
+    overhead = known.overhead_bytes
+    if process_bytes is not None:
+        overhead = max(0, round(process_bytes - weights_bytes - _touched_activations(deployment, timed)))
+    flops, attended = known.flops(deployment.compute_dtype) * exp(compute), known.flops(deployment.attention_dtype) * exp(attention)
+    return Correction(flops, known.bytes_per_second * exp(bandwidth), attended, flops * exp(faster), overlap, overhead, len(timed))
+
+
+def _least(loss: Callable[[Point], float], usual: tuple[float, float, float], *, is_ample: bool) -> Point:
+    """The point of least loss: by a grid, then by steps that become shorter. Where steps are not ample, only compute and bandwidth move."""
+    low, high = log(LEAST_SHARE), log(MOST_SHARE)
+    grid = [low + (high - low) * number / (COARSE - 1) for number in range(COARSE)]
+    overlaps = OVERLAPS if is_ample else usual[2:]
+    best = min((loss(each), each) for each in ((a, b, *usual[:2], overlap) for a in grid for b in grid for overlap in overlaps))
+    free, tied = (-1, 0, 1), (-1, 0, 1) if is_ample else (0,)
+    stride, across = grid[1] - grid[0], OVERLAPS[1]
     for _ in range(REFINEMENTS):
         stride, across = stride / 2, across / 2
         for _ in range(MOVES):
-            a, b, c, overlap = best[1]
+            a, b, c, d, overlap = best[1]
             tried = [
-                (a + i * stride, b + j * stride, c + k * stride, min(1.0, max(0.0, overlap + m * across)))
-                for i, j, k, m in product((-1, 0, 1), (-1, 0, 1), signs, signs)
+                (a + i * stride, b + j * stride, c + k * stride, d + m * stride, min(1.0, max(0.0, overlap + n * across)))
+                for i, j, k, m, n in product(free, free, tied, tied, tied)
             ]
             better = min((loss(each), each) for each in tried)
             if better[0] >= best[0]:
                 break
             best = better
-    compute, bandwidth, attention = map(exp, best[1][:3])
-    device, overhead = deployment.device, deployment.device.overhead_bytes
-    if process_bytes is not None:
-        overhead = max(0, round(process_bytes - weights_bytes - _touched_activations(deployment, timed)))
-    flops, attended = compute * device.flops(deployment.compute_dtype), attention * device.flops(deployment.attention_dtype)
-    return Correction(flops, bandwidth * device.bytes_per_second, attended, best[1][3], overhead, len(timed))
+    return best[1]
 
 
-def _ideal_parts(deployment: Deployment, rows: int, tokens: int) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """(compute, memory) seconds of products and of attention at the ceilings, and seconds of links."""
+def _ideal_parts(deployment: Deployment, rows: int, tokens: int) -> tuple[float, ...]:
+    """Seconds at the ceilings: computing of layers and of the head, reading of weights; computing and reading of attention; links."""
     work = step_work(deployment, [RowGroup(0, tokens, rows)])
-    return *part_seconds(deployment, work, IDEAL), link_seconds(deployment, work.tokens)
+    (layers, weights), (scores, cache) = part_seconds(deployment, replace(work, head_flops=0.0), IDEAL)
+    (products, _), _ = part_seconds(deployment, work, IDEAL)
+    return layers, products - layers, weights, scores, cache, link_seconds(deployment, work.tokens)

@@ -31,6 +31,7 @@ class Device:
     is_gpu                 True where it has a memory of its own
     compute_share          of the peaks, what steps reach: for estimates, which are within 10 % of sixteen published figures of a tuned
     bandwidth_share        engine (8B, fp8, H100 and H200) with these defaults: docs/physics.md. Of this machine they are measured
+    head_share             as `compute_share`, of the head, of which a CPU computes a part (its screen); None: the same
     attention_share        as `compute_share`, of attention and recurrences: other kernels in another precision than the products'
     overlap                share of the shorter of computing and reading that the longer one hides, 0 … 1: all of it where copies run by
                            themselves; a core that unpacks and multiplies what it reads hides a part
@@ -48,6 +49,7 @@ class Device:
     compute_share: float = 0.5
     bandwidth_share: float = 0.75
     attention_share: float = 0.5
+    head_share: float | None = None
     overlap: float = 1.0
 
     def flops(self, kind: str) -> float:
