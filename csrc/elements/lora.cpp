@@ -4,6 +4,8 @@
 // order in which they are read, once and ascending: with a few tokens this waits for memory.
 #include <string.h>
 
+#include <algorithm>
+
 #include "runtime/rows.h"
 #include "simd/simd.h"
 
@@ -14,7 +16,20 @@ namespace {
 
 constexpr size_t kMostRank = 256;
 constexpr size_t kShared = sizeof(Part) == sizeof(Vec) ? 16 : 4;  // rows of A that share a turn over x: their sums stay in registers
-constexpr size_t kAhead = 1024;          // bytes: where a row ends, no processor fetches the next one by itself
+constexpr size_t kLine = 64;
+constexpr size_t kAhead = 8192;          // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
+constexpr size_t kOutputsAhead = 512;    // outputs: other cores have written half of them
+
+// Asks for the lines that begin in [p, p + bytes), where p is aligned to what is asked for at once.
+inline void fetch(const void* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(p) + i);
+}
+inline void fetch_outputs(const float* y, float* out, size_t from, size_t until) {
+    for (size_t i = from; i < until; i += kLine / sizeof(float)) {
+        __builtin_prefetch(y + i);
+        __builtin_prefetch(out + i, 1);
+    }
+}
 
 struct Float32 {
     using Type = float;
@@ -36,11 +51,9 @@ inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, si
     for (size_t r = 0; r < kCount; ++r) acc[r] = zero();
     for (size_t i = 0; i < columns; i += kLanes, a += rank * kLanes) {
         const Vec v = i + kLanes <= columns ? load(x + i) : load_first(x + i, columns - i);
+        fetch(reinterpret_cast<const char*>(a) + kAhead, kCount * kLanes * sizeof *a);
         RIDGELINE_UNROLL
-        for (size_t r = 0; r < kCount; ++r) {
-            __builtin_prefetch(reinterpret_cast<const char*>(a + r * kLanes) + kAhead);
-            acc[r] = fma(Kind::of(a + r * kLanes), v, acc[r]);
-        }
+        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(Kind::of(a + r * kLanes), v, acc[r]);
     }
     for (size_t r = 0; r < kCount; ++r) sums[r] = sum_of(acc[r]);
 }
@@ -51,8 +64,9 @@ inline void expand(const typename Kind::Type* b, size_t rank, const float* sums,
     const Vec scale = all(by);
     for (size_t i = 0; i < width; i += 2 * kLanes) {
         Vec first = zero(), second = zero();
+        fetch_outputs(y, out, i + kOutputsAhead, std::min(i + kOutputsAhead + 2 * kLanes, width));
         for (size_t r = 0; r < rank; ++r, b += 2 * kLanes) {
-            __builtin_prefetch(reinterpret_cast<const char*>(b) + kAhead);
+            fetch(reinterpret_cast<const char*>(b) + kAhead, 2 * kLanes * sizeof *b);
             const Vec sum = all(sums[r]);
             first = fma(Kind::of(b), sum, first);
             second = fma(Kind::of(b + kLanes), sum, second);
@@ -71,6 +85,7 @@ void change(const LoraPair& pair, const float* x, const float* y, size_t columns
     const auto* a = reinterpret_cast<const typename Kind::Type*>(pair.a);
     float sums[kMostRank];
     size_t r = 0;
+    fetch_outputs(y, out, 0, std::min(kOutputsAhead, width));
     for (; r + kShared <= pair.rank; r += kShared) shrink<Kind, kShared>(a + r * kLanes, pair.rank, x, columns, sums + r);
     for (; r + 4 <= pair.rank; r += 4) shrink<Kind, 4>(a + r * kLanes, pair.rank, x, columns, sums + r);
     for (; r < pair.rank; ++r) shrink<Kind, 1>(a + r * kLanes, pair.rank, x, columns, sums + r);

@@ -15,10 +15,12 @@ namespace {
 // Bytes between the record in work and the one that is fetched from memory; and from there back to the one that is fetched from the second-level
 // cache into the first.
 constexpr size_t kAhead = 4096, kBack = 3584;
-// One token waits for memory and reads two blocks in turn, record by record: a core has more lines of two streams on their way than of one. Its
-// records are fetched that far ahead; those that take few instructions a byte less far.
-constexpr int kStreams = 2;
-constexpr size_t kNear = 1024, kNearest = 512;
+// One token waits for memory and reads kReadStreams blocks in turn, record by record: a core has more lines of several streams on their way
+// than of one. Each has its share of kInFlight bytes fetched ahead, at a level without many lines on their way half of it where records take
+// few instructions a byte.
+constexpr size_t kLargeRecord = 512;
+template <size_t kBytes, int kStreams>
+constexpr size_t kFar = kInFlight / kStreams / (kBytes >= kLargeRecord && kReadStreams == 2 ? 2 : 1);
 
 // Activations of up to M tokens, from the first of them.
 struct Tokens {
@@ -38,12 +40,15 @@ inline Tokens tokens_from(const Tokens& x, size_t from) {
 }
 
 // Of one stream records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into
-// the first. Of several the processor fetches the rest by itself.
+// the first. Of several the processor fetches the rest by itself, or they come into the first at once.
 template <size_t kBytes, int kStreams>
 inline void prefetch_record(const uint8_t* record) {
-    constexpr size_t kFar = kStreams == 1 ? kAhead : kBytes < 512 ? kNear : kNearest;
-    for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kFar + line, 0, 2);
-    for (size_t line = 0; line < kBytes && kStreams == 1; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
+    if constexpr (kStreams == 1) {
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead + line, 0, 2);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
+    } else {
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kFar<kBytes, kStreams> + line, 0, kFetchLevel);
+    }
 }
 
 // acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every
@@ -266,19 +271,17 @@ void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* ou
     direct_of<F, M>(block, k, x, out, out_stride, columns);
 }
 
-// How many of `count` blocks lie between those that m tokens read together; 0 where each is read alone.
-inline size_t blocks_apart(size_t m, size_t count) { return m == 1 ? count / kStreams : 0; }
-
-// Outputs of one token for the kStreams * `apart` blocks from `first` on.
-template <class F>
-void multiply_streams(const Matrix& matrix, const Tokens& x, float* out, size_t first, size_t apart) {
-    const size_t bytes = block_bytes<F>(matrix.k);
+// Outputs of one token for `count` blocks, kStreams of them at a time, and for what is left fewer: in streams of ascending blocks.
+template <class F, int kStreams = kReadStreams>
+void multiply_streams(const Matrix& matrix, const Tokens& x, float* out, size_t first, size_t count) {
+    const size_t bytes = block_bytes<F>(matrix.k), apart = count / kStreams;
     for (size_t block = first; block < first + apart; ++block) {
         Vec acc[kStreams];
         for (Vec& sum : acc) sum = zero();
         add_blocks<F, 1, kStreams>(matrix.data + block * bytes, apart * bytes, matrix.k, x, acc);
         for (size_t i = 0; i < kStreams; ++i) write(acc[i], out + (block + i * apart) * kBlockRows, columns_of(matrix, block + i * apart));
     }
+    if constexpr (kStreams > 1) multiply_streams<F, kStreams / 2>(matrix, x, out, first + kStreams * apart, count - kStreams * apart);
 }
 
 }  // namespace

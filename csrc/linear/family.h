@@ -119,9 +119,8 @@ void row_floats(const Matrix& matrix, size_t row, float* out) {
 // A few tokens at a time straight from the records.
 template <class F>
 void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
-    const size_t apart = blocks_apart(m, count);
-    multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart);
-    for (size_t block = first + kStreams * apart; block < first + count; ++block) {
+    if (m == 1) return multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, count);
+    for (size_t block = first; block < first + count; ++block) {
         const size_t columns = columns_of(matrix, block);
         const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
         for (size_t from = 0; from < m; from += kRecordTokens) {

@@ -60,11 +60,12 @@ inline bool runs(const char* level) {
 }
 inline bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
 
-// AMX with bf16. The system lends the registers to a process that asks: 8 KB more to save for a thread that uses them.
+// AMX with bf16 and int8. The system lends the registers to a process that asks: 8 KB more to save for a thread that uses them.
 inline bool ask_for_tiles() {
 #if defined(__linux__)
     constexpr long kAsk = 0x1023, kTileData = 18;        // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return has_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+    return has_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
+           syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 #else
     return false;
 #endif

@@ -169,12 +169,12 @@ Vec screen_directly(const Matrix& matrix, const Parts& parts, const Tokens& x, s
                     const float* bounds) {
     float outputs[kRecordTokens * kLanes];
     Vec test = zero();
-    const size_t apart = blocks_apart(m, count), rest = first + kStreams * apart;
+    const size_t apart = m == 1 ? count / kReadStreams : 0, rest = first + kReadStreams * apart;
     for (size_t block = first; block < first + apart; ++block) {
-        Vec acc[kStreams];
+        Vec acc[kReadStreams];
         for (Vec& sum : acc) sum = zero();
-        add_records<High, 1, kStreams>(parts.high_of(matrix, block), apart * parts.high, matrix.k, x, acc);
-        for (size_t i = 0; i < kStreams; ++i) {
+        add_records<High, 1, kReadStreams>(parts.high_of(matrix, block), apart * parts.high, matrix.k, x, acc);
+        for (size_t i = 0; i < kReadStreams; ++i) {
             store(outputs, acc[i]);
             test = bound_block(of, bounds, first, block + i * apart, 0, 1, outputs, test);
         }
@@ -188,7 +188,7 @@ Vec screen_directly(const Matrix& matrix, const Parts& parts, const Tokens& x, s
     return test;
 }
 
-// Sums [tokens, 16] of many tokens with blocks, at levels with kTiles.
+// Sums [tokens, 16] of many tokens with blocks, at levels with kTiledSums.
 template <class F, class Put>
 bool sum_tiled(const uint8_t* data, size_t bytes, size_t count, const Tokens& x, size_t m, uint8_t* scratch, const Put& put);
 
@@ -196,7 +196,7 @@ bool sum_tiled(const uint8_t* data, size_t bytes, size_t count, const Tokens& x,
 template <class F>
 bool screen_tiled(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t m, size_t first, size_t count, uint8_t* scratch,
                   const Screening& of, const float* bounds, Vec* test) {
-    if constexpr (!kTiles) return false;
+    if constexpr (!kTiledSums) return false;
     else if (m <= kFewTokens) return false;
     else
         return sum_tiled<F>(parts.high_of(matrix, first), parts.high, count, x, m, scratch, [&](size_t block, size_t from, size_t here, const float* sums) {

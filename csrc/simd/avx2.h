@@ -12,7 +12,11 @@ namespace {
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
 constexpr int kRecordTokens = 4;         // tokens that share the reading of a packed record straight from memory
+constexpr int kReadStreams = 2;           // as simd/avx512.h has it
+constexpr size_t kInFlight = 2048;
+constexpr int kFetchLevel = 2;
 constexpr bool kTiles = true;            // more of them meet what was expanded once for all, by these files
+constexpr bool kTiledSums = true;
 constexpr size_t kFloatTokens = 6, kFloatPairTokens = kPanelRows;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = true;
 

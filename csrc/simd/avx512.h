@@ -11,12 +11,16 @@ namespace {
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
 constexpr int kRecordTokens = 12;        // tokens that share the reading of a packed record straight from memory: as many as registers hold
-constexpr bool kTiles = false;           // nothing is expanded once for many
+constexpr int kReadStreams = 4;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
+constexpr size_t kInFlight = 6144;
+constexpr int kFetchLevel = 3;           // 3: the first, 2: the second
+constexpr bool kTiles = true;            // more of them meet what was expanded once for all, where there is AMX, by this file
+constexpr bool kTiledSums = false;
 constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = false;
 
 #define RIDGELINE_GROUP_TILES "linear/linear.h"
-#define RIDGELINE_SPAN_TILES "linear/linear.h"
+#define RIDGELINE_SPAN_TILES "linear/avx512/tiles.h"
 #define RIDGELINE_FLOAT_STEPS "linear/linear.h"
 
 // Panels in fp32, which rows of x meet kPanelRows at a time, kPanelColumns of it. The compiler's code is as quick here: no input is taken.

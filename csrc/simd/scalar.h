@@ -13,7 +13,11 @@ namespace {
 #define RIDGELINE_UNROLL
 
 constexpr int kRecordTokens = 1;         // tokens that share the reading of a packed record straight from memory
+constexpr int kReadStreams = 2;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
+constexpr size_t kInFlight = 2048;
+constexpr int kFetchLevel = 2;           // 3: the first, 2: the second
 constexpr bool kTiles = false;           // more of them meet what was expanded once for all, by these files
+constexpr bool kTiledSums = false;       // which give sums to others too
 constexpr size_t kFloatTokens = 1, kFloatPairTokens = 1;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = false;
 
