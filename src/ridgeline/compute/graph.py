@@ -134,6 +134,7 @@ class OpList:
 
     outputs  what every run returns, by name ("logits")
     taps     what a run returns when asked, by name ("hidden")
+    given    values that no op makes: whoever runs the list gives them
     """
 
     name: str
@@ -141,6 +142,7 @@ class OpList:
     values: Mapping[str, Handle]
     outputs: Mapping[str, str]
     taps: Mapping[str, str]
+    given: tuple[str, ...] = ()
 
     def with_ops(self, ops: tuple[Op, ...]) -> OpList:
         """The same values computed by other ops."""
@@ -227,6 +229,7 @@ class Recorder:
         self._ops: list[Op] = []
         self._values: dict[str, Handle] = {h.name: h for h in (self.input.ids, self.input.positions)}
         self._taps: dict[str, str] = {}
+        self._given: list[str] = []
         self._used: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -234,13 +237,20 @@ class Recorder:
             raise AttributeError(f"{name!r} is not an op that a model may record")
         return partial(self._record, name)
 
+    def take(self, name: str, width: int) -> Handle:
+        """A value fp32 [T, width] that whoever runs the list gives by this name."""
+        handle = self._values[name] = Handle(name, TOKENS, width)
+        self._given.append(name)
+        return handle
+
     def tap(self, name: str, x: Handle) -> None:
         """Lets a run return x under `name` when asked."""
         self._taps[name] = x.name
 
     def finish(self, name: str, **outputs: Handle) -> OpList:
         """The list recorded so far, under its name."""
-        return OpList(name, tuple(self._ops), dict(self._values), {key: h.name for key, h in outputs.items()}, dict(self._taps))
+        results = {key: h.name for key, h in outputs.items()}
+        return OpList(name, tuple(self._ops), dict(self._values), results, dict(self._taps), tuple(self._given))
 
     def _record(self, op: str, *given: Any, **named: Any) -> Handle | tuple[Handle, ...] | None:
         found = self._known[op].record(*given, **named)

@@ -12,6 +12,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import KVShape
+from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_costs, kv_groups
@@ -29,7 +30,7 @@ class ModelSource:
     memory_bytes         that this process may use
     decisions            made so far
     blocks, host_blocks  of the KV cache
-    drafts               facts of the draft model; None: there is none
+    drafts               facts of the draft model, or the heads that draft; None: there are none
     """
 
     config: EngineConfig
@@ -38,7 +39,12 @@ class ModelSource:
     decisions: tuple[Decision, ...] = ()
     blocks: int = 0
     host_blocks: int = 0
-    drafts: ModelFacts | None = None
+    drafts: ModelFacts | DraftHeads | None = None
+
+    @property
+    def heads(self) -> DraftHeads | None:
+        """The heads that draft; None where none do."""
+        return self.drafts if isinstance(self.drafts, DraftHeads) else None
 
     @property
     def costs(self) -> KVCosts:

@@ -44,8 +44,10 @@ class Runner(Protocol):
         *,
         keep: NDArray[np.int32] | None = None,
         masks: Callable[[], NDArray[np.int64]] | Places | None = None,
+        given: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """One step: `logits` fp32 [S, V] of the selected positions, and the taps asked for.
+        """One step: `logits` fp32 [S, V] of the selected positions, and the taps asked for. Beside those of its list there is "selected",
+        the selected rows of "hidden".
 
         `finite` bool [T]: True where a token's numbers are: those that keys and values are made from, and its final hidden state if
         selected.
@@ -57,6 +59,7 @@ class Runner(Protocol):
                A runner that leaves nothing out does not call it; `best` is of these ids; logits are of all, beside `maxima` -infinity where
                forbidden.
                Runners that move rows along their grammars take these: they move them, and write the masks that are needed.
+        given  values [T, width] that the list takes from whoever runs it, by name
         """
         ...
 

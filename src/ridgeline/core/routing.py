@@ -4,7 +4,7 @@ Pure functions: loads and random numbers are passed in. The simulator and a rout
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -13,14 +13,16 @@ from typing import Final
 @dataclass(slots=True)
 class ReplicaLoad:
     """The router's view of one replica: open requests, prompt tokens of those without a first token, tokens of KV cache they may hold.
-    `weight`: what it can do beside others; `adapters`: that it has loaded, by name."""
+    `weight`: what it can do beside others; `names`: of models and adapters that it answers to, as far as it has told; `unloaded`: those of
+    them that it would have to load first."""
 
     number: int
     requests: int = 0
     waiting_tokens: int = 0
     held_tokens: int = 0
     weight: float = 1.0
-    adapters: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    unloaded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ MAX_LOAD_FACTOR: Final = 1.25
 """A replica with more than this multiple of the mean open requests is skipped (Mirrokni et al. 2016, bounded loads)."""
 SESSION_LOAD_FACTOR: Final = 2.0
 SESSION_REQUESTS: Final = 8
-"""A replica that has more open requests than this multiple of the mean, and so many beside, gives sessions away."""
+"""A replica that has more open requests than this multiple of the mean, and so many beside, gives sessions away, and models that others
+would have to load."""
 
 
 def round_robin(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
@@ -97,18 +100,29 @@ def _rendezvous(loads: Sequence[ReplicaLoad], key: bytes, limit: float) -> Repli
 
 
 def with_affinity(policy: RoutingPolicy) -> RoutingPolicy:
-    """`policy` among the replicas that have loaded the request's adapter, if some have. A request of a session goes where that one's others
-    go, while its replica is not overloaded: it has to bear more than a prefix would ask of it, as what it keeps is worth more."""
+    """`policy` among the replicas that have the request's model or adapter, if some have told so, and of these the ones that have loaded
+    it, while one of them is not overloaded. A request of a session goes where that one's others go, while its replica is not: it has to
+    bear more than a prefix would ask of it, as what it keeps is worth more."""
 
     def choose(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
         names = (request.model, request.model.rpartition(":")[2])
-        loads = [load for load in loads if load.adapters and not load.adapters.isdisjoint(names)] or loads
+        loads = [load for load in loads if load.names and not load.names.isdisjoint(names)] or loads
+        loads = _loaded(loads, names)
         if not request.session:
             return policy(loads, request, random)
         mean = sum(load.requests for load in loads) / len(loads)
         return _rendezvous(loads, request.session, SESSION_LOAD_FACTOR * mean + SESSION_REQUESTS)
 
     return choose
+
+
+def _loaded(loads: Sequence[ReplicaLoad], names: Collection[str]) -> Sequence[ReplicaLoad]:
+    """Those that need not load it, if there is one that has not too much to do; else all."""
+    ready = [load for load in loads if not load.unloaded or load.unloaded.isdisjoint(names)]
+    if len(ready) == len(loads):
+        return loads
+    limit = SESSION_LOAD_FACTOR * sum(load.requests for load in loads) / len(loads) + SESSION_REQUESTS
+    return [load for load in ready if load.requests < limit] or loads
 
 
 ROUTING: Final[dict[str, RoutingPolicy]] = {

@@ -18,18 +18,25 @@ def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
     """Records one step; returns the logits [S, vocabulary]."""
     x = _scaled(g, g.embed(g.input.ids, w["token_embd"]), facts.embedding_scale)
     for i in range(facts.layers):
-        attend = _latent_attention if (i, "attn_kv_a_mqa") in w else _attention
-        x = g.add(x, _scaled(g, attend(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
-        f = g.rms_norm(x, w[i, "ffn_norm" if (i, "ffn_norm") in w else "post_attention_norm"], facts.eps)
-        y = _experts(g, facts, w, f, i) if (i, "ffn_gate_inp") in w else _gated(g, w, f, i, "")
-        x = g.add(x, _scaled(g, y, facts.residual_scale))
+        x = layer(g, facts, w, x, i)
     x = g.rms_norm(x, w["output_norm"], facts.eps)
     g.tap("hidden", x)
     logits = g.linear(g.select(x), w["token_embd" if facts.tied else "output"])
     return _scaled(g, logits, facts.logit_scale)
 
 
-def _attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+def layer(g: Recorder, facts: ModelFacts, w: Weights, x: Handle, i: int) -> Handle:
+    """Layer i: x [T, hidden] → [T, hidden]."""
+    attend = _latent_attention if (i, "attn_kv_a_mqa") in w else attention
+    x = g.add(x, _scaled(g, attend(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
+    f = g.rms_norm(x, w[i, "ffn_norm" if (i, "ffn_norm") in w else "post_attention_norm"], facts.eps)
+    y = _experts(g, facts, w, f, i) if (i, "ffn_gate_inp") in w else gated(g, w, f, i, "")
+    added: Handle = g.add(x, _scaled(g, y, facts.residual_scale))
+    return added
+
+
+def attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+    """Plain attention of a layer behind its norm: a [T, inputs of the queries] → [T, hidden]. Writes its keys and values first."""
     kind = facts.layer_kinds[layer]
     q, k, v = (_linear(g, w, a, layer, name) for name in ("attn_q", "attn_k", "attn_v"))
     if (layer, "attn_q_norm") in w:
@@ -80,7 +87,7 @@ def _experts(g: Recorder, facts: ModelFacts, w: Weights, f: Handle, layer: int) 
     y: Handle = g.combine(g.linear_experts(g.glu(gate, up, "silu"), ids, w[layer, "ffn_down_exps"]), weights)
     if (layer, "ffn_gate_shexp") not in w:
         return y
-    shared = _gated(g, w, f, layer, "_shexp")
+    shared = gated(g, w, f, layer, "_shexp")
     if (layer, "ffn_gate_inp_shexp") in w:  # a sigmoid of the token: a router of one expert
         _, weights = g.route(f, w[layer, "ffn_gate_inp_shexp"], k=1, scores="sigmoid")
         shared = g.combine(shared, weights)
@@ -88,7 +95,8 @@ def _experts(g: Recorder, facts: ModelFacts, w: Weights, f: Handle, layer: int) 
     return summed
 
 
-def _gated(g: Recorder, w: Weights, f: Handle, layer: int, suffix: str) -> Handle:
+def gated(g: Recorder, w: Weights, f: Handle, layer: int, suffix: str) -> Handle:
+    """Feed-forward with a gate, of the tensors whose names end in `suffix`: f [T, hidden] → [T, hidden]."""
     h = g.glu(_linear(g, w, f, layer, f"ffn_gate{suffix}"), _linear(g, w, f, layer, f"ffn_up{suffix}"), "silu")
     return _linear(g, w, h, layer, f"ffn_down{suffix}")
 

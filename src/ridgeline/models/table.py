@@ -12,7 +12,7 @@ FOLDER: Final = Path(__file__).parent
 _MODULES: Final[dict[str, ModuleType]] = {
     found.name: import_module(f"ridgeline.models.{found.name}")
     for found in iter_modules([str(FOLDER)])
-    if found.name not in ("declare", "decoder", "table")
+    if found.name not in ("declare", "decoder", "heads", "table")
 }
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {name: module.ARCHITECTURE for name, module in _MODULES.items()}

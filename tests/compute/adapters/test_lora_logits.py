@@ -40,6 +40,7 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SETTINGS: dict[str, Any] = {
     "qwen2": {"use_rslora": True}, "qwen3": {"alpha_pattern": {"k_proj": 3}},
     "qwen3moe": {"target_modules": ATTENTION}, "qwen2moe": {"target_modules": [*ATTENTION, "shared_expert.down_proj"]},
+    "glm4moe": {"target_modules": ATTENTION},
     "deepseek2": {"target_modules": LATENT}, "deepseek3": {"target_modules": LATENT},
 }  # fmt: skip
 """Settings of PEFT by family."""

@@ -2,6 +2,7 @@
 
 import os
 import select
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ def test_a_matrix_that_the_runner_does_not_change(tmp_path: Path) -> None:
     loading = Loading(tmp_path, matrices=("blk.0.attn_k.pairs",))
     assert "'one' cannot be loaded: the runner adds no change to blk.0.attn_q" in (loading.load(loading.adapter("one")) or "")
     loading.store.close()
+
+
+def test_threads_take_turns_sooner_while_an_adapter_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval is the whole process's: it is put back behind each adapter, read or not, and by a store that closes."""
+    loading, real, own, seen = Loading(tmp_path), store.read_pairs, sys.getswitchinterval(), []
+
+    def watched(adapter: Adapter, *rest: Any) -> Any:
+        seen.append(sys.getswitchinterval())
+        return real(adapter, *rest) if adapter.name == "one" else {}["strange"]
+
+    monkeypatch.setattr(store, "read_pairs", watched)
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        loading.load(loading.adapter(name, value))
+        assert sys.getswitchinterval() == own
+    loading.store.load(loading.adapter("three", 3.0))
+    loading.store.begin(())
+    loading.store.close()
+    assert sys.getswitchinterval() == own and seen == pytest.approx([store.SWITCH_SECONDS] * 3)
 
 
 def test_any_error_is_reported_and_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ from serving import Run, serve
 from speculating import Scripted, request, settings, waves
 from tiny import Tiny, write_tiny
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.compute.cpu import ext
+from ridgeline.core import scheduler
+from ridgeline.core.events import Computed
 from ridgeline.core.params import Adapter
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
@@ -76,3 +79,29 @@ def test_drafts_change_no_bit_of_adapters(model: tuple[Path, list[Adapter]], run
         accepted += drafter.accepted
         apart += sum(base.answers[key] != answer for key, answer in without.answers.items())
     assert accepted > 5 * len(seeds) and apart > 2 * len(seeds)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "draft", "auto"])
+def test_every_drafter_beside_adapters(model: tuple[Path, list[Adapter]], drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drafter that is asked for by name, a model among them: answers of adapters and of none, bit for bit, and drafts that hold."""
+    path, adapters = model
+    common: dict[str, Any] = {"lora": [f"{each.name}={each.path}" for each in adapters], "max_loras": 2, "max_model_len": 128, "seed": 1}
+    names = [None, *(each.name for each in adapters)] * 3
+    prompts = [[5, 9, 5, 9, 5, 9, number] for number in range(len(names))]
+    each = SamplingParams(max_tokens=40, logprobs=1, ignore_eos=True)
+    allowed = (None, (5, 9))
+    params = [replace(each, temperature=at % 3 / 2, seed=at, allowed_token_ids=allowed[at % 2]) for at in range(len(names))]
+    found, accepted = [], 0
+
+    def counted(*columns: Any) -> Computed:
+        nonlocal accepted
+        made = Computed(*columns)
+        accepted += made.accepted
+        return made
+
+    monkeypatch.setattr(scheduler, "Computed", counted)
+    for own in ({}, {"speculative": drafter, **({"draft_model": str(path)} if drafter in ("draft", "auto") else {})}):
+        with LLM(path, **common, **own) as llm:
+            found.append([each.outputs for each in llm.generate(prompts, params, lora=names)])
+    assert found[1] == found[0] and len({each[0].token_ids for each in found[0]}) > len(names) / 2
+    assert accepted > 20

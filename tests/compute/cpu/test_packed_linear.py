@@ -148,6 +148,17 @@ def test_long_rows_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor
     assert not np.isnan(whole).all()
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_1", "Q8_0"])
+def test_prompts_change_no_bit(kind: str, pool: ThreadPoolExecutor) -> None:
+    """More tokens than are prepared at a time, and a last tile of them that is not full: each has the bits that it has among a few."""
+    n, k, m = 20, 512, 530
+    weight = pack(kind, rows_of(kind, n, k, 13), (n, k), pool)
+    x = quantise(activations(m, k, 14, weight.span), group=weight.span)
+    few = np.concatenate([linear_codes((x[0][i : i + 5], x[1][i : i + 5], x[2][i : i + 5]), weight) for i in range(0, m, 5)])
+    for count in (*range(16, 64), 511, 512, 513, 527, 528, 529, 530):
+        assert_same_bits(linear_codes((x[0][:count], x[1][:count], x[2][:count]), weight), few[:count])
+
+
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x88, 0x77, 0xFF])
 def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> None:

@@ -1,5 +1,6 @@
 """Memory of packed matrices: whose it is, and that systems can give it in huge pages."""
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import ALIGNMENT, FORMATS, PIECE_BYTES, Pieces, allocate, pack, pack_weights
 from ridgeline.config.env import ModelStores
 from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.hardware.machine import anonymous_bytes
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 
@@ -23,6 +26,19 @@ def test_memory_is_private_since_shared_memory_has_no_huge_pages() -> None:
     ranges = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
     (rights,) = [rights for span, rights in ranges if (lambda b, e: int(b, 16) <= at < int(e, 16))(*span.split("-"))]
     assert rights == "rw-p"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_blocks_that_are_touched_have_memory_and_others_their_content() -> None:
+    layers, heads, blocks, width = 2, 2, 256, 16 * 256
+    pool = allocate(layers * 2 * blocks * heads * width * 4).view(np.float32).reshape(layers, 2, blocks, heads, 16, 256)
+    cache = NativeKVCache(pool, "f32", 256, 256)
+    cache.fill(7, content := os.urandom(len(cache.content(7))))
+    before = anonymous_bytes(os.getpid())
+    cache.touch([*range(1, 7), *range(8, blocks)])
+    after = anonymous_bytes(os.getpid())
+    assert before is not None and after is not None and after - before > 0.7 * pool.nbytes
+    assert cache.content(7) == content
 
 
 def test_matrices_of_a_piece_are_aligned_and_apart() -> None:

@@ -21,6 +21,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.drafts.auto import AutoDrafter
 from ridgeline.core.drafts.depth import Offer
+from ridgeline.core.drafts.heads import HeadDrafter
 from ridgeline.core.drafts.model import ModelDrafter
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.drafts.suffix import OutputStore
@@ -154,7 +155,40 @@ def test_a_draft_model_changes_no_bit(model: tuple[str, Path], kind: str, seeds:
     assert accepted > 0.9 * drafted if kind != "another" else accepted < drafted
 
 
-class CountedModel(ModelDrafter):
+@pytest.mark.parametrize("seeds", [pytest.param(range(5000, 5001), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+def test_heads_change_no_bit(model: tuple[str, Path], kind: str, seeds: range, tmp_path: Path) -> None:
+    """Random heads: where few ids are allowed, about a third of their drafts are right. Hidden states come from steps of all kinds, and
+    prefix hits bring none."""
+    from heads import write_random
+
+    heads = write_random(kind, tmp_path / "heads", read_model_facts(model[1]))
+    drafted = accepted = hits = 0
+    for seed in seeds:
+        load = Load(model, seed)
+        narrow = {"allowed_ids": FEW, "bad_words": (), "temperature": 4.0, "top_k": 0}
+        load.requests = [
+            replace(each, sampling=replace(each.sampling, **narrow)) if load.draw.random() < 0.5 else each for each in load.requests
+        ]
+        plain = load.plain()
+        drafters: list[CountedHeads] = []
+
+        def attach(engine: Engine, load: Load = load, drafters: list[CountedHeads] = drafters) -> None:
+            cache = engine.executor.info.drafts
+            assert cache is not None
+            small = cache._replace(passes=(), blocks=cache.blocks if load.draw.random() < 0.7 else 3 * cache.groups)
+            drafters.append(CountedHeads(load.draw.randint(1, 4), (), True, small))
+            engine.scheduler.drafter = drafters[0]
+
+        chosen = load.chosen | pool(load.path, load.draw, load.chosen) | {"speculative": "draft", "draft_model": str(heads)}
+        run = serve(load.path, waves(load.requests, load.draw), attach, **chosen)
+        load.same(run, plain)
+        drafted, accepted, hits = drafted + drafters[0].drafted, accepted + drafters[0].accepted, hits + run.hit_tokens
+    assert drafted > 5 * len(seeds) and accepted
+    assert hits or len(seeds) < 50
+
+
+class Eager(ModelDrafter):
     """Drafts as much as there is room for, whatever it costs. Counts drafts, and those of them that were right, of rows that go on."""
 
     drafted = accepted = 0
@@ -174,6 +208,18 @@ class CountedModel(ModelDrafter):
                 self.drafted += span.drafts
                 self.accepted += len(ids_of[span.row]) - 1
         super().on_commit(sequences, plan, result)
+
+
+class CountedModel(Eager):
+    """A draft model whose drafts are counted."""
+
+
+class CountedHeads(Eager, HeadDrafter):
+    """Heads whose drafts are counted, now and then none at all, so that hidden states are gone before they are read."""
+
+    def _depths(self, tokens: int, offers: list[Offer], rows: int, max_drafts: int) -> list[int]:
+        depths = super()._depths(tokens, offers, rows, max_drafts)
+        return depths if tokens % 3 else [0] * len(depths)
 
 
 class Counted(PromptLookupDrafter):

@@ -88,7 +88,7 @@ def test_experts_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
-@pytest.mark.parametrize("name", ["gptq-4-32-act-order", *KINDS])
+@pytest.mark.parametrize("name", ["gptq-4-32-act-order", "fp8", *KINDS])
 def test_the_native_runner_multiplies_codes(name: str, tmp_path: Path) -> None:
     """An order for each expert is nothing that a list could express: such matrices become fp32, and the server says so."""
     made = write(tmp_path, name)
@@ -96,6 +96,8 @@ def test_the_native_runner_multiplies_codes(name: str, tmp_path: Path) -> None:
     packed = pack_weights(facts, 2, lambda stage, fraction: None)
     found = {weight.kind for _, weight in routed(packed) if isinstance(weight, PackedWeight)}
     assert found == {KINDS.get(name, "F32")} and bool(widened(facts, packed)) == (name not in KINDS)
+    for stated in (facts, describe_files(tmp_path)):
+        assert stated.packed["experts"] == sum(weight.nbytes for _, weight in routed(packed))
     for key, weight in routed(packed):
         if name in KINDS:
             parts = load_weights(facts, 0, 1, lambda stage, fraction: None)[key].parts  # type: ignore[attr-defined]

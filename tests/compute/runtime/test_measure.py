@@ -111,3 +111,9 @@ def test_drafts_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_price_is_no_longer_sought_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(100.0)
     assert [count for count, _, _ in price(backend(line, monkeypatch).seconds, 512)] == [1, 4] and line.steps == 2
+
+
+def test_a_step_that_was_held_up_is_no_dearer_than_a_larger_one() -> None:
+    held = {2: 2.55, 8: 3.25}
+    found = price(lambda counts, samples: held.get(counts[0], 1.0 + counts[0] / 8), 16)
+    assert {tokens: seconds for tokens, _, seconds in found} == {1: 1.125, 2: 1.375, 3: 1.375, 4: 1.5, 6: 1.75, 8: 2.5, 12: 2.5, 16: 3.0}

@@ -27,7 +27,8 @@ from ridgeline.facts.model import ModelFacts, TensorFacts
 
 LOW_PRIORITY: Final = 19
 SWITCH_SECONDS: Final = 0.0005
-"""After which a thread gives up the interpreter's lock to one that waits for it: steps would wait ten times as long for one that reads."""
+"""After which a thread gives up the interpreter's lock to one that waits for it, while an adapter is read: steps would wait ten times as
+long."""
 _TYPES: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -51,6 +52,8 @@ class AdapterStore:
         self._done: SimpleQueue[tuple[bytes, LoadedAdapter | str]] = SimpleQueue()
         self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
+        self._switch_seconds: float | None = None
+        """The process's own, where `SWITCH_SECONDS` stands in for it."""
 
     def load(self, adapter: Adapter) -> None:
         """See `engine.executor.Adapters.load`."""
@@ -74,6 +77,8 @@ class AdapterStore:
                 else:
                     self._held[digest] = loaded
                     found.append((digest, None))
+        if not self._loading:
+            self._put_switch_back()
         return found
 
     def begin(self, in_use: Collection[bytes]) -> None:
@@ -81,8 +86,10 @@ class AdapterStore:
         while self._asked and self._make_room(in_use):
             digest, adapter = self._asked.popitem(last=False)
             self._loading.add(digest)
-            if self._thread is None:
+            if self._switch_seconds is None:
+                self._switch_seconds = sys.getswitchinterval()
                 sys.setswitchinterval(SWITCH_SECONDS)
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ridgeline-adapters", daemon=True)
                 self._thread.start()
             self._work.put(adapter)
@@ -109,6 +116,12 @@ class AdapterStore:
             os.close(self._signal)
             os.close(self._wake)
             self._signal = -1
+        self._put_switch_back()
+
+    def _put_switch_back(self) -> None:
+        if self._switch_seconds is not None:
+            sys.setswitchinterval(self._switch_seconds)
+            self._switch_seconds = None
 
     def _make_room(self, in_use: Collection[bytes]) -> bool:
         """Forgets those that nobody has used for longest, until there is room for one as large as the largest. False where all are in

@@ -6,6 +6,7 @@ What one head reads of a page lies together. A record is a head's numbers in fp3
 All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
 """
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -30,7 +31,8 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class NativeKVCache:
-    """One pool of pages 0 … pages, of which 0 is never handed out, and of those of the host tier; touched lazily, page by page."""
+    """One pool of pages 0 … pages, of which 0 is never handed out, and of those of the host tier; touched page by page, by steps or
+    ahead of them."""
 
     pool: Records
     type: str
@@ -59,6 +61,11 @@ class NativeKVCache:
         """Copies pages (from, to), one after the other."""
         for source, target in copies:
             self.pool[:, :, target] = self.pool[:, :, source]
+
+    def touch(self, pages: Sequence[int]) -> None:
+        """Has the system give memory for pages that hold nothing. Otherwise it does when a step first writes them, 1 ms a MB."""
+        apart = mmap.PAGESIZE // self.pool.itemsize
+        self.pool.reshape(*self.pool.shape[:3], -1)[:, :, pages, ::apart] = 0
 
     def content(self, page: int) -> bytes:
         """The bytes of a page, as `fill` takes them."""

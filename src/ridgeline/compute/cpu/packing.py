@@ -337,12 +337,14 @@ def packing_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[str, Stored]:
+def pack_weights(facts: ModelFacts, threads: int, progress: Progress, step: OpList | None = None) -> dict[str, Stored]:
     """Every tensor by its canonical name; `threads` pack at the same time, one matrix after the other.
+
+    step  the list that reads them, where it is not that of the architecture
 
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
-    step = record(facts)["step"]
+    step = record(facts)["step"] if step is None else step
     arrays, forms = taken_as_arrays(step), _forms(step, facts)
     total, done = sum(tensor.bytes for tensor in facts.tensors.values()), 0
     ready: dict[str, Stored] = {}

@@ -105,12 +105,13 @@ class NativeRunner:
         *,
         keep: NDArray[np.int32] | None = None,
         masks: Callable[[], NDArray[np.int64]] | Places | None = None,
+        given: Mapping[str, Floats] | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """One step: `logits` fp32 [S, V], `finite` bool [T], and the tap "hidden" fp32 [T, D] where it is asked for.
+        """One step: `logits` fp32 [S, V], `finite` bool [T], and the taps that are asked for, "hidden" fp32 [T, D] among them.
 
-        Logits and hidden states are views that the next step overwrites. With the tap the last layer is computed for all tokens, else
-        behind its attention only for selected ones. `finite` is true of a token if its final hidden state is finite, or, where it
-        has none, what the last attention made.
+        Logits and hidden states are views that the next step overwrites. With the tap "hidden" the last layer is computed for all tokens,
+        else, or where all are selected, behind its attention only for selected ones. `finite` is true of a token if its final hidden state
+        is finite, or, where it has none, what the last attention made.
         keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
         masks: as `compute.runner.Runner.run` has them; called in front of the last product, where `keep` leaves any out. Places in grammars
         move beside the first ops; rows whose `best` is found without a mask may have none.
@@ -121,12 +122,15 @@ class NativeRunner:
         """
         if self._share is not None:
             self._team.use(self._share(self._team.threads))
-        plan = self._of(kv, changed=inputs.adapter is not None, whole="hidden" in taps)
+        whole = "hidden" in taps and len(inputs.select) < len(inputs.ids)
+        plan = self._of(kv, changed=inputs.adapter is not None, whole=whole)
         oplist = plan.oplist
+        for name, rows in (given or {}).items():
+            plan.rows_of(name, len(rows))[:] = rows
         wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)
         bounded = self._maxima is not None and keep is not None and bool(keep.all())
         self._run(plan, inputs, wanted, masks, bounded)
-        values = {name: plan.rows_of(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
+        values = {name: _tapped(plan, name, inputs) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
         return values | found
 
     def logits(self, hidden: Floats) -> Floats:
@@ -242,6 +246,14 @@ def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
         inputs.tables,
         inputs.slots,
     )
+
+
+def _tapped(plan: NativePlan, name: str, inputs: StepInputs) -> Floats:
+    """A tap behind a step of `plan`, "hidden" also where its list has selected rows alone, which are all then."""
+    taps, tokens, selected = plan.oplist.taps, len(inputs.ids), len(inputs.select)
+    if name == "selected":
+        return plan.rows_of(taps[name], selected) if name in taps else plan.rows_of(taps["hidden"], tokens)[inputs.select]
+    return plan.rows_of(taps[name if name in taps else "selected"], tokens)
 
 
 def _finite(plan: NativePlan, oplist: OpList, inputs: StepInputs) -> NDArray[np.bool_]:

@@ -34,7 +34,9 @@ TRIM_SECONDS: Final = 1.0
 """Least time between two looks at the memory, which take some milliseconds."""
 MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
-LOW_PRIORITY: Final = 19
+READING_PRIORITY, LOW_PRIORITY = 10, 19
+"""Niceness of the thread while it reads the vocabulary, a second or two of work that a request may wait for, and while it compiles. At 19
+the first would starve for minutes where other programs keep all cores busy."""
 DEAR_SECONDS: Final = 0.0002
 """CPU time of a row's last mask from which on it is better to ask the grammar about a token first: one that is drawn again costs about as
 much. Such masks are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
@@ -278,12 +280,13 @@ class GrammarCompiler:
         os.write(self._wake, b".")
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        lost = None
+        thread, lost = threading.get_native_id(), None
+        os.setpriority(os.PRIO_PROCESS, thread, READING_PRIORITY)
         try:
             self._tokenizer = self._read_vocabulary()
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
+        os.setpriority(os.PRIO_PROCESS, thread, LOW_PRIORITY)
         self._memory = allocated_bytes()
         while not self._closing and (grammar := self._waiting.get()[2]) is not None:
             if grammar is not _NONE:

@@ -32,6 +32,10 @@ class KVCache:
         for source, target in copies:
             self._blocks[:, :, target] = self._blocks[:, :, source]
 
+    def touch(self, pages: Sequence[int]) -> None:
+        """Has the system give memory for blocks that hold nothing."""
+        self._blocks[:, :, pages] = 0
+
     def content(self, page: int) -> bytes:
         """The bytes of a block, as `fill` takes them."""
         return self._blocks[:, :, page].tobytes()

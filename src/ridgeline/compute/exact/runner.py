@@ -97,20 +97,22 @@ class NumpyRunner:
         *,
         keep: NDArray[np.int32] | None = None,
         masks: Callable[[], NDArray[np.int64]] | Places | None = None,
+        given: Mapping[str, Floats] | None = None,
     ) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
         `logits` is fp32 [S, V], also where only some of them are needed (`keep`, `masks`); a tap over tokens is fp32 [T, …]; `finite` [T]
         is true of a token if its final hidden state is.
         """
-        values = self._start(inputs, kv)
+        values = self._start(inputs, kv) | dict(given or {})
         began = perf_counter() if self.trace is not None else 0.0
         self._run(self._of(inputs), values)
         if self.trace is not None:
             self.trace.span(RUN, began, perf_counter(), tokens=len(inputs.ids), rows=len(inputs.kv_len))
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
-        finite = finite_tokens(values[self.oplist.taps["hidden"]])
-        return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
+        hidden = values[self.oplist.taps["hidden"]]
+        tapped = {name: hidden[inputs.select] if name == "selected" else values[self.oplist.taps[name]] for name in taps}
+        return results | tapped | {"finite": finite_tokens(hidden)}
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states fp32 [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V].

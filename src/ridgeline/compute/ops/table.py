@@ -36,7 +36,7 @@ def taken_as_arrays(oplist: OpList) -> frozenset[str]:
 
 def check(oplist: OpList) -> None:
     """Raises ValueError unless every op is known, fits its definition, and names only values that exist before it."""
-    made = set(INPUTS)
+    made = {*INPUTS, *oplist.given}
     for number, op in enumerate(oplist.ops):
         definition = OPS.get(op.name)
         if definition is None:

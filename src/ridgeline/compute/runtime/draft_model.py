@@ -5,7 +5,7 @@ distribution they draw the same id (Daliri, Musco and Suresh 2024, "Coupling wit
 Decoding"). Nothing that it does reaches an answer: the target's sampler takes a draft only where it has sampled that id itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any, Final, NamedTuple
@@ -38,17 +38,25 @@ class TokenMap(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Drafting:
-    """A row that drafts: its index among the rows that sample, the position behind its known ids, ids drafted, the history behind them, and
-    how many of the largest logits its draws need (`Work.keep`)."""
+class Drafting:
+    """A row that drafts.
+
+    number   its index among the rows that sample
+    end      the position behind its known ids; place: the next one in the cache of what drafts
+    ids      drafted so far, of `count`; history: with these
+    keep     how many of the largest logits its draws need (`Work.keep`)
+    hidden   fp32 [width]: hidden state that heads draft the next id from
+    """
 
     number: int
     row: int
     end: int
+    place: int
     count: int
     ids: list[int]
     history: Any
     keep: int
+    hidden: Any = None
 
 
 class DraftModel:
@@ -83,15 +91,15 @@ class DraftModel:
                 self._tables[group][span.row, first : first + len(blocks)] = blocks
         numbers = {row: number for number, row in enumerate(work.rows.sampling_ids.tolist())}
         firsts = np.cumsum([0, *(1 + len(ids) for ids in work.drafts)]).tolist()
-        drafting = [self._drafting(span, numbers[span.row], state, work.keep[firsts[numbers[span.row]]]) for span in spans if span.drafts]
-        rows = [(span.row, span.start, span.ids) for span in spans]
-        values = self._run(rows, [int(span.drafts > 0) for span in spans], drafting)
+        drafting = [
+            self._drafting(work, span, numbers[span.row], state, work.keep[firsts[numbers[span.row]]]) for span in spans if span.drafts
+        ]
+        values = self._begin(spans, drafting)
         while drafting:
             self._draw(work, state, drafting, values)
             drafting = [each for each in drafting if len(each.ids) < each.count]
             if drafting:
-                rows = [(each.row, each.end + len(each.ids) - 1, each.ids[-1:]) for each in drafting]
-                values = self._run(rows, [1] * len(drafting), drafting)
+                values = self._go_on(drafting)
         tokens, ends = work.inputs.ids, work.inputs.cu_q[1:].tolist()
         by_row = dict(zip(work.rows.row_ids.tolist(), ends, strict=True))
         found = []
@@ -110,7 +118,7 @@ class DraftModel:
             best = float("inf")
             for _ in range(ROUNDS):
                 began = process_time()
-                self._runner.run(inputs, self._kv)
+                self._timed_pass(inputs)
                 best = min(best, (process_time() - began) / self._threads)
             found.append((count, best))
         return tuple(found)
@@ -119,15 +127,40 @@ class DraftModel:
         """Drops weights and cache."""
         self._runner.close()
 
-    def _drafting(self, span: DraftSpan, number: int, state: RowState, keep: int) -> _Drafting:
-        history, end = state.histories[span.row], span.start + len(span.ids)
+    def _timed_pass(self, inputs: StepInputs) -> None:
+        self._runner.run(inputs, self._kv)
+
+    def taps(self, work: Work) -> tuple[str, ...]:
+        """Taps that a step of the target returns for drafts of later ones: none."""
+        return ()
+
+    def keep(self, work: Work, values: Mapping[str, NDArray[Any]], ids: Sequence[tuple[int, ...]]) -> None:
+        """Takes these behind the step, with the ids that rows have sampled."""
+
+    def _begin(self, spans: Sequence[DraftSpan], drafting: Sequence[Drafting]) -> dict[str, NDArray[Any]]:
+        """The pass over what the spans name. Returns the logits of rows that draft."""
+        rows = [(span.row, span.start, span.ids) for span in spans]
+        return self._run(self._runner, rows, [int(span.drafts > 0) for span in spans], drafting)
+
+    def _go_on(self, drafting: Sequence[Drafting]) -> dict[str, NDArray[Any]]:
+        """The pass over the newest draft of each row."""
+        return self._run(self._runner, newest(drafting), [1] * len(drafting), drafting)
+
+    def _drafting(self, work: Work, span: DraftSpan, number: int, state: RowState, keep: int) -> Drafting:
+        history, place = state.histories[span.row], span.start + len(span.ids)
         is_whole = self._map is not None or state.grammars[span.row] is not None
-        return _Drafting(number, span.row, end, span.drafts, [], None if history is None else history.copy(), 0 if is_whole else keep)
+        copied, end = None if history is None else history.copy(), int(work.inputs.kv_len[work.rows.sampling[number]]) - span.drafts
+        return Drafting(number, span.row, end, place, span.drafts, [], copied, 0 if is_whole else keep)
 
     def _run(
-        self, rows: Sequence[tuple[int, int, Sequence[int]]], samples: Sequence[int], drafting: Sequence[_Drafting]
+        self,
+        runner: Runner,
+        rows: Sequence[tuple[int, int, Sequence[int]]],
+        samples: Sequence[int],
+        drafting: Sequence[Drafting],
+        **others: Any,
     ) -> dict[str, NDArray[Any]]:
-        """One pass over (row, first position, the target's ids), of which those in `drafting` sample."""
+        """One pass over (row, first position, the target's ids), of which those in `drafting` sample. others: as `Runner.run` has them."""
         size = self._shape.block_tokens
         counts = np.array([len(ids) for *_, ids in rows], np.int32)
         starts, row_ids = np.array([start for _, start, _ in rows], np.int32), np.array([row for row, *_ in rows])
@@ -148,9 +181,9 @@ class DraftModel:
             slots=tuple(table[row, at // size] * np.int64(size) + at % size for table in tables),
             select=last_positions(cu_q, np.array(samples, np.int32)),
         )
-        return self._runner.run(inputs, self._kv, keep=np.array([each.keep for each in drafting], np.int32))
+        return runner.run(inputs, self._kv, keep=np.array([each.keep for each in drafting], np.int32), **others)
 
-    def _draw(self, work: Work, state: RowState, drafting: Sequence[_Drafting], values: dict[str, NDArray[Any]]) -> None:
+    def _draw(self, work: Work, state: RowState, drafting: Sequence[Drafting], values: dict[str, NDArray[Any]]) -> None:
         """Draws the next id of each row from the selected logits, which come in their order."""
         if "best" in values:
             self._note(work, drafting, [(token,) for token in values["best"].tolist()])
@@ -166,7 +199,7 @@ class DraftModel:
         sampled: Sampled = self._sample(logits[:, : self._vocab], params, [()] * len(drafting), positions, histories, None, maxima, masks)
         self._note(work, drafting, sampled.ids)
 
-    def _note(self, work: Work, drafting: Sequence[_Drafting], drawn: Sequence[tuple[int, ...]]) -> None:
+    def _note(self, work: Work, drafting: Sequence[Drafting], drawn: Sequence[tuple[int, ...]]) -> None:
         """Appends an id to the drafts of each row. One beyond the target's vocabulary could never be right."""
         for each, (token,) in zip(drafting, drawn, strict=True):
             token = min(token, self._vocab - 1)
@@ -176,7 +209,12 @@ class DraftModel:
             each.ids.append(token)
 
 
-def _mask(state: RowState, drafting: _Drafting, words: int) -> NDArray[np.uint32] | None:
+def newest(drafting: Sequence[Drafting]) -> list[tuple[int, int, Sequence[int]]]:
+    """(row, position in the cache, the newest draft) of each."""
+    return [(each.row, each.place + len(each.ids) - 1, each.ids[-1:]) for each in drafting]
+
+
+def _mask(state: RowState, drafting: Drafting, words: int) -> NDArray[np.uint32] | None:
     """Mask of what the row's grammar takes behind the ids that are drafted; None: anything, also where it takes no such draft."""
     grammar = state.grammars[drafting.row]
     if grammar is None:

@@ -1,10 +1,11 @@
-"""Opens the draft model beside the target: its weights, its cache and the times of its passes.
+"""Opens what drafts beside the target, a model or heads: its weights, its cache and the times of its passes.
 
 Owns how much memory its cache gets. Its rows are the target's; it computes what the step has left of its budget, and one id more per row.
 """
 
 import hashlib
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
@@ -13,21 +14,28 @@ from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.graph import OpList
+from ridgeline.compute.load.heads import OUTER, record_heads, tap_layers, tap_name, target_ids
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, Progress
+from ridgeline.compute.runtime.draft_heads import HeadDrafts
 from ridgeline.compute.runtime.draft_model import DraftModel
 from ridgeline.config.resolve import Decision
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.errors import ConfigError
+from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kv_groups
 
+WINDOW: Final = 128
+"""Positions of a row whose hidden states are kept for heads with keys and values."""
+
 
 class OpenedDrafts(NamedTuple):
-    """A draft model that is loaded and timed. `nbytes`: of its weights."""
+    """A draft model, or heads, loaded and timed. `nbytes`: of its weights."""
 
     model: DraftModel
     cache: DraftCache
@@ -35,40 +43,93 @@ class OpenedDrafts(NamedTuple):
     decision: Decision
 
 
-def open_drafts(source: ModelSource, progress: Progress, team: Any = None) -> OpenedDrafts | None:
-    """The draft model of a sized source, computed by `team` (an `ext.native().Team`) or, without one, by numpy; None where it has none.
+def target_list(source: ModelSource) -> OpList:
+    """The target's op list, with the taps that heads read."""
+    step, heads = record(source.facts)["step"], source.heads
+    return step if heads is None else tap_layers(step, heads.tapped)
 
-    Raises ConfigError where its cache holds no sequence.
+
+def open_drafts(source: ModelSource, progress: Progress, weights: Mapping[str, Any], team: Any = None) -> OpenedDrafts | None:
+    """The drafter of a sized source, computed by `team` (an `ext.native().Team`) or, without one, by numpy; None where nothing does.
+
+    weights  of the target, whose embedding and head heads share. Raises ConfigError where its cache holds no sequence.
     """
     if source.drafts is None:
         return None
-    config, threads = source.config, source.config.threads or 1
-    positions = min(source.positions, source.drafts.context)
+    if source.heads is not None:
+        return _open_heads(source, source.heads, progress, weights, team)
+    assert isinstance(source.drafts, ModelFacts)
+    config, positions = source.config, min(source.positions, source.drafts.context)
     facts, _ = select_rope(source.drafts, positions)
     shape = _shape(source, facts, positions)
-    if team is None:
-        weights: Any = load_weights(facts, source.memory_bytes, threads, progress)
-        runner: Any = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
-        kv: Any = allocate_kv(shape, facts.cached)
-        sample: Any = sample_rows
-    else:
-        weights = pack_weights(facts, threads, progress)
-        most = config.tokens + config.rows
-        runner = NativeRunner(
-            record(facts)["step"], weights, shape, tokens=most, selected=config.rows, vocab=facts.tokens, threads=threads, team=team
-        )
-        kv = allocate_native_kv(shape, facts.cached, config.kv_dtype)
-        sample = Sampler(source.facts.tokens, team).sample_rows
-    blocks = -(-positions // config.block_size)
-    vocab = source.facts.tokens
-    model = DraftModel(runner, kv, shape, sample, rows=config.rows, blocks=blocks, vocab=vocab, threads=threads)
+    (runner,), stored = _runners(source, [record(facts)["step"]], facts, shape, {}, progress, team)
+    model = DraftModel(runner, *_cache(source, facts, shape, team), **_rows(source, positions))
     passes = model.pass_seconds(config.rows)
     cache = DraftCache(len(shape.groups), config.block_size, shape.blocks, positions, passes, facts.tokens)
     reason = (
         f"--draft-model, in front of steps that verify: {passes[0][1] * 1e3:.2f} ms for an id, and {_bytes(source, facts, shape)} of KV"
     )
-    stored = sum(weight.nbytes for weight in weights.values())
     return OpenedDrafts(model, cache, stored, Decision("draft_model", config.draft_model or "", "flag", reason))
+
+
+def _open_heads(source: ModelSource, heads: DraftHeads, progress: Progress, weights: Mapping[str, Any], team: Any) -> OpenedDrafts:
+    config, positions = source.config, source.positions
+    facts, _ = select_rope(heads.facts, positions)
+    shape = _shape(source, facts, positions) if heads.attends else KVShape((KVGroup("full", (0,)),), config.block_size, 1, b"")
+    shared = {name: weights[name] for name in OUTER if name in weights}
+    runners, stored = _runners(source, record_heads(heads, source.facts), facts, shape, shared, progress, team)
+    window = min(WINDOW, config.tokens) if heads.attends else 1
+    taps = [tap_name(layer) for layer in heads.tapped]
+    width = source.facts.hidden * max(1, len(taps))
+    model = HeadDrafts(runners, *_cache(source, facts, shape, team), **_rows(source, positions), window=window, width=width, taps=taps)
+    own = target_ids(heads, source.facts.tokens)
+    if own is not None:
+        model.map_ids(own)
+    passes = model.pass_seconds(config.rows)
+    groups, blocks = (len(shape.groups), shape.blocks) if heads.attends else (0, 0)
+    cache = DraftCache(
+        groups, config.block_size, blocks, positions, passes, source.facts.tokens, window=window, tokens=config.tokens, most=heads.most
+    )
+    kv = f"{_bytes(source, facts, shape)} of KV" if heads.attends else "no KV"
+    reason = f"{heads.kind} heads, in front of steps that verify: {passes[0][1] * 1e3:.2f} ms for an id, and {kv}"
+    name = config.draft_model or config.model
+    return OpenedDrafts(model, cache, stored, Decision("draft_model", name, "flag" if config.draft_model else "model", reason))
+
+
+def _runners(
+    source: ModelSource,
+    lists: Sequence[OpList],
+    facts: ModelFacts,
+    shape: KVShape,
+    shared: Mapping[str, Any],
+    progress: Progress,
+    team: Any,
+) -> tuple[list[Any], int]:
+    """A runner of each list over the same weights, and the bytes of those that are not the target's (`shared`)."""
+    config, threads = source.config, source.config.threads or 1
+    runners: list[Any]
+    if team is None:
+        own: Mapping[str, Any] = load_weights(facts, source.memory_bytes, threads, progress)
+        runners = [NumpyRunner(each, {**shared, **own}, shape, threads=threads) for each in lists]
+    else:
+        own, most = pack_weights(facts, threads, progress, lists[0]), config.tokens + config.rows
+        sizes: dict[str, Any] = {"tokens": most, "selected": config.rows, "vocab": facts.tokens, "threads": threads, "team": team}
+        runners = [NativeRunner(each, {**shared, **own}, shape, **sizes) for each in lists]
+    return runners, sum(weight.nbytes for weight in own.values())
+
+
+def _cache(source: ModelSource, facts: ModelFacts, shape: KVShape, team: Any) -> tuple[Any, KVShape, Any]:
+    """The cache, its shape, and what samples."""
+    if team is None:
+        return allocate_kv(shape, facts.cached), shape, sample_rows
+    return allocate_native_kv(shape, facts.cached, source.config.kv_dtype), shape, Sampler(source.facts.tokens, team).sample_rows
+
+
+def _rows(source: ModelSource, positions: int) -> dict[str, int]:
+    """Sizes that a `DraftModel` takes."""
+    config = source.config
+    blocks = -(-positions // config.block_size)
+    return {"rows": config.rows, "blocks": blocks, "vocab": source.facts.tokens, "threads": config.threads or 1}
 
 
 def _shape(source: ModelSource, facts: ModelFacts, positions: int) -> KVShape:

@@ -66,4 +66,5 @@ def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:
 
 
 def _table(best: dict[int, float]) -> tuple[tuple[int, int, float], ...]:
-    return tuple([(count, count, best[count]) for count in sorted(best)])
+    """No size costs more than a larger one: what a step was held up by is not its price, and a size that looks dear is never tried."""
+    return tuple([(count, count, min(seconds for more, seconds in best.items() if more >= count)) for count in sorted(best)])

@@ -129,6 +129,10 @@ class MemoryBlocks:
         content: bytes = self._kv.content(block_id)
         return content
 
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """See `engine.executor.BlockContents`."""
+        self._kv.touch(block_ids)
+
     def close(self) -> None:
         """Lets the cache go."""
         self.staged.clear()
@@ -311,6 +315,8 @@ class QueueBackend:
         self._parts += 1
         allowed = None if masks_of is None else lambda: masks_of().addresses
         taps = ("hidden",) if plan.score or rows.pooled else ()
+        if self.drafts is not None:
+            taps += tuple([name for name in self.drafts.taps(work) if name not in taps])
         values = self._runner.run(inputs, self._kv, taps, keep=work.keep, masks=following.places if following else allowed)
         finite: NDArray[np.bool_] = values["finite"]
         masks = None if masks_of is None else masks_of()
@@ -318,6 +324,8 @@ class QueueBackend:
             masks = Masks(following.masks(are_applied="maxima" in values), following.places.addresses, {})
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks, following)
+        if self.drafts is not None:
+            self.drafts.keep(work, values, sampled.ids)
         if following is not None and masks is not None:
             masks.failures.update(self._state.followed(work, following))
         self._parts += 1

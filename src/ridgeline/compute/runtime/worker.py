@@ -19,10 +19,9 @@ from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.load.check import check_weights
-from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
-from ridgeline.compute.runtime.draft_open import OpenedDrafts, open_drafts
+from ridgeline.compute.runtime.draft_open import OpenedDrafts, open_drafts, target_list
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -36,8 +35,9 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.heads import check_drafts_alone
+from ridgeline.facts.headers.heads import DraftHeads, read_heads
 from ridgeline.facts.headers.plausible import check_header
+from ridgeline.facts.headers.predictor import read_predictor
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.facts.model import ModelFacts
@@ -53,23 +53,26 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     open = _opener(config, is_random)
-    drafts = _draft_facts(config, progress)
+    drafts = _drafts(config, facts, progress)
     progress("checking weights", 0.0)
     findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
     if drafts is not None:
-        findings += check_weights(drafts, config.threads or 1)
+        findings += check_weights(drafts.facts if isinstance(drafts, DraftHeads) else drafts, config.threads or 1)
     return start(ModelSource(config, facts, machine.memory_bytes, decisions, drafts=drafts), open, progress, findings)
 
 
-def _draft_facts(config: EngineConfig, progress: Progress) -> ModelFacts | None:
-    """Facts of the draft model; None where none drafts. Raises ConfigError where the runner has none, and for heads."""
-    if config.draft_model is None:
+def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> ModelFacts | DraftHeads | None:
+    """Facts of the draft model, or heads of a model with these `facts`; None where there are none. Raises ConfigError where the runner has
+    none, and for heads of another model."""
+    if config.draft_model is None and config.speculative != "mtp":
         return None
     if config.runner == "cuda":
-        raise ConfigError("--draft-model is for --runner native and numpy", fix={"--speculative": "ngram", "--draft-model": None})
+        fix = {"--speculative": "ngram", "--draft-model": None}
+        raise ConfigError("a draft model and heads that draft are for --runner native and numpy", fix=fix)
+    if config.draft_model is None:
+        return read_predictor(resolve_model(config.model, model_stores(), progress), facts)
     path = resolve_model(config.draft_model, model_stores(), progress)
-    check_drafts_alone(path)
-    return read_model_facts(path)
+    return read_heads(path, facts) or read_model_facts(path)
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:
@@ -141,7 +144,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     trace = _trace(config.trace)
     weights = pack_weights(facts, threads, progress)
     runner = NativeRunner(
-        record(facts)["step"],
+        target_list(source),
         weights,
         shape,
         tokens=max(config.tokens, SCORED_POSITIONS),
@@ -163,7 +166,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     if halved := packed_as(weights, SPLIT):
         reason = "an encoder, and this machine has AMX: fp32 weights and inputs count with 16 bits of 24, as two bf16 each"
         decisions += (Decision("split_matrices", len(halved), "model", reason),)
-    drafts = open_drafts(source, progress, runner.team)
+    drafts = open_drafts(source, progress, weights, runner.team)
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, **common, drafts=drafts and drafts.model)
     _warm_up(backend, progress)
@@ -185,12 +188,12 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     weights = load_weights(facts, source.memory_bytes, threads, progress)
-    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads, slots=config.adapter_slots)
+    runner = NumpyRunner(target_list(source), weights, shape, threads=threads, slots=config.adapter_slots)
     adapters = source.adapter_store(runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.cached)
-    drafts = open_drafts(source, progress)
+    drafts = open_drafts(source, progress, weights)
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sample_rows, score, **common, drafts=drafts and drafts.model)
     _warm_up(backend, progress)

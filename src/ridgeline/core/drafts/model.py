@@ -37,6 +37,9 @@ class DraftCache(NamedTuple):
     positions     that it can compute, of a sequence
     passes        (rows, seconds) of passes that draft an id for each row, measured at the start; empty where they take no time
     vocab         ids of the draft model
+    window        positions whose hidden states are kept for heads that draft from these; 0: a model of its own
+    tokens        that heads read in a step, at most
+    most          ids that they draft one behind the other; 0: any number
     """
 
     groups: int
@@ -45,9 +48,12 @@ class DraftCache(NamedTuple):
     positions: int
     passes: tuple[tuple[int, float], ...] = ()
     vocab: int = 0
+    window: int = 0
+    tokens: int = 0
+    most: int = 0
 
 
-class _Row:
+class DraftRow:
     """State of a running sequence in the draft model.
 
     computed     leading positions in its cache, or in that of a step in flight
@@ -82,8 +88,9 @@ class ModelDrafter:
         self._cache = cache
         self._passes = sorted(cache.passes)
         self._scale = 1.0
-        self._free = [tuple(range(first, first + cache.groups)) for first in range(1, cache.blocks - cache.groups + 2, cache.groups)]
-        self._rows: dict[Sequence, _Row] = {}
+        step = max(1, cache.groups)
+        self._free = [tuple(range(first, first + cache.groups)) for first in range(1, cache.blocks - cache.groups + 2, step)]
+        self._rows: dict[Sequence, DraftRow] = {}
         self._overall = Acceptance()
         self._drafting: set[Sequence] = set()
         """Sequences for which this model drafts in the step that is planned."""
@@ -187,11 +194,14 @@ class ModelDrafter:
             count = 0
         return chance, chance, max(0, count)
 
-    def _row(self, sequence: Sequence) -> _Row:
+    def _row(self, sequence: Sequence) -> DraftRow:
         row = self._rows.get(sequence)
         if row is None:
-            row = self._rows[sequence] = _Row(sequence.preemptions)
+            row = self._rows[sequence] = self._new_row(sequence.preemptions)
         return row
+
+    def _new_row(self, preemptions: int) -> DraftRow:
+        return DraftRow(preemptions)
 
     def _span(self, sequence: Sequence, upto: int, count: int) -> DraftSpan:
         row = self._rows[sequence]
@@ -202,9 +212,9 @@ class ModelDrafter:
         row.computed = upto
         return span
 
-    def _allocate(self, row: _Row, positions: int) -> bool:
+    def _allocate(self, row: DraftRow, positions: int) -> bool:
         """Takes blocks for so many positions; returns False where there are too few."""
-        missing = -(-positions // self._cache.block_tokens) - len(row.blocks)
+        missing = -(-positions // self._cache.block_tokens) - len(row.blocks) if self._cache.groups else 0
         if missing > len(self._free):
             return False
         row.blocks += [self._free.pop() for _ in range(missing)]

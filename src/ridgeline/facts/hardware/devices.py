@@ -35,6 +35,8 @@ class Device:
     attention_share        as `compute_share`, of attention and recurrences: other kernels in another precision than the products'
     overlap                share of the shorter of computing and reading that the longer one hides, 0 … 1: all of it where copies run by
                            themselves; a core that unpacks and multiplies what it reads hides a part
+    front_end_seconds      of a request between its client on the same machine and its steps; 0: not measured
+    spread                 standard deviation of the logarithm of what the same prompt takes, one time and another; 0: not measured
     """
 
     name: str
@@ -51,6 +53,8 @@ class Device:
     attention_share: float = 0.5
     head_share: float | None = None
     overlap: float = 1.0
+    front_end_seconds: float = 0.0
+    spread: float = 0.0
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""

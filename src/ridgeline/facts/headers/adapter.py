@@ -22,7 +22,7 @@ from ridgeline.facts.headers.gguf import gguf_names
 from ridgeline.facts.headers.tensors import canonical_names
 from ridgeline.facts.hub.select import ADAPTER_FILES
 from ridgeline.facts.model import ModelFacts, TensorFacts
-from ridgeline.models.table import ARCHITECTURES
+from ridgeline.models.table import ARCHITECTURES, module_name
 
 MAX_RANK: Final = 256
 CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
@@ -201,7 +201,7 @@ def _check_gguf(header: Header, path: Path, facts: ModelFacts) -> None:
     if kind != "adapter" or form != "lora":
         raise ModelFormatError(f"{path.name}: general.type is {quoted(kind)}, adapter.type {quoted(form)}; adapter and lora were expected")
     architecture = header.text("general.architecture")
-    if architecture != facts.architecture:
+    if module_name(architecture) != facts.architecture:
         raise ModelFormatError(f"{path.name} is an adapter of {quoted(architecture)}, the model is {quoted(facts.architecture)}")
     if "adapter.alora.invocation_tokens" in header.metadata:
         raise ModelFormatError(f"{path.name}: the adapter asks for activated LoRA, which is not supported")

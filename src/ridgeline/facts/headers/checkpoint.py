@@ -6,7 +6,7 @@ from hashlib import sha256
 from math import prod
 from pathlib import Path
 
-from ridgeline.errors import ModelFormatError
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.safetensors import read_tensors
 from ridgeline.facts.files.shards import read_shards
 from ridgeline.facts.files.values import quoted
@@ -29,9 +29,9 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     Raises ModelFormatError, ModelNotFoundError.
     """
     config = read_config(directory / "config.json", directory.resolve().name)
-    facts, names = _runner_facts(config)
+    facts, names = runner_facts(config)
     quantisation = read_quantisation(config.fields.values)
-    stored = _without_predictors(read_shards(directory), config)
+    stored = without_predictors(read_shards(directory), config)
     matrices = gather_quantised(stored, quantisation)
     tied = _is_tied(config.fields, matrices, names)
     ties_ignored = not tied and config.fields.flag("tie_word_embeddings")
@@ -54,7 +54,7 @@ def read_config_facts(file: Path) -> ModelFacts:
     Raises ModelFormatError.
     """
     config = read_config(file, file.stem)
-    facts, _ = _runner_facts(config)
+    facts, _ = runner_facts(config)
     shapes = config.shapes(tied=facts.tied)
     tensors = {name: TensorFacts(name, "BF16", shape, file, 0, 2 * prod(shape)) for name, shape in shapes.items()}
     return add_tensors(facts, tensors, sha256(config.text.encode()).digest())
@@ -64,15 +64,23 @@ def describe_checkpoint(directory: Path) -> ModelFacts:
     """Facts for the planner of a checkpoint of any known architecture, with the stored bytes."""
     config = read_config(directory / "config.json")
     facts, stored = config.facts, dict.fromkeys(CLASSES, 0)
-    tensors = _without_predictors(read_tensors(directory), config)
+    tensors = without_predictors(read_tensors(directory), config)
     for name, tensor in tensors.items():
         kind = _class(name)
         if kind is not None and not (kind == "head" and facts.tied):
             stored[kind] += tensor.bytes
-    return replace(facts, stored=stored if tensors else {})
+    return replace(facts, stored=stored, packed=_packed(directory)) if tensors else replace(facts, stored={})
 
 
-def _without_predictors(tensors: Mapping[str, TensorFacts], config: Config) -> dict[str, TensorFacts]:
+def _packed(directory: Path) -> Mapping[str, int]:
+    """Bytes by class as native kernels read them; none of a checkpoint that no runner has."""
+    try:
+        return read_checkpoint(directory).packed
+    except (ModelFormatError, ModelNotFoundError):
+        return {}
+
+
+def without_predictors(tensors: Mapping[str, TensorFacts], config: Config) -> dict[str, TensorFacts]:
     """`tensors` without those of layers behind the last that only predict further tokens."""
     count = config.fields.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)
     behind = tuple(f"model.layers.{config.facts.layers + number}." for number in range(count))
@@ -94,7 +102,7 @@ def _class(name: str) -> str | None:
     return "attention" if "attn." in name else "ffn" if any(part in name for part in (".mlp.", ".block_sparse_moe.")) else "norms"
 
 
-def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
+def runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
     """(facts for runners without tensors, names of the tensors). Raises ModelFormatError for what is not supported."""
     fields, facts = config.fields, config.facts
     names = _supported_names(config)

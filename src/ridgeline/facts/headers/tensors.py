@@ -16,6 +16,7 @@ from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.alternating import split_alternating
 from ridgeline.facts.headers.latent import split_heads
+from ridgeline.facts.headers.packed import packed_bytes
 from ridgeline.facts.headers.quantisation import MXFP4
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
 from ridgeline.models.declare import Architecture, Row, Sizes, TensorNames
@@ -103,11 +104,7 @@ def sum_by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 def packed_by_class(tensors: Mapping[str, TensorFacts]) -> dict[str, int]:
     """Bytes by class as native kernels read them, without what fills up the last rows of a matrix."""
-    return sum_by_class((name, _packed_bytes(tensor)) for name, tensor in tensors.items())
-
-
-def _packed_bytes(tensor: TensorFacts) -> int:
-    return FORMATS[tensor.kind].packed_bytes(tensor.bytes) if tensor.kind in FORMATS and tensor.quantised is None else tensor.bytes
+    return sum_by_class((name, packed_bytes(tensor)) for name, tensor in tensors.items())
 
 
 def add_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity: bytes) -> ModelFacts:

@@ -3,6 +3,7 @@
 Owns how it is called. Loaded in a process of its own: nothing else here imports transformers.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,11 +27,18 @@ def build(config: Path, dtype: str, device: Device) -> Any:
     return model.eval()
 
 
+def cache_name(model: Any) -> str:
+    """Name of the cache for the model's step: releases since 5.24 say `cache`, those before `past_key_values`."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def step_of(model: Any, mode: str | None) -> Callable[[torch.Tensor, Any], torch.Tensor]:
     """One token for each sequence: ids [B, 1] and a cache to the next ids [B, 1]. mode: of torch.compile; None: not compiled."""
 
+    named = cache_name(model)
+
     def step(ids: torch.Tensor, cache: Any) -> torch.Tensor:
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{named: cache}).logits
         return logits[:, -1:].argmax(-1)
 
     return step if mode is None else torch.compile(step, mode=mode, fullgraph=True)
@@ -48,7 +56,7 @@ def decode(model: Any, device: Device, mode: str | None, batch: int, context: in
     ids = torch.randint(0, config.vocab_size, (batch, start), device=device.torch)
     step = step_of(model, mode)
     began = perf_counter()
-    token = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    token = step_of(model, None)(ids, cache)
     for _ in range(warm):  # compiled in the first, captured in the second and third
         token = _next(step, token, cache, mode)
     device.settle()
