@@ -4,7 +4,7 @@
     export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN="$(openssl rand -hex 32)"
     export RIDGELINE_RAY_MODEL=demo RIDGELINE_RAY_API_KEY_FILE=/etc/ridgeline/api-keys
     ray start --head --node-ip-address 10.0.0.1 --object-store-memory 100000000 --include-dashboard false
-    serve run ray_serve:app
+    cd deploy && serve run ray_serve:app
 
 The ingress is an ASGI application: it asks for the key, reads the body, and calls the engines through a handle whose
 `RequestRouter` asks the policy object that `ridgeline route` has. It keeps what a router keeps of a stream (`router.journal`), and goes on
@@ -15,45 +15,55 @@ blocks stay in the engine's own processes. `docs/guide/deploy.md` says what Ray'
 import asyncio
 import os
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingContext, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.cli.fit import planned_bytes
+from ridgeline.cli.serve import named_models
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.config.sources import Settings
 from ridgeline.core.routing import ROUTING, ReplicaLoad
-from ridgeline.router.chooser import Chooser
+from ridgeline.router.chooser import Chooser, LoadShare
 from ridgeline.router.journal import Journal
 from ridgeline.router.prompts import Prompt, read_prompt
 from ridgeline.server.access import AccessLog
-from ridgeline.server.app import ErrorHandler, build_app
+from ridgeline.server.app import ErrorHandler, build_models_app
 from ridgeline.server.auth import AccessGuard
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.routes import body_limit
-from ridgeline.server.service import Service
+from ridgeline.server.several.everywhere import names_of_all, not_ready_reason
+from ridgeline.server.several.roster import make_roster
 from ridgeline.server.transport import BODY_LIMIT_KEY, read_body
 
-MODEL = os.environ.get("RIDGELINE_RAY_MODEL", "demo")
+MODELS = os.environ.get("RIDGELINE_RAY_MODEL", "demo").split()
+"""Models of each replica, as `ridgeline serve` takes them: those that fit are loaded at once, others when they are asked for, and a request
+goes to a replica that has its model loaded."""
 KEY_FILE = os.environ.get("RIDGELINE_RAY_API_KEY_FILE")
+SERVER = ServerConfig(api_key_file=KEY_FILE, goodput=os.environ.get("RIDGELINE_RAY_GOODPUT", ServerConfig().goodput))
 REPLICAS = int(os.environ.get("RIDGELINE_RAY_REPLICAS", "2"))
 MOST_REPLICAS = int(os.environ.get("RIDGELINE_RAY_MAX_REPLICAS", "8"))
 APPLICATION, ENGINES = "ridgeline", "Engine"
-OUTPUT_TOKENS = 256
-"""Tokens that an answer is expected to hold besides its prompt's."""
 OWN_HEADERS = (b"host", b"content-length", b"transfer-encoding", b"x-ridgeline-router", b"x-ridgeline-continue")
 """Headers that are between a client and the ingress, and those that only the ingress may send."""
 HOST_NAME = "127.0.0.1" if KEY_FILE is None else "0.0.0.0"
 """Without keys the ingress answers to names of this machine alone, whatever Serve's proxy binds to."""
 HOST = [(b"host", b"127.0.0.1")]
 """Engines are called through Ray alone, and answer to this name."""
+REQUESTS_PER_REPLICA = 16
+LATE_SHARE = 0.1
+"""Share of generated tokens outside the objective (`RIDGELINE_RAY_GOODPUT`) from which on a replica more is wanted."""
 PAUSE_SECONDS = 0.2
 TRIES = 5
 """Replicas that a request is given to, one after the other."""
@@ -65,7 +75,9 @@ class PolicyRouter(RequestRouter):
     def initialize_state(self, policy: str = "cache-aware") -> None:
         self._chooser = Chooser(ROUTING[policy])
         self._loads: dict[ReplicaID, ReplicaLoad] = {}
-        self._held: dict[str, tuple[ReplicaLoad, Prompt]] = {}
+        self._numbers = count()
+        self._cached: dict[str, int] = {}
+        self._shares: dict[str, LoadShare] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -74,29 +86,25 @@ class PolicyRouter(RequestRouter):
         if not candidate_replicas:
             return []
         for each in candidate_replicas:
-            self._loads.setdefault(each.replica_id, ReplicaLoad(len(self._loads)))
+            load = self._loads.setdefault(each.replica_id, ReplicaLoad(next(self._numbers)))
+            load.names, load.unloaded = (frozenset(each.routing_stats.get(told, ())) for told in ("names", "unloaded"))
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
-        loads = [self._loads[each.replica_id] for each in candidate_replicas]
-        number, _ = self._chooser.choose(loads, _prompt_of(pending_request))
+        loads, request = [self._loads[each.replica_id] for each in candidate_replicas], pending_request.metadata.internal_request_id
+        number, self._cached[request] = self._chooser.choose(loads, pending_request.args[0])
         return [[each] for each in sorted(candidate_replicas, key=lambda each: self._loads[each.replica_id].number != number)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Counts a request that a replica has taken."""
-        load, prompt = self._loads[replica_id], _prompt_of(pending_request)
-        load.requests += 1
-        load.waiting_tokens += prompt.tokens
-        load.held_tokens += prompt.tokens + OUTPUT_TOKENS
-        self._held[pending_request.metadata.internal_request_id] = (load, prompt)
+        (prompt, share, *_), request = pending_request.args, pending_request.metadata.internal_request_id
+        self._shares[request] = share
+        share.begin(self._loads[replica_id], prompt.tokens, self._cached.pop(request, 0))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Uncounts it."""
-        if (held := self._held.pop(internal_request_id, None)) is not None:
-            load, prompt = held
-            load.requests -= 1
-            load.waiting_tokens -= prompt.tokens
-            load.held_tokens -= prompt.tokens + OUTPUT_TOKENS
+        if (share := self._shares.pop(internal_request_id, None)) is not None:
+            share.end()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forgets a replica and its cache."""
@@ -105,9 +113,16 @@ class PolicyRouter(RequestRouter):
             self._chooser.forget(load.number)
 
 
-def _prompt_of(pending: PendingRequest) -> Prompt:
-    found = pending.args[0] if pending.args else pending.kwargs.get("prompt")
-    return found if isinstance(found, Prompt) else Prompt(0, ())
+def scale(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """(replicas that are wanted, nothing to remember): as many as requests, running or queued, need; one more than there are where much
+    comes too late, while there is somebody to take a part of it."""
+    told = context.aggregated_metrics or {}
+    good, all_tokens, waiting = (sum(told.get(name, {}).values()) for name in ("good", "tokens", "waiting"))
+    wanted = max(context.total_num_requests, waiting) / REQUESTS_PER_REPLICA
+    is_late = all_tokens > 0 and good < (1 - LATE_SHARE) * all_tokens
+    if is_late and context.total_num_requests > context.current_num_replicas:
+        wanted = max(wanted, context.current_num_replicas + 1)
+    return wanted, {}
 
 
 @serve.deployment(
@@ -118,32 +133,48 @@ def _prompt_of(pending: PendingRequest) -> Prompt:
         "min_replicas": REPLICAS,
         "max_replicas": MOST_REPLICAS,
         "initial_replicas": REPLICAS,
-        "target_ongoing_requests": 16,
+        "policy": {"policy_function": scale},
+        "metrics_interval_s": 2,
     },
-    request_router_config=RequestRouterConfig(request_router_class=PolicyRouter),
+    request_router_config=RequestRouterConfig(request_router_class=PolicyRouter, request_routing_stats_period_s=2),
     graceful_shutdown_timeout_s=60,
     health_check_period_s=1,
 )
 class Engine:
-    """A replica: the server's application over one engine process, without a port of its own."""
+    """A replica: the server's application over the engine processes of its models, without a port of its own."""
 
-    async def __init__(self, model: str, key: bytes) -> None:
-        self._service = Service(EngineConfig(model), ServerConfig(api_key_file=KEY_FILE))
-        self._service.router_key = key
-        self._app = build_app(self._service)
-        await self._service.start()
+    async def __init__(self, models: dict[str, str], key: bytes) -> None:
+        self._roster = make_roster(models, EngineConfig(next(iter(models.values()))), SERVER, planned_bytes, lambda *_: None)
+        self._services = [each.service for each in self._roster.residents.values()]
+        for each in self._services:
+            each.router_key = key
+        self._app = build_models_app(self._roster)
+        self._told = Counter[str]()
+        await self._roster.start()
 
     async def __del__(self) -> None:
         """Called by Serve when the replica ends."""
-        await self._service.stop()
+        await self._roster.stop()
 
     def check_health(self) -> None:
         """Raises while no request would be taken."""
-        if not self._service.is_ready:
-            raise RuntimeError("the engine takes no requests")
+        if (reason := not_ready_reason(self._roster)) is not None:
+            raise RuntimeError(reason)
 
-    async def answer(self, prompt: Prompt, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
-        """Status and headers, then the parts of the body. `prompt` is for the router. Raises where the answer breaks off."""
+    def record_routing_stats(self) -> dict[str, list[str]]:
+        """Names of models and adapters, for the router."""
+        names, unloaded = names_of_all(self._roster)
+        return {"names": names, "unloaded": unloaded}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Choices that wait for a row; generated tokens since the last call, and those of them that came within the objective."""
+        found = [each.metrics for each in self._services]
+        now = Counter(tokens=sum(each.useful_tokens for each in found), good=sum(each.good_tokens for each in found))
+        told, self._told = now - self._told, now
+        return {"waiting": sum(each.waiting for each in found), **{name: float(told[name]) for name in ("tokens", "good")}}
+
+    async def answer(self, prompt: Prompt, share: LoadShare, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
+        """Status and headers, then the parts of the body. `prompt` and `share` are for the router. Raises where the answer breaks off."""
         said: asyncio.Queue[Any] = asyncio.Queue(64)
         requests = iter([{"type": "http.request", "body": body, "more_body": False}])
         has_ended = False
@@ -216,9 +247,9 @@ class Fleet:
         headers = [(name, value) for name, value in scope["headers"] if name not in OWN_HEADERS]
         plain |= {"headers": [*headers, *HOST, *journal.headers], "root_path": "", "client": scope.get("client"), "server": None}
         assert self._engines is not None
-        is_stream = True
+        is_stream, share = True, LoadShare()
         try:
-            async for part in self._engines.remote(prompt, plain, journal.body(body)):
+            async for part in self._engines.remote(prompt, share, plain, journal.body(body)):
                 if isinstance(part, tuple):
                     status, told = part
                     is_stream = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in told)
@@ -228,9 +259,12 @@ class Fleet:
                         begun = True
                         await send({"type": "http.response.start", "status": status, "headers": told})
                 elif passed := journal.take(part) if is_stream else part:
+                    share.first_byte()
                     await send({"type": "http.response.body", "body": passed, "more_body": True})
         except (RayError, RuntimeError) as error:
             raise _BrokenOff(begun) from error
+        finally:
+            share.end()  # Serve does not tell of those whose replica has died
         await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
         return begun
 
@@ -262,9 +296,15 @@ def build(key: bytes) -> Any:
     return application
 
 
-def make_app(model: str = MODEL) -> Any:
-    """The application for `serve.run`."""
+def app(arguments: dict[str, str]) -> Any:
+    """The application for `serve run`, over the models of the environment."""
+    return make_app(*MODELS)
+
+
+def make_app(*models: str) -> Any:
+    """The application for `serve.run`, over models as `MODELS` has them."""
     key = secrets.token_bytes(32)
+    named = named_models(Settings(EngineConfig(models[0]), SERVER, {}), models[1:])
 
     def built() -> Any:  # Serve builds it where the ingress runs
         return build(key)
@@ -275,7 +315,7 @@ def make_app(model: str = MODEL) -> Any:
         max_ongoing_requests=4096,
         ray_actor_options={"num_cpus": 0.1},
     )
-    return ingress.bind(Engine.bind(model, key))
+    return ingress.bind(Engine.bind(named, key))
 
 
 class _Ingress:

@@ -136,3 +136,26 @@ def test_twenty_rolling_restarts_fail_no_stream(start: Callable[..., ServerProce
             replicas[number % 2].stop()
             assert {name: alike(stream.result(timeout=60)) for name, stream in streams.items()} == wanted
         replicas[number % 2] = start("--shutdown-timeout", "1", "--port", ports[number % 2])
+
+
+@pytest.mark.timeout(90)
+def test_another_set_of_servers_takes_over_under_streams(start: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    """Blue-green: the file names other servers; streams of the ones before end there, and the next requests go to the new ones."""
+    blue, file = start(), tmp_path / "replicas"
+    file.write_text(blue.url)
+    router = start("--replicas-file", str(file), verb="route")
+    wanted = {name: alike(events(blue.url, *asked)) for name, asked in ASKED.items()}
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        green = start()
+        streams = {name: pool.submit(events, router.url, *asked) for name, asked in ASKED.items()}
+        time.sleep(0.2)
+        file.write_text(f"{green.url} # {blue.url}")
+        assert {name: alike(stream.result(timeout=60)) for name, stream in streams.items()} == wanted
+    end = time.monotonic() + 20
+    while len(told := json.loads(router.get("/router")[1])["replicas"]) > 1:
+        assert time.monotonic() < end, told
+        time.sleep(0.05)
+    assert told[0]["url"] == green.url and told[0]["ready"]
+    assert "ridgeline_router_continued_answers_total{" not in router.get("/metrics")[1], "none was cut"
+    blue.stop()
+    assert alike(events(router.url, *ASKED["drawn"])) == wanted["drawn"]

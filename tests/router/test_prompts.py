@@ -30,7 +30,7 @@ def test_a_chain_is_bounded() -> None:
     assert len(prompt.chain) == MAX_PARTS and prompt.tokens > 1 << 17
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'{"prompt": 1'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'{"prompt": 1', b'{"prompt": ' + b"[" * 100_000])
 def test_what_is_no_object_has_no_prompt(body: bytes) -> None:
     assert read_prompt("/v1/completions", body, b"").chain == ()
 

@@ -14,6 +14,47 @@ MOST_PARTS: Final = 1 << 17
 """Parts of prompts that are remembered, some 20 MB."""
 
 
+OUTPUT_TOKENS: Final = 256
+"""Tokens that an answer is expected to hold besides its prompt's."""
+
+
+class LoadShare:
+    """A request's share of its replica's load. Another process gets an empty one: loads are one front's own.
+
+    Nothing is called between reading a number and writing it, so that another thread may have the share of another request.
+    """
+
+    __slots__ = ("_held", "_load", "_waiting")
+
+    def __init__(self) -> None:
+        self._load: ReplicaLoad | None = None
+        self._waiting = self._held = 0
+
+    def __reduce__(self) -> tuple[type["LoadShare"], tuple[()]]:
+        return LoadShare, ()
+
+    def begin(self, load: ReplicaLoad, tokens: int, cached: int) -> None:
+        """A replica has the request; `cached` of its prompt's tokens need no prefill."""
+        self._load, self._waiting, self._held = load, max(0, tokens - cached), tokens + OUTPUT_TOKENS
+        load.requests += 1
+        load.waiting_tokens += self._waiting
+        load.held_tokens += self._held
+
+    def first_byte(self) -> None:
+        """The answer begins: the prompt waits no longer."""
+        if self._load is not None:
+            self._load.waiting_tokens -= self._waiting
+            self._waiting = 0
+
+    def end(self) -> None:
+        """The request is over, or another replica has it. Safe to call twice."""
+        load, self._load = self._load, None
+        if load is not None:
+            load.requests -= 1
+            load.waiting_tokens -= self._waiting
+            load.held_tokens -= self._held
+
+
 class Chooser:
     """One policy with its memory.
 

@@ -42,6 +42,8 @@ class RouterMetrics:
     def exposition(self, replicas: Replicas) -> bytes:
         """All of it, as text."""
         ready = {each.number for each in replicas.ready()}
+        self._open.clear()
+        self._ready.clear()  # of replicas that have left
         for each in replicas.all:
             self._open.labels(each.upstream.url).set(each.load.requests)
             self._ready.labels(each.upstream.url).set(each.number in ready)

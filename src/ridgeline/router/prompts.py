@@ -121,7 +121,7 @@ def read_prompt(path: str, body: bytes, domain: bytes, headers: Headers = (), se
     bound_to = found[1].encode() if found else b""
     try:
         asked = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Prompt(len(body) // BYTES_PER_TOKEN, (), bound_to, sessions.find(headers, None, domain))
     if isinstance(asked.previous_response_id, str):
         bound_to = asked.previous_response_id.encode()[:128]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
+from math import ceil
 from typing import Final
 
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Answer, Attempts, Be
 from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
-from ridgeline.router.replicas import Replica, Replicas, Turn
+from ridgeline.router.replicas import CHECK_SECONDS, Replica, Replicas, Turn
 from ridgeline.router.upstream import Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
@@ -45,7 +46,6 @@ log = logging.getLogger("ridgeline.router")
 
 MOST_BODY_BYTES: Final = 16 << 20
 """Bytes of a body of a path that this version of the table of routes has no bound for."""
-RETRY_AFTER_SECONDS: Final = 1
 BODYLESS: Final = ("GET", "HEAD", "OPTIONS")
 GRAMMARS: Final = (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS, OLLAMA_LINES, GGML_EVENTS)
 PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
@@ -107,9 +107,9 @@ class Proxy:
         return json_response({"replicas": [
             {
                 "url": each.upstream.url, "ready": each.is_ready, "why_not": each.why_not or None, "breaker_open": each.is_shut(now),
-                "weight": each.load.weight, "canary": each.share or None, "stopped": each.is_stopped,
+                "weight": each.load.weight, "canary": each.share or None, "stopped": each.is_stopped, "leaving": each.is_leaving,
                 "requests": each.load.requests, "waiting_tokens": each.load.waiting_tokens, "held_tokens": each.load.held_tokens,
-                "adapters": sorted(each.load.adapters),
+                "names": sorted(each.load.names), "unloaded": sorted(each.load.unloaded),
             }
             for each in self._replicas.all
         ]})  # fmt: skip
@@ -302,9 +302,8 @@ async def _end_broken(scope: Scope, send: Send, headers: Headers) -> None:
 
 
 def _nobody(replicas: Replicas) -> ApiError:
+    """The error where no replica takes a request; it may when the first of them says so, or its breaker does."""
+    now = time.monotonic()
+    headers = {"Retry-After": str(ceil(min((each.seconds_to_try(now) for each in replicas.all), default=CHECK_SECONDS)))}
     why = "; ".join(f"replica {each.number}: {each.why_not or 'tried'}" for each in replicas.all)
-    return ApiError("engine_unavailable", f"no replica takes requests now ({why[:500]})", headers=_soon())
-
-
-def _soon() -> dict[str, str]:
-    return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return ApiError("engine_unavailable", f"no replica takes requests now ({why[:500]})", headers=headers)

@@ -11,18 +11,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, count
 from math import inf, sqrt
 from statistics import median
 from typing import Final
 
 from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
-from ridgeline.router.chooser import Chooser
+from ridgeline.router.chooser import Chooser, LoadShare
 from ridgeline.router.holding import HoldingRoom
 from ridgeline.router.prompts import Prompt
+from ridgeline.router.roster import Named, Roster
 from ridgeline.router.upstream import Upstream, UpstreamError
-from ridgeline.server.routers import ADAPTERS_HEADER, KEY_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
+from ridgeline.server.routers import KEY_HEADER, NAMES_HEADER, SHARED_HEADER, UNLOADED_HEADER, read_names
 
 log = logging.getLogger("ridgeline.router")
 
@@ -40,8 +41,6 @@ MOST_RETRIES: Final = 10.0
 """Retries that may be saved up."""
 MOST_RESPONSES: Final = 1 << 16
 """Stored responses whose replica is remembered."""
-OUTPUT_TOKENS: Final = 256
-"""Tokens that an answer is expected to hold besides its prompt's."""
 WATCHED: Final = 50
 """Answers by which a canary is compared with the others, once, before the next so many are."""
 WORSE_GOODPUT: Final = 0.1
@@ -56,12 +55,15 @@ MISSED_CHECKS: Final = 3
 class Replica:
     """One server behind the router. `share`: the part of all requests that it gets as a canary; 0: it is none."""
 
-    def __init__(self, number: int, url: str, weight: float, share: float = 0.0, key: bytes | None = None) -> None:
+    def __init__(self, number: int, named: Named, key: bytes | None = None) -> None:
         """`key`: the router's, as 32 bytes, for which the server tells what only routers may know."""
-        self.upstream = Upstream(url)
+        self.upstream = Upstream(named.url)
         self._key = [] if key is None else [(KEY_HEADER, key.hex().encode())]
-        self.load = ReplicaLoad(number, weight=weight)
-        self.share = share
+        self.load = ReplicaLoad(number, weight=named.weight)
+        self.share = named.share
+        self.is_leaving = False
+        """Named no longer: it gets requests only where there is no other, and goes behind its last answer."""
+        self.has_left = False
         self.is_ready = False
         self.why_not = "not asked yet"
         self.shares_responses = False
@@ -73,16 +75,30 @@ class Replica:
         self._missed = 0
         self._failures = 0
         self._pause = FIRST_PAUSE_SECONDS
-        self._shut_until = 0.0
+        self._shut_until = self._ready_at = 0.0
+        """Times until which the breaker is open, and at which the server should be ready, as it says."""
 
     @property
     def number(self) -> int:
-        """The place among the replicas."""
+        """The replica's own among all that there have been."""
         return self.load.number
+
+    def rename(self, named: Named | None) -> None:
+        """Notes how it is named now; None: no longer. A canary with another share is tried anew."""
+        self.is_leaving = named is None
+        if named is not None:
+            self.load.weight = named.weight
+            if named.share != self.share:
+                self.share, self.is_stopped = named.share, False
+                self.answers.clear()
 
     def is_shut(self, now: float) -> bool:
         """True while the breaker is open."""
         return now < self._shut_until
+
+    def seconds_to_try(self, now: float) -> float:
+        """Seconds until it may take requests: as it has said, or those of the breaker; of one that is silent those to its next check."""
+        return max(CHECK_SECONDS, self._shut_until - now, self._ready_at - now)
 
     def serving(self, tokens: int, cached: int) -> "Turn":
         """Counts a request of so many prompt tokens while it lasts; `cached` of them need no prefill."""
@@ -131,15 +147,16 @@ class Replica:
     def _hear(self, told: dict[bytes, bytes]) -> None:
         """Notes what a server that is ready says of itself."""
         self.shares_responses = told.get(SHARED_HEADER.encode()) == b"responses"
-        adapters = told.get(ADAPTERS_HEADER.encode(), b"").decode("latin-1")
-        self.load.adapters = frozenset(adapters.split(",")[:MOST_ADAPTERS_TOLD]) if adapters else frozenset()
+        self.load.names, self.load.unloaded = (read_names(told.get(name.encode(), b"")) for name in (NAMES_HEADER, UNLOADED_HEADER))
 
     async def _ask_ready(self) -> tuple[int, str]:
         connection = await self.upstream.connect()
         try:
             status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"", self._key)), b""
+            told = dict(connection.headers)
+            self._ready_at = time.monotonic() + _seconds(told.get(b"retry-after", b"")) if status != 200 else 0.0
             if status == 200:
-                self._hear(dict(connection.headers))
+                self._hear(told)
             while part := await connection.read():
                 body = (body + part)[:200]
         finally:
@@ -147,24 +164,24 @@ class Replica:
         return status, body.decode("utf-8", "replace")
 
 
+def _seconds(header: bytes) -> float:
+    """The seconds of a Retry-After, at most `MOST_PAUSE_SECONDS`; 0 where it says none."""
+    return min(MOST_PAUSE_SECONDS, float(header)) if header.isdigit() else 0.0
+
+
 class Turn:
-    """A request that a replica has: its part of the load, from the making of this to the end of its context."""
+    """A request that a replica has: its share of the load, from the making of this to the end of its context."""
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
-        self._load = replica.load
         self.replica = replica
         self._began = time.monotonic()
-        self._waiting, self._held = max(0, tokens - cached), tokens + OUTPUT_TOKENS
         self._seconds = inf
-        self._is_over = False
-        self._load.requests += 1
-        self._load.waiting_tokens += self._waiting
-        self._load.held_tokens += self._held
+        self._share = LoadShare()
+        self._share.begin(replica.load, tokens, cached)
 
     def first_byte(self) -> float:
         """The answer begins: the prompt waits no longer. Returns the seconds that it took."""
-        self._load.waiting_tokens -= self._waiting
-        self._waiting = 0
+        self._share.first_byte()
         self._seconds = time.monotonic() - self._began
         return self._seconds
 
@@ -180,27 +197,34 @@ class Turn:
 
     def end(self) -> None:
         """The request is over, or another replica has it."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self._load.requests -= 1
-        self._load.waiting_tokens -= self._waiting
-        self._load.held_tokens -= self._held
+        self._share.end()
 
 
 class Replicas:
     """All of them, and what the router has learned of their caches."""
 
     def __init__(
-        self, replicas: Sequence[Replica], policy: RoutingPolicy, seed: int | None = None, hold_seconds: float = 0.0
+        self, named: Sequence[Named], policy: RoutingPolicy, key: bytes | None = None, seed: int | None = None, hold_seconds: float = 0.0
     ) -> None:  # fmt: skip
-        self.all = replicas
+        """`key`: of the router and its replicas."""
+        self.all: list[Replica] = []
         self.room = HoldingRoom(hold_seconds)
         """The room where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
+        self._key = key
+        self._numbers = count()
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
-        self._has_canaries = any(each.share for each in replicas)
+        self.follow(named)
+
+    def follow(self, named: Sequence[Named]) -> None:
+        """Takes these for the replicas. Others get requests only while none of these is ready, and go behind their last answer."""
+        told = {each.url: each for each in named}
+        for each in self.all:
+            each.rename(told.pop(each.upstream.url, None))
+        self.all += [Replica(next(self._numbers), each, self._key) for each in told.values()]
+        self._has_canaries = any(each.share for each in self.all)
+        self._has_leaving = any(each.is_leaving for each in self.all)
 
     @property
     def open_requests(self) -> int:
@@ -208,18 +232,21 @@ class Replicas:
         return sum(each.load.requests for each in self.all)
 
     def ready(self) -> list[Replica]:
-        """Those that may get requests: ready ones whose breaker is closed; with every breaker open, all that are ready."""
+        """Those that may get requests: ready ones whose breaker is closed; with every breaker open, all that are ready. Those that leave
+        count only where there is no other."""
         now = time.monotonic()
         ready = [each for each in self.all if each.is_ready and not each.is_stopped]
+        if self._has_leaving:
+            ready = [each for each in ready if not each.is_leaving] or ready
         return [each for each in ready if not each.is_shut(now)] or ready
 
     def choose(self, prompt: Prompt, tried: set[int]) -> tuple[Replica, int] | None:
         """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
         if (bound := self._responses.get(prompt.bound_to)) is not None:
-            replica = self.all[bound]
-            if replica.is_ready and bound not in tried:
+            replica = self._find(bound)
+            if replica is not None and replica.is_ready and bound not in tried:
                 return replica, 0
-            if not replica.shares_responses:
+            if replica is not None and not replica.shares_responses:
                 return None
         ready = [each for each in self.ready() if each.number not in tried]
         if not ready:
@@ -231,7 +258,10 @@ class Replicas:
             ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
         number, cached = self.chooser.choose([each.load for each in ready], prompt)
-        return self.all[number], cached
+        return next(each for each in ready if each.number == number), cached
+
+    def _find(self, number: int) -> Replica | None:
+        return next((each for each in self.all if each.number == number), None)
 
     def may_retry(self) -> bool:
         """Takes one retry of the budget, if there is one: where much fails, retries would be the overload."""
@@ -246,14 +276,34 @@ class Replicas:
         if len(self._responses) > MOST_RESPONSES:
             self._responses.popitem(last=False)
 
-    async def watch(self) -> None:
-        """Asks every replica how it is, each second, and compares canaries with the others. Never returns."""
+    async def watch(self, roster: Roster) -> None:
+        """Asks every replica how it is, each second, compares canaries with the others, and follows who is named. Never returns."""
+        watched = set[int]()
         async with asyncio.TaskGroup() as group:
-            for each in self.all:
-                group.create_task(self._watch_one(each))
+            while True:
+                if roster.look():
+                    self.follow(roster.named)
+                for each in self.all:
+                    if each.number not in watched:
+                        watched.add(each.number)
+                        group.create_task(self._watch_one(each))
+                if self._has_leaving:
+                    self._let_go()
+                await asyncio.sleep(CHECK_SECONDS)
+
+    def _let_go(self) -> None:
+        """Drops those that leave and have nothing left to answer, or cannot."""
+        is_replaced = not all(each.is_leaving for each in self.ready())
+        for each in [each for each in self.all if each.is_leaving and not each.load.requests and (is_replaced or not each.is_ready)]:
+            self.all.remove(each)
+            self.chooser.forget(each.number)
+            each.upstream.close()
+            each.has_left = True
+            log.info("replica has left", extra=with_fields(replica=each.upstream.url))
+        self._has_leaving = any(each.is_leaving for each in self.all)
 
     async def _watch_one(self, replica: Replica) -> None:
-        while True:
+        while not replica.has_left:
             if await replica.check():
                 self.chooser.forget(replica.number)
             if self.room.count and self.ready():
