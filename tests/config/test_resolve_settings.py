@@ -31,6 +31,14 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
 def test_adapters_have_memory_of_their_own() -> None:
     settled = resolve(EngineConfig("m", max_num_seqs=2, enable_lora=True), context=16_000, memory_bytes=1_000_000, costs=COSTS)
     assert settled.blocks == 240
+    said = settled.decisions[-1]
+    assert (said.name, said.value, said.origin) == ("max_loras", 8, "default") and "20% of the 1000000 bytes" in said.reason
+    beside = resolve(
+        EngineConfig("m", max_num_seqs=2, lora=("a=b",), max_loras=3), context=160, memory_bytes=10**6, costs=COSTS, host_bytes=10**9
+    )
+    assert (beside.decisions[-1].value, beside.decisions[-1].origin) == (3, "flag") and "200000000, are for adapters" in beside.decisions[
+        -1
+    ].reason
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,22 @@ def test_a_session_stays_until_its_replica_bears_far_more_than_others() -> None:
 
 def test_a_request_goes_where_its_adapter_is_loaded() -> None:
     choose = with_affinity(ROUTING["least-requests"])
-    loads = [ReplicaLoad(0), ReplicaLoad(1, 5, adapters=frozenset({"fr"})), ReplicaLoad(2, 4, adapters=frozenset({"de", "fr"}))]
+    loads = [ReplicaLoad(0), ReplicaLoad(1, 5, names=frozenset({"fr"})), ReplicaLoad(2, 4, names=frozenset({"de", "fr"}))]
     found = {name: choose(loads, RoutedRequest(0, 10, b"", model=name), 0.0).number for name in ("fr", "base:fr", "de", "base", "it", "")}
     assert found == {"fr": 2, "base:fr": 2, "de": 2, "base": 0, "it": 0, "": 0}
     assert choose(loads, RoutedRequest(0, 10, b"", model="de", session=b"any"), 0.0).number == 2
+
+
+def test_a_model_is_asked_where_it_is_loaded_until_that_is_too_much() -> None:
+    choose, names = with_affinity(ROUTING["least-requests"]), frozenset({"a", "b"})
+    loads = [ReplicaLoad(0, 1, names=names, unloaded=frozenset({"b"})), ReplicaLoad(1, 6, names=names), ReplicaLoad(2)]
+    asked = {name: RoutedRequest(0, 10, b"", model=name) for name in "ab"}
+    assert choose(loads, asked["a"], 0.0).number == 0 and choose(loads, asked["b"], 0.0).number == 1
+    loads[1].requests = 40
+    assert choose(loads, asked["b"], 0.0).number == 1, "the mean follows"
+    loads[1].requests, loads[0].requests = 60, 20
+    loads += [ReplicaLoad(number, 20, names=names, unloaded=frozenset({"b"})) for number in range(3, 9)]
+    assert choose(loads, asked["b"], 0.0).number == 0, "another one loads it"
+    for load in loads:
+        load.unloaded = names
+    assert choose(loads, asked["b"], 0.0).number == 0, "somebody has to"

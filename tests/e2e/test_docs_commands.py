@@ -61,7 +61,8 @@ STANDS_FOR = {
     r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
     r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
 }  # fmt: skip
-SMALL = {"facts.hardware.ceilings.MAX_DRAM_BYTES": 256 << 20, "compute.bench.kernels.MAX_COPIES": 8, "cli.plan_verify.ROUNDS": 1}
+SMALL = {"facts.hardware.ceilings.MAX_DRAM_BYTES": 256 << 20, "compute.bench.kernels.MAX_COPIES": 8, "cli.plan_verify.ROUNDS": 1,
+         "cli.plan_front_end.PROMPTS": 1, "cli.plan_front_end.REST_SECONDS": 0}  # fmt: skip
 """Of benchmarks: a system takes seconds to provide memory beyond its largest cache. `tests/compute/bench` looks at what they say."""
 READERS: dict[str, Callable[[str], Any]] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
 KEPT = ("curl ", "ridgeline bench serve", "ridgeline bench compare", "ridgeline ps", "ridgeline admin", "ridgeline top",

@@ -44,3 +44,43 @@ def test_the_vocabulary_is_read_in_the_first_idle_moment_and_once(monkeypatch: p
     engine.close()
     front.close()
     back.close()
+
+
+class Touched:
+    """Stands for contents of blocks; keeps which were touched."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def touch(self, block_ids: list[int]) -> None:
+        self.ids += reversed(block_ids)
+
+
+def test_blocks_that_are_allocated_next_are_touched_ahead() -> None:
+    engine, _ = start_engine(GRAMMARS, lambda stage, fraction: None, None)
+    engine.executor.blocks = touched = Touched()  # type: ignore[misc, assignment]
+    pool = engine.scheduler.cache.pool
+    engine.touch_next_blocks(0, 3)
+    engine.touch_next_blocks(3, 2)
+    assert touched.ids == pool.allocate(5)
+    touched.ids.clear()
+    engine.touch_next_blocks(len(pool.free) - 1, 3)
+    engine.touch_next_blocks(len(pool.free), 3)
+    assert touched.ids == [pool.free[0]], "none but the last one is left"
+    engine.close()
+
+
+def test_touching_ends_when_a_command_comes() -> None:
+    engine, _ = start_engine(GRAMMARS, lambda stage, fraction: None, None)
+    engine.executor.blocks = touched = Touched()  # type: ignore[misc, assignment]
+    front, back = socket.socketpair()
+    connection = process.Connection(back)
+    front.sendall(encode(Abort("nobody")))
+    process._touch_ahead(engine, connection)
+    assert not touched.ids
+    assert connection.receive(wait=True) == [Abort("nobody")]
+    process._touch_ahead(engine, connection)
+    assert touched.ids
+    engine.close()
+    front.close()
+    back.close()

@@ -29,7 +29,7 @@ def test_engines_share_what_one_has_computed(redis_server: RedisProcess) -> None
     assert counts["fetched"] == 8 and not counts.get("bad") and not counts.get("failures")
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(8_500, marks=pytest.mark.night)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(8_500, marks=[pytest.mark.night, pytest.mark.timeout(3_600)])])
 def test_a_poisoned_server_changes_no_token(redis_server: RedisProcess, rounds: int) -> None:
     url = redis_server.url
     run = Run([tier(url)])

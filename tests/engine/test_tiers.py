@@ -67,18 +67,19 @@ def test_another_secret_finds_nothing(alone: tuple[int, ...]) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("rounds", [45, pytest.param(8_500, marks=pytest.mark.night)])
+@pytest.mark.parametrize("rounds", [45, pytest.param(8_500, marks=[pytest.mark.night, pytest.mark.timeout(3_600)])])
 def test_a_poisoned_tier_changes_no_token(rounds: int, alone: tuple[int, ...]) -> None:
     kept(tier := MemoryTier())
-    rng, values, poisoned = random.Random(3), dict(tier.values), 0
+    rng, values, poisoned, told = random.Random(3), dict(tier.values), 0, 0
     for _ in range(rounds):
         tier.values = dict(values)
         poison(rng, tier.values)
         poisoned += len(tier.values)
         run = Run([tier])
         assert run.answer("b") == alone and not run.from_tier
-        assert run.close()["bad"]
+        told += run.close()["bad"] > 0
     assert poisoned >= 12 * rounds
+    assert told >= 0.9 * rounds, "one whose thread did not get its turn in time has looked at none"
 
 
 def test_a_slow_tier_is_not_waited_for(alone: tuple[int, ...]) -> None:

@@ -72,9 +72,10 @@ def write_lora_gguf(path: Path, checkpoint: Checkpoint, directory: Path) -> Path
     for key, stored in load_file(directory / "adapter_model.safetensors").items():
         module, part = key.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
         values = stored
-        if architecture == "llama" and part == "lora_B" and module.endswith(("q_proj", "k_proj")):
+        if architecture in ("llama", "granitemoe") and part == "lora_B" and module.endswith(("q_proj", "k_proj")):
             values = permute(values, config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads)
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
+        assert name is not None, module
         writer.add_tensor(f"{name}.{part.lower()}", np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -34,15 +34,16 @@ class ServerProcess:
         with self.log.open("w") as log:
             self.process = subprocess.Popen([*COMMAND, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
         try:
-            self.url = self._wait(began)
+            self.url = self._wait()
         except BaseException:
             self.process.kill()
             self.process.wait()
             raise
         self.ready_seconds = time.monotonic() - began
 
-    def _wait(self, began: float) -> str:
-        while time.monotonic() - began < 60:
+    def _wait(self) -> str:
+        """Looks for a minute, or longer where this process is stopped meanwhile, as its server is then."""
+        for _ in range(3_000):
             lines = [line for line in self.output().splitlines() if " at http" in line]
             if lines:
                 return lines[0].split(" at ")[1].split()[0]

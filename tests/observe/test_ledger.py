@@ -1,5 +1,6 @@
 """The latency ledger: every moment has one cause, and a planted fault is the cause that is named first."""
 
+from array import array
 from pathlib import Path
 from random import Random
 
@@ -7,6 +8,7 @@ import pytest
 from ledgers import APPLIED, FAULTS, Fault, apply_lever, background, plant, serve
 
 from ridgeline.core import events
+from ridgeline.core.plan import Timings
 from ridgeline.observe.charges import CAUSES, charge, wall
 from ridgeline.observe.investigate import ALERTS, LEVERS, PHASES, investigate
 from ridgeline.observe.ledger import FrontEnd, Ledger
@@ -115,3 +117,21 @@ def test_every_cause_has_a_phase_and_a_lever_and_alerts_are_those_of_deploy() ->
     assert CAUSES.keys() == LEVERS.keys() == PHASES.keys()
     alerts = (Path(__file__).parents[2] / "deploy" / "alerts.yml").read_text()
     assert all(f"alert: {name}\n" in alerts for name in ALERTS)
+
+
+def test_the_time_without_an_engine_is_the_restart_s() -> None:
+    """The engine ends in the middle of an answer; the next one's first step is the first that has the choice again."""
+    ledger, one = Ledger(lambda: 9.0), array("i", [1])
+    ledger.submitted("r", FrontEnd(0.0, 0.0, 0.0))
+    ledger.apply([
+        events.Admitted("r", 0.0, 1, 8, 0.0), events.Started("r", 0, 1, 0.0, False),
+        events.Scheduled(0, 0.0, (1,), one, 0, 9, 0), events.Computed(0, 0.1, (1,), one), events.StepTimed(0, Timings(run=0.1)),
+        events.Scheduled(1, 0.1, (1,), one, 0, 9, 0),  # lost
+        events.Admitted("r", 2.0, 1, 8, 0.0), events.Started("r", 0, 1, 2.0, True),
+        events.Scheduled(0, 2.1, (1,), one, 0, 9, 0), events.Computed(0, 2.2, (1,), one), events.StepTimed(0, Timings(run=0.1)),
+    ])  # fmt: skip
+    record = ledger.find("r")
+    assert record is not None
+    found = charge(ledger, record, 0)
+    assert found.first == "restart" and found.seconds["restart"] == pytest.approx(2.0, abs=0.01)
+    assert found.total == pytest.approx(2.2)

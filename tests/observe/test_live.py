@@ -253,9 +253,10 @@ def test_the_verdict_names_what_binds(planned: Deployment) -> None:
     assert [each.name for each in few.levers] == ["weights in 4 bits (another file)", "--speculative ngram"]
     prefill = judge(window(planned, 1, prefill=500), served(planned))
     assert prefill.bottleneck == "compute" and prefill.compute == pytest.approx(0.5, abs=0.05)
-    queue = judge(window(planned, 64, waiting=40), served(planned))
+    queue = judge(window(planned, 64, waiting=40, lack_rows=40), served(planned))
     assert (queue.bottleneck, queue.levers[0].name) == ("rows", "--max-num-seqs 128")
-    full = judge(window(planned, 20, waiting=9, unheld=10), served(planned))
+    assert judge(window(planned, 64, waiting=40), served(planned)).bottleneck == "memory", "they wait for something else"
+    full = judge(window(planned, 20, waiting=9, lack_blocks=9), served(planned))
     assert full.bottleneck == "kv_cache" and {each.name for each in full.levers} == {"--kv-dtype int8", "--kv-cache-memory-bytes × 2"}
     assert judge(window(planned, 4, host=0.5), served(planned)).bottleneck == "host"
     assert judge(Second(10), served(planned)).text == "idle"
@@ -271,7 +272,7 @@ def test_the_verdict_turns_at_the_ridge(planned: Deployment) -> None:
 
 
 def test_a_lever_s_gain_is_the_planner_s(planned: Deployment) -> None:
-    found = judge(window(planned, 64, waiting=64), served(planned))
+    found = judge(window(planned, 64, waiting=64, lack_rows=64), served(planned))
     lever = found.levers[0]
     before, after = (rows / pass_seconds(planned, step_work(planned, [RowGroup(250, 1, rows)])) for rows in (64, 128))
     assert lever.figure == "throughput" and 1.0 < lever.gain <= after / before * 1.01
@@ -280,7 +281,7 @@ def test_a_lever_s_gain_is_the_planner_s(planned: Deployment) -> None:
 def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Deployment) -> None:
     cpu = replace(planned, device=replace(planned.device, is_gpu=False))
     asked = replace(served(cpu, 8), info=replace(served(cpu, 8).info, seconds=StepSeconds(0.004, 0.001, 0.0005)))
-    found = judge(window(cpu, 8, waiting=40), asked)
+    found = judge(window(cpu, 8, waiting=40, lack_rows=40), asked)
     assert found.knee == 2, "0.004 of each step, 0.001 + 2 · 0.0005 of each sequence, whose prompt is twice its answer"
     assert (found.levers[0].name, found.levers[0].gain) == ("--max-num-seqs 16", pytest.approx(16 / 0.036 * 0.020 / 8))
 

@@ -84,6 +84,21 @@ def test_speculation_helps_by_acceptance_and_a_draft_model_takes_memory() -> Non
     assert plain.memory.kv_budget - rich.memory.kv_budget == pytest.approx(rich.memory.draft, rel=1e-6)
 
 
+def test_adapters_take_memory_and_are_read() -> None:
+    """On a GPU slots of the largest rank; on a CPU the share that a server sets aside for them."""
+    plain = deployed("llama-3.1-8b", "h100")
+    with_them = replace(plain, adapters=4, adapter_rank=16)
+    a_layer = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    assert with_them.memory.adapters == 4 * 2 * 16 * 32 * a_layer == plain.memory.kv_budget - with_them.memory.kv_budget
+    read = [
+        step_work(with_them, [RowGroup(100, 1, rows)]).weight_bytes - step_work(plain, [RowGroup(100, 1, rows)]).weight_bytes
+        for rows in (3, 9)
+    ]
+    assert read == [2 * 16 * 32 * a_layer * count for count in (3, 4)]
+    here = deployed("llama-3.1-8b", "epyc-9654", adapters=4)
+    assert here.memory.adapters == pytest.approx(0.2 * here.memory.total, abs=1) and here.adapter_rank == 64
+
+
 def test_a_tier_pays_where_it_is_faster_than_computing() -> None:
     prices = {each.tier: each for each in tier_prices(prompt_bytes=6e9, computing_seconds=4.0)}
     assert list(prices) == ["host", "file", "redis", "peer"]

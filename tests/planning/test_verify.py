@@ -13,10 +13,10 @@ from ridgeline.facts.headers.config_json import read_config
 from ridgeline.models.table import KNOWN
 from ridgeline.planning import corrections
 from ridgeline.planning.arguments import PlanOptions, deployment_of
-from ridgeline.planning.corrections import Correction, corrected, keep_correction, read_correction
+from ridgeline.planning.corrections import Correction, corrected, keep_correction, keep_front_end, read_correction
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
-from ridgeline.planning.verify import fit_correction, speed_lines, verify_start
+from ridgeline.planning.verify import _joined, fit_correction, speed_lines, verify_start
 
 STEPS = ((1, 1), (2, 1), (8, 1), (16, 1), (32, 1), (1, 16), (1, 64), (1, 512))
 
@@ -82,6 +82,28 @@ def test_a_start_keeps_what_many_steps_have_told_unless_it_contradicts_them(
     assert corrected(plan, kept) == started.deployment
 
 
+def test_a_start_is_compared_with_the_start_of_the_engine_that_was_timed(
+    plan: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The few steps of a start are the quickest of some: 40 % below what many in a row take says nothing, if it was so then."""
+    monkeypatch.setattr("ridgeline.planning.verify.deployment_of", lambda facts, options: plan)
+    monkeypatch.setattr("ridgeline.planning.verify.this_machine", lambda cache: plan.device)
+    many = timed(plan, 0.5, 0.75, STEPS)
+    quick = [(rows, tokens, 0.6 * seconds) for rows, tokens, seconds in timed(plan, 0.5, 0.75, ((1, 1), (16, 1), (1, 64)))]
+    decisions: Any = [SimpleNamespace(name="runner", value="native"), SimpleNamespace(name="kv_dtype", value="bf16")]
+    info: Any = SimpleNamespace(
+        timed=quick, max_model_len=4096, rows=32, tokens=512, weights_bytes=10**9, kv_bytes=10**9, kv=SimpleNamespace(blocks=100)
+    )
+    assert verify_start(plan.model, decisions, info, None, tmp_path, many) is not None
+    kept = read_correction(tmp_path, plan, "native")
+    assert kept is not None and kept.start_ratio == pytest.approx(0.6, abs=0.05)
+    assert verify_start(plan.model, decisions, info, None, tmp_path) is not None
+    assert read_correction(tmp_path, plan, "native") == kept
+    info.timed = [(rows, tokens, 2.0 * seconds) for rows, tokens, seconds in quick]
+    assert verify_start(plan.model, decisions, info, None, tmp_path) is not None
+    assert read_correction(tmp_path, plan, "native") != kept
+
+
 def test_memory_beside_the_weights_is_learned(plan: Deployment) -> None:
     start = timed(plan, 0.5, 0.75, STEPS[:1])
     found = fit_correction(plan, start, 5 * 10**9, 6 * 10**9)
@@ -101,7 +123,7 @@ def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp
 
 @pytest.mark.parametrize("change", [
     {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"overlap": 1.5}, {"steps": 0},
-    {"flops_per_second": float("inf")}, {"more": 1},
+    {"front_end_seconds": -1.0}, {"spread": 0.6}, {"start_ratio": 0.0}, {"flops_per_second": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
     keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10))
@@ -110,11 +132,25 @@ def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dic
     next(iter(whole["entries"].values()))["reached"] |= change
     file.write_text(json.dumps(whole))
     assert read_correction(tmp_path, plan, "native") is None
-    for text in ("[]", "{", '{"version": 3, "entries": 3}', '{"version": 3, "entries": {"a": 3}}', "[" * 100_000, ""):
+    for text in ("[]", "{", '{"version": 4, "entries": 3}', '{"version": 4, "entries": {"a": 3}}', "[" * 100_000, ""):
         file.write_text(text)
         assert read_correction(tmp_path, plan, "native") is None
         keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 1, 10))
         assert read_correction(tmp_path, plan, "native") == Correction(1e12, 4e10, 2e11, 1e12, 0.4, 1, 10)
+
+
+def test_what_the_front_end_takes_stays_through_later_starts(plan: Deployment, tmp_path: Path) -> None:
+    keep_front_end(tmp_path, plan, "native", 0.01, 0.1)
+    assert read_correction(tmp_path, plan, "native") is None, "there is nothing to add it to"
+    known = Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10)
+    for seconds, kept in ((0.01, 0.01), (-0.002, 0.0), (1e9, corrections.MAX_SECONDS / 2)):
+        keep_correction(tmp_path, plan, "native", known)
+        keep_front_end(tmp_path, plan, "native", seconds, 0.1)
+        found = read_correction(tmp_path, plan, "native")
+        assert found == replace(known, front_end_seconds=kept, spread=0.1)
+        assert corrected(plan, found).device.front_end_seconds == kept
+    later = _joined(replace(known, front_end_seconds=0.01), replace(known, steps=3, overlap=1.0), 1.0, knows_process=False)
+    assert later.front_end_seconds == 0.01
 
 
 def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ridgeline.config.groups import ServerConfig
 from ridgeline.core.params import Adapter
 from ridgeline.engine.adapters import AdapterLibrary, KnownAdapter
 from ridgeline.errors import ConfigError
+from ridgeline.server.several.everywhere import names_of_all
 from ridgeline.server.several.resident import Phase
 
 
@@ -79,6 +80,7 @@ def test_an_unloaded_model_is_loaded_by_a_request_that_waits(pair: Models) -> No
     assert site.phases() == ["loaded", "unloaded"] and site.pids()[1] is None
     cards = site.get("/v1/models").json()["data"]
     assert [each["status"]["value"] for each in cards] == ["loaded", "unloaded"] and cards[1]["max_model_len"] == 300
+    assert names_of_all(site.roster) == (["a", "b"], ["b"])
     assert site.get("/live?model=b").status_code == 503 and "loads it" in site.get("/live?model=b").text
     assert [each["name"] for each in site.get("/api/ps").json()["models"]] == ["a:latest"]
     assert [each["name"] for each in site.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]

@@ -2,6 +2,8 @@
 
 from array import array
 from dataclasses import replace
+from math import log
+from statistics import median, stdev
 
 import pytest
 
@@ -12,7 +14,7 @@ from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
-from ridgeline.sim.fleet.durations import ConstantDurations, ObservedStep, RooflineDurations, fit_constant
+from ridgeline.sim.fleet.durations import ConstantDurations, DurationsWithSpread, ObservedStep, RooflineDurations, fit_constant
 from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.replica import ReplicaConfig
@@ -165,6 +167,17 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
     rows = [RowGroup(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
     expected = 0.5 + pass_seconds(deployment, step_work(deployment, rows))
     assert RooflineDurations(deployment, 0.5).seconds(plan) == pytest.approx(expected, rel=1e-12)
+
+
+def test_steps_with_prompts_vary_around_what_they_take_and_the_same_plan_does_not() -> None:
+    usual, factors = ConstantDurations(0.05), []
+    for step in range(1_000):
+        plan = Plan(step, array("i", [0]), array("i", [0]), array("i", [70]), array("i", [0] * 70), bytearray([1]))
+        factors.append(DurationsWithSpread(usual, 0.2).seconds(plan) / 0.05)
+        assert factors[-1] * 0.05 == DurationsWithSpread(usual, 0.2).seconds(plan)
+    assert median(factors) == pytest.approx(1.0, abs=0.02) and stdev(map(log, factors)) == pytest.approx(0.2, abs=0.01)
+    decode = Plan(1, array("i", [0]), array("i", [9]), array("i", [1]), array("i", [0]), bytearray([1]))
+    assert DurationsWithSpread(usual, 0.2).seconds(decode) == DurationsWithSpread(usual, 0.2).decode([9], 0) == 0.05
 
 
 def test_right_drafts_bring_answers_sooner_and_wrong_ones_change_nothing() -> None:

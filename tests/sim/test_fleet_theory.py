@@ -1,6 +1,7 @@
 """One server, one request at a time, is a textbook queue: waits follow Lindley's recursion exactly and the closed forms on average."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -25,6 +26,17 @@ SERVER = ReplicaConfig(
 def waits(arrivals: Iterator[Arrival]) -> list[float]:
     requests = Service(FleetConfig(SERVER), 0).run(arrivals).requests
     return [start - came for start, came in zip(requests.started, requests.arrived, strict=True)]
+
+
+def test_what_the_front_end_takes_comes_behind_the_steps() -> None:
+    """A client sees its tokens that much later; the engine starts nobody later for it."""
+    asked = [Arrival(0.02 * number, 1, 30) for number in range(50)]
+    bare, behind = (
+        Service(FleetConfig(replace(SERVER, front_end_seconds=seconds)), 0).run(iter(asked)).requests for seconds in (0.0, 0.01)
+    )
+    assert list(behind.started) == list(bare.started)
+    assert list(behind.first) == pytest.approx([time + 0.01 for time in bare.first])
+    assert list(behind.ended) == pytest.approx([time + 0.01 for time in bare.ended])
 
 
 def mean_wait(draw: LengthDistribution, load: float, count: int, seed: int, tokens: int) -> float:

@@ -56,7 +56,7 @@ def test_the_lever_that_removes_what_binds_comes_first(lever: str) -> None:
     best = rank_levers(today, tried, has_objective=False)
     assert best[0].name == lever, [each.name for each in best]
     expected = {"KV cache in 8 bits": "KV cache", "twice the sequences at once": "sequences at once"}.get(lever, "the device's time")
-    assert find_bottleneck(now, today).startswith(expected)
+    assert find_bottleneck(today).startswith(expected)
 
 
 def test_least_replicas_is_the_least() -> None:

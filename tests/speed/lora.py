@@ -2,7 +2,8 @@
 
 speed  16 requests at once: without adapters, and each with its own of 16 (rank 16, bf16, on all linear layers of the attention and the
        feed-forward part); then 160 requests of unlike lengths over 64 adapters with 8 slots, drawn by Zipf's law, against the same
-       requests without adapters. Tokens per second, their ratio, and that of processor time, which says more beside other programs
+       requests without adapters. Tokens per second, their ratio, and that of processor time, which says more beside other programs.
+       Then how many of these answers are others than where every adapter has a slot
 loads  gaps between the tokens of 8 streams while every fifth of a second another adapter is read from its files, against none
 """
 
@@ -71,6 +72,13 @@ def compare(llm: LLM, title: str, names: Sequence[str], lengths: Sequence[int], 
     print(f"{title}: {plain:.0f} tokens/s without, {own:.0f} with; median ratio {wall:.2f}, of processor time {used:.2f}", flush=True)
 
 
+def answers(llm: LLM, names: Sequence[str], lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Token ids of the answer to each request of `seconds`."""
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    prompts = [[2, *range(100 + number, 132 + number)] for number in range(len(names))]
+    return [tuple(each.outputs[0].token_ids) for each in llm.generate(prompts, params, lora=list(names))]
+
+
 def speed(model: str, paths: dict[str, Path], rounds: int) -> None:
     given, draw = [f"{name}={path}" for name, path in paths.items()], Random(1)
     common = {"lora": given, "max_cpu_loras": ADAPTERS, "max_num_seqs": 16, "enable_prefix_caching": False}
@@ -80,6 +88,10 @@ def speed(model: str, paths: dict[str, Path], rounds: int) -> None:
         weights = [1 / (1 + number) ** ZIPF for number in range(ADAPTERS)]
         names, lengths = draw.choices(list(paths), weights, k=160), [draw.randint(OUTPUTS // 2, 3 * OUTPUTS // 2) for _ in range(160)]
         compare(llm, "64 adapters in 8 slots, Zipf", names, lengths, rounds)
+        paged = answers(llm, names, lengths)
+    with LLM(model, max_loras=ADAPTERS, **common) as llm:
+        whole = answers(llm, names, lengths)
+    print(f"other answers than with {ADAPTERS} slots: {sum(a != b for a, b in zip(paged, whole, strict=True))} of {len(whole)}", flush=True)
 
 
 async def gaps(url: str, others: Sequence[str]) -> list[float]:

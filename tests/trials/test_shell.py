@@ -227,17 +227,21 @@ STARTS = [words for words in (["--help"], ["plan", "demo"], ["list"]) if words[0
 @pytest.mark.alone
 @pytest.mark.parametrize("words", STARTS, ids=lambda words: " ".join(words))
 def test_help_list_and_plan_demo_start_at_once(words: list[str]) -> None:
-    """CPU time of the best of five at most, since other work on this machine is not the verb's; a start imports no array library."""
+    """CPU time of the best of five at most, since other work on this machine is not the verb's; a start imports no array library. A machine
+    that is slow today has five times what it takes to import the libraries of the command line, 0.08 s on a usual one."""
     program = (
         "import sys, time; sys.modules['numpy'] = sys.modules['torch'] = None; from ridgeline.cli.main import main\n"
         f"sys.argv = ['ridgeline', *{words!r}]\ntry: main()\nfinally: print(time.process_time(), file=sys.stderr)"
     )
-    spent = []
-    while len(spent) < 5 and min(spent, default=9.0) > 0.4:
+    libraries = "import time, msgspec, typer, rich.console, rich.table; print(time.process_time())"
+    bare = [float(subprocess.check_output([sys.executable, "-c", libraries])) for _ in range(3)]
+    allowed = max(0.4, 5 * min(bare))
+    spent: list[float] = []
+    while len(spent) < 5 and min(spent, default=9.0) > allowed:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ, check=False)
         assert done.returncode == 0, done.stderr
         spent.append(float(done.stderr.splitlines()[-1]))
-    assert min(spent) <= 0.4, spent
+    assert min(spent) <= allowed, (spent, bare)
 
 
 # ── interrupts ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,9 +11,11 @@ from ridgeline.cli.explain import make_query
 from ridgeline.cli.output import print_json, print_notes
 from ridgeline.errors import ConfigError, nearest
 
+ALERT_HELP: Final = "The alert, as deploy/alerts.yml names it: FirstTokenLate, TokensSlow …; or ThroughputLow, PrefixMisses, AnswersDiffer."
+
 
 def investigate(
-    alert: Annotated[str, typer.Argument(help="The alert, as deploy/alerts.yml names it: FirstTokenLate, TokensSlow …")] = "FirstTokenLate",
+    alert: Annotated[str, typer.Argument(help=ALERT_HELP)] = "FirstTokenLate",
     incident: Annotated[Path | None, typer.Option(help="A folder that the flight recorder wrote [a running server].")] = None,
     window: Annotated[str, typer.Option(help="How far back: 30s, 5m, 2h.")] = "5m",
     server: ServerOption = None,
@@ -24,9 +26,14 @@ def investigate(
     from ridgeline.observe import investigate as causes
 
     check(alert, incident, window)
-    seconds = make_query(None, None, window)["window_seconds"]
-    told = ask_admin(server, key_file, "GET", f"/explain?window_seconds={seconds}") if incident is None else _read(incident)
-    found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
+    asked = f"window_seconds={make_query(None, None, window)['window_seconds']}"
+    if alert == causes.PREFIXES:
+        found = causes.investigate_prefixes(ask_admin(server, key_file, "GET", f"/prefix?{asked}"))
+    elif alert == causes.ANSWERS:
+        found = causes.investigate_answers(ask_admin(server, key_file, "GET", "/status"))
+    else:
+        told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else _read(incident)
+        found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
     if found is None:
         raise ConfigError(f"no request has ended within {window}: nothing can be said of {alert}; widen --window")
     if as_json:
@@ -37,15 +44,18 @@ def investigate(
 
 def check(alert: str, incident: Path | None, window: str) -> None:
     """Raises ConfigError for an alert that there is none of, and for a folder that is no incident."""
-    from ridgeline.observe.investigate import ALERTS
+    from ridgeline.observe.investigate import ALERTS, ANSWERS, PREFIXES, QUESTIONS
 
     make_query(None, None, window)
-    if alert not in ALERTS:
-        near = nearest(alert, sorted(ALERTS))
+    known = sorted(ALERTS | QUESTIONS)
+    if alert not in known:
+        near = nearest(alert, known)
         hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"{alert[:60]!r} is no alert that can be investigated{hint} (known: {', '.join(sorted(ALERTS))})")
+        raise ConfigError(f"{alert[:60]!r} is no alert that can be investigated{hint} (known: {', '.join(known)})")
     if incident is not None:
         _read(incident)
+        if alert in (PREFIXES, ANSWERS):
+            raise ConfigError(f"a recorded incident has no prompts: {alert} asks a running server", fix={"--incident": None})
 
 
 def _read(incident: Path) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def plan(
     api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens of an API, for the break-even.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="A draft model beside it, as MODEL.")] = None,
     acceptance: Annotated[float | None, typer.Option(help="Share of drafts that are right, for what speculation would bring.")] = None,
+    max_loras: Annotated[int, typer.Option(help="LoRA adapters that the sequences of one step may have.")] = 0,
+    max_lora_rank: Annotated[int, typer.Option(help="Largest rank of an adapter.")] = 64,
     verify: Annotated[bool, typer.Option("--verify", help="Load the model and set what is measured beside the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
@@ -108,6 +110,8 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
         tflops=given["tflops"],
         price=given["price_per_hour"],
         acceptance=given["acceptance"],
+        adapters=given["max_loras"],
+        adapter_rank=given["max_lora_rank"],
     )
     draft = None if given["draft_model"] is None else describe_model(given["draft_model"], model_stores())
     objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
@@ -214,6 +218,7 @@ def memory_table(report: "Report") -> Tabulated:
     uses = {
         "weights": report.weights_bytes,
         **({"draft model and its cache": report.draft_bytes} if report.draft_bytes else {}),
+        **({"LoRA adapters (--max-loras)": report.adapter_bytes} if report.adapter_bytes else {}),
         "activations (tiled attention)": report.activation_bytes,
         "driver and framework": report.overhead_bytes,
         "reserve (--memory-utilization)": report.reserve_bytes,

@@ -1,4 +1,5 @@
-"""`ridgeline plan MODEL --verify`: loads the model, times many steps of it, and sets them beside the plan; what is learned is kept."""
+"""`ridgeline plan MODEL --verify`: loads the model, times many steps of it and a server's first tokens, and sets them beside the plan; what
+is learned is kept."""
 
 import os
 import time
@@ -15,10 +16,12 @@ DECODE_ROWS: Final = (1, 2, 4, 8, 16, 32)
 PREFILL_TOKENS: Final = (64, 128, 256, 512)
 ROUNDS: Final = 5
 PAUSE_SECONDS: Final = 0.1
+DECODES_BEFORE: Final = 3
 
 
 def run_verify(given: Mapping[str, Any]) -> None:
     """Starts the engine in this process with the flags of `plan` that it knows, and prints the comparison. Raises what a start raises."""
+    from ridgeline.cli.plan_front_end import PROMPT_TOKENS, verify_front_end
     from ridgeline.config.env import cache_directory, model_stores
     from ridgeline.config.groups import EngineConfig
     from ridgeline.engine.compose import start_engine
@@ -39,12 +42,18 @@ def run_verify(given: Mapping[str, Any]) -> None:
     found = verify_start(facts, decisions, info, process, cache_directory(), timed)
     assert found is not None, "an engine with a backend times its steps"
     after = [each.error for each in speed_lines(found.deployment, timed)]
+    if info.generates and info.max_model_len >= 2 * PROMPT_TOKENS:
+        flags = [given["model"], "--kv-dtype", config.kv_dtype, *(("--max-model-len", str(given["context"])) if given["context"] else ())]
+        runner = next(str(each.value) for each in decisions if each.name == "runner")
+        found, error = verify_front_end(found, runner, flags, cache_directory())
+        after.append(error)
     _report(found, after, given["as_json"])
 
 
 def _time(executor: Any) -> "list[Timed]":
-    """Steps of many sizes, each the median of some rounds, begun in turn so that a disturbance does not fall on one alone. In front of a
-    prompt there is a pause, as in a server: threads sleep, and caches hold something else."""
+    """Steps of many sizes, each the median of some rounds, begun in turn so that a disturbance does not fall on one alone. As in a server
+    there is a pause in front of a prompt, in which threads sleep, and some like it in front of a decode step: right behind another one it
+    takes a tenth more."""
     info = executor.info
     longest = min(info.tokens, info.max_model_len)
     steps = [(rows, 1) for rows in DECODE_ROWS if rows <= min(info.rows, info.tokens)]
@@ -54,6 +63,9 @@ def _time(executor: Any) -> "list[Timed]":
         for rows, tokens in steps:
             if tokens > 1:
                 time.sleep(PAUSE_SECONDS)
+            else:
+                for _ in range(DECODES_BEFORE):
+                    executor.backend.seconds([tokens] * rows, [1] * rows)
             found[rows, tokens].append(executor.backend.seconds([tokens] * rows, [1] * rows))
     return [(rows, tokens, median(seconds)) for (rows, tokens), seconds in found.items()]
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ridgeline.router.run import RouterConfig
 
 REPLICA: Final = typer.Option("--replica", help="Address of a server, http://host:port, or with its weight: …=2. Repeatable.")
+REPLICAS: Final = typer.Option(
+    help="File with a server per line, as --replica takes it, or `canary` and one; read again when it changes: servers come and go, and "
+    "one set takes the place of another."
+)
 CANARY: Final = typer.Option("--canary", help="A server that gets a share of requests [0.05] while it is as good as the others: …=0.1.")
 ROUTING: Final = typer.Option(help="cache-aware, least-tokens, least-requests, prefix, two-choices, round-robin or random.")
 SESSIONS: Final = typer.Option(
@@ -30,7 +34,8 @@ ROUTER_KEY: Final = "Key that the servers have too: with it a stream goes on at 
 
 
 def route(
-    replica: Annotated[list[str], REPLICA],
+    replica: Annotated[list[str] | None, REPLICA] = None,
+    replicas_file: Annotated[str | None, REPLICAS] = None,
     canary: Annotated[list[str] | None, CANARY] = None,
     routing: Annotated[str, ROUTING] = "cache-aware",
     session_affinity: Annotated[list[str] | None, SESSIONS] = None,
@@ -71,6 +76,6 @@ def config_of(given: Mapping[str, Any]) -> "RouterConfig":
     names = ("host", "port", "api_key_file", "router_key_file", "ssl_certfile", "ssl_keyfile")
     server = ServerConfig(**{name: given[name] for name in names})
     return RouterConfig(
-        server, given["replica"], given["canary"] or (), given["routing"], given["session_affinity"] or (), given["hedge_percentile"],
-        given["hold_timeout"], given["shutdown_timeout"],
+        server, given["replica"] or (), given["canary"] or (), given["routing"], given["session_affinity"] or (), given["hedge_percentile"],
+        given["hold_timeout"], given["shutdown_timeout"], given["replicas_file"],
     )  # fmt: skip

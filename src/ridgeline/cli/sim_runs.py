@@ -140,7 +140,7 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         order = {lever.name: number for number, lever in enumerate(best)}
         self.done.sort(key=lambda run: order.get(run.name, -1))
         self.levers = {lever.name: lever_gain(today.reports[0], lever, today.has_objective) for lever in best}
-        self.results |= {"bottleneck": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
+        self.results |= {"bottleneck": find_bottleneck(today.reports[0]), "levers": [lever.name for lever in best]}
         name, gain = next(iter(self.levers.items()))
         helps = f"What helps most, per device: {name}, {gain:.2f} × ({self.gain_text})."
         none = f"No lever gains {LEAST_GAIN - 1:.0%} per device ({self.gain_text})."

@@ -103,17 +103,17 @@ class EngineConfig:
         "time between steps longer than a step: too shallow", bounds=(1, 4),
     )  # fmt: skip
     speculative: str = _set(
-        "off", "Speculative decoding: ngram (repetition, forced text), suffix (and recent answers), draft (--draft-model), auto, off.",
+        "off", "Speculative decoding: ngram (repetition, forced text), suffix (and recent answers), draft (--draft-model), mtp, auto, off.",
         "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
         "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
-        choices=("off", "ngram", "suffix", "draft", "auto"),
+        choices=("off", "ngram", "suffix", "draft", "mtp", "auto"),
     )  # fmt: skip
     num_speculative_tokens: int = _set(
         4, "Most drafted ids per sequence and step.", "an upper bound: the number per step adapts to the acceptance",
         "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few", bounds=(1, 8),
     )  # fmt: skip
     draft_model: str | None = _set(
-        None, "A small model that drafts for --speculative draft or auto: as MODEL, with the same texts of tokens.",
+        None, "What drafts for --speculative draft or auto: a small model with the same texts of tokens, or EAGLE or Medusa heads.",
         "it runs in front of each step that verifies; answers stay the model's own",
         "vllm:spec_decode_num_accepted_tokens below half of vllm:spec_decode_num_draft_tokens: another one",
     )  # fmt: skip

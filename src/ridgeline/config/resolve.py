@@ -1,7 +1,7 @@
 """Resolution of settings to effective values, each with its origin and reason. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.values import GIB, check_settings
@@ -60,6 +60,7 @@ def resolve(
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_settings(config)
+    adapters = _adapters(config, memory_bytes if host_bytes is None else host_bytes)
     if host_bytes is None:
         memory_bytes -= adapter_bytes(config, memory_bytes)
     else:  # a device's slots are in its memory already
@@ -89,15 +90,28 @@ def resolve(
     settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=blocks * costs.block_bytes)
     host_left = memory_bytes - blocks * costs.block_bytes if host_bytes is None else host_bytes
     host_blocks = _host_blocks(config, host_left, costs.block_bytes)
+    decided = (length, cache, *adapters)
     if not host_blocks:
-        return Resolved(settled, blocks, (length, cache))
+        return Resolved(settled, blocks, decided)
     reason = f"--swap-space: {host_blocks} blocks in host memory, behind the {blocks} of the KV cache"
-    return Resolved(settled, blocks, (length, cache, Decision("swap_space", f"{config.swap_space:g} GiB", "flag", reason)), host_blocks)
+    return Resolved(settled, blocks, (*decided, Decision("swap_space", f"{config.swap_space:g} GiB", "flag", reason)), host_blocks)
 
 
 def adapter_bytes(config: EngineConfig, memory_bytes: int) -> int:
     """Bytes that adapters may have of the memory; 0 where none are taken."""
     return int(memory_bytes * ADAPTER_SHARE) if config.adapter_slots else 0
+
+
+def _adapters(config: EngineConfig, memory_bytes: int) -> tuple[Decision, ...]:
+    """The memory of adapters; nothing where none are taken."""
+    share = adapter_bytes(config, memory_bytes)
+    reason = (
+        f"{ADAPTER_SHARE:.0%} of the {memory_bytes} bytes that this process may use, {share}, are for adapters and not for the KV cache: "
+        "half of them for those in host memory, half for slots"
+    )
+    (default,) = (each.default for each in fields(config) if each.name == "max_loras")
+    origin = "default" if config.max_loras == default else "flag"
+    return (Decision("max_loras", config.max_loras, origin, reason),) if share else ()
 
 
 def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:

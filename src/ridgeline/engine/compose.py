@@ -16,8 +16,7 @@ from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.values import check_settings
 from ridgeline.core.drafts.depth import StepCost, choose_depths
-from ridgeline.core.drafts.kinds import make_drafter
-from ridgeline.core.drafts.model import ModelDrafter
+from ridgeline.core.drafts.kinds import make_drafter, model_drafter
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
@@ -75,8 +74,9 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         pace = Pace(info.seconds, config.step_ms / 1e3)
         decisions = (prefill_budget(config, info.seconds),)
     drafter = None
-    if config.speculative == "draft" and info.drafts is None:
-        raise ConfigError(f"--speculative draft: {config.model:.200} has no weights to draft for", fix={"--speculative": "ngram"})
+    if config.speculative in ("draft", "mtp") and info.drafts is None:
+        reason = f"{config.model:.200} has no weights to draft for"
+        raise ConfigError(f"--speculative {config.speculative}: {reason}", fix={"--speculative": "ngram"})
     if config.speculative != "off":
         drafter = make_drafter(config.speculative, config.num_speculative_tokens, info.price, config.depth > 1, info.drafts)
         decisions += (_speculation_decision(config, info),)
@@ -124,7 +124,7 @@ def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
 def _depths_by_load(config: EngineConfig, info: ExecutorInfo) -> str:
     """The depth of drafts by the number of sequences, all with the same chance, by the prices of the start."""
     cost, most, found = StepCost(info.price), config.num_speculative_tokens, []
-    passes = None if info.drafts is None else ModelDrafter(most, info.price, config.depth > 1, info.drafts).pass_seconds
+    passes = None if info.drafts is None else model_drafter(most, info.price, config.depth > 1, info.drafts).pass_seconds
     for rows in (1, 4, 16, 32):
         if rows <= info.rows:
             offers = [(SHOWN_CHANCE, SHOWN_CHANCE, most)] * rows
@@ -153,7 +153,7 @@ def start_executor(config: EngineConfig, progress: Progress, seat: Seat | None =
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
     if seat is not None:
         worker.share_threads(seat.threads)
-    if config.draft_model is not None and worker.info.drafts is not None:
+    if config.draft_model is not None and worker.info.drafts is not None and not worker.info.drafts.window:
         _map_tokens(worker, config)
     drafts_forced = config.speculative in ("ngram", "suffix", "auto")
     worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab), tells_forced=drafts_forced)

@@ -166,6 +166,13 @@ class Engine:
             events.append(Idle(now, len(cache.pool.free), len(cache.pool.cached), len(cache.host.cached)))
         return Turn(step, now, outputs, events)
 
+    def touch_next_blocks(self, first: int, count: int) -> None:
+        """Has the system give memory for blocks that are allocated `first`-th from now on and later. Only while no step is in flight."""
+        free, blocks = self.scheduler.cache.pool.free, self.executor.blocks
+        end = len(free) - first
+        if blocks is not None and end > 0:
+            blocks.touch(free[max(0, end - count) : end])
+
     def close(self) -> None:
         """Ends the executor, and the store behind what it has yet to write."""
         if self.store is not None:

@@ -1,6 +1,6 @@
 """The protocol between the engine loop and what computes: numpy, C++, CUDA, or a simulator."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,6 +123,10 @@ class BlockContents(Protocol):
 
     def read(self, block_id: int) -> bytes:
         """The content of a published block of the device. Called between a commit and the next plan, while others may be in flight."""
+        ...
+
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """Has the system give the memory of free blocks before a step writes them. Called while no step is in flight."""
         ...
 
 

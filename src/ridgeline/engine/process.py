@@ -35,6 +35,12 @@ BEATS_PER_TIMEOUT = 16
 READ_BYTES = 1 << 18
 IDLE_SECONDS = 1.0
 """Time without work behind which the engine prepares for grammars: at once it would slow the first requests of a batch down."""
+REST_SECONDS = 0.02
+"""Time without work behind which, later on, memory of the next blocks is touched: the next request of a client that waits comes sooner."""
+TOUCHED_BYTES = 64 << 20
+"""KV cache that is touched ahead of its use."""
+TOUCHED_AT_ONCE = 2 << 20
+"""Bytes between two looks for commands: some milliseconds where the machine itself has yet to find the memory."""
 NICENESS = 5
 """Lower priority of this process: its threads use all CPU cores, and the front end, which needs little, would wait its turn to answer."""
 
@@ -107,15 +113,17 @@ class Connection:
 def run(engine: Engine, connection: Connection, seat: Seat | None = None) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy, works = 0, False, False
-    grammars = engine.executor.grammars
+    grammars, rest = engine.executor.grammars, IDLE_SECONDS
     while True:
         if seat is not None and busy != works:
             works = busy
             seat.take(works=works)
         wait = not busy
-        if wait and grammars is not None and not connection.wait(engine.awaited, IDLE_SECONDS):
-            grammars.warm_up()
-            grammars = None
+        if wait and not connection.wait(engine.awaited, rest):
+            if grammars is not None:
+                grammars.warm_up()
+            grammars, rest = None, REST_SECONDS
+            _touch_ahead(engine, connection)
         if wait and (awaited := engine.awaited):
             connection.wait(awaited)
             wait = False
@@ -126,6 +134,16 @@ def run(engine: Engine, connection: Connection, seat: Seat | None = None) -> Non
             connection.send(Frame(committed, turn.time, turn.outputs, turn.events))
         if not busy:
             connection.send(Health(committed, turn.time))
+
+
+def _touch_ahead(engine: Engine, connection: Connection) -> None:
+    """Touches the blocks that are allocated next, until a command comes. A prompt whose step meets fresh memory waits for the system."""
+    size = max(1, engine.executor.info.kv.block_bytes)
+    at_once = max(1, TOUCHED_AT_ONCE // size)
+    for first in range(0, TOUCHED_BYTES // size, at_once):
+        if connection.wait(engine.awaited, 0):
+            return
+        engine.touch_next_blocks(first, at_once)
 
 
 def serve(connection: Connection, config: EngineConfig, beats: int, seat: Seat | None) -> None:

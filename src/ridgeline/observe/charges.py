@@ -86,6 +86,11 @@ class _State:
     waits: dict[str, str | None] = field(default_factory=dict)
     """Waiting reason → the request that is the cause."""
 
+    @property
+    def is_restarting(self) -> bool:
+        """True while its engine has ended, and it has not started in the next."""
+        return not self.runs and self.preempted is not None and self.preempted.detail == "restart"
+
     def apply(self, mark: Mark) -> None:
         if mark.kind == "started":
             self.sequence, self.runs, self.waits = mark.sequence, True, {}
@@ -115,10 +120,14 @@ class _Walk:
         log, state, marks, at, cursor = self._log, _State(), self._choice.marks, 0, begin
         end = log.end if self._choice.end_step is None else min(log.end, self._choice.end_step + MAX_DEPTH)
         for index in range(max(log.first, self._first_step - MAX_DEPTH), end):
+            step = log[index]
             while at < len(marks) and marks[at].step <= index:
+                if marks[at].kind == "started" and state.is_restarting:  # no step tells of the time without an engine
+                    until = max(cursor, min(step.planned, stop))
+                    self.charges.add("restart", until - cursor)
+                    cursor = until
                 state.apply(marks[at])
                 at += 1
-            step = log[index]
             until = min(step.ended, stop)
             if until > cursor:
                 self._step(index, step, state, until - cursor)

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ridgeline.observe.charges import CAUSES, Charges
+from ridgeline.observe.doctor import NATURAL
 from ridgeline.observe.shares import Distribution
 
 FIRST_TOKEN: Final = frozenset({"FirstTokenLate", "QueueGrows", "GoodputLow", "Rejections"})
 """Alerts about the time before an answer begins."""
-TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull"})
+TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull", "EngineRestarts"})
 """Alerts about the answer itself: what stood before its first token does not count."""
 ALERTS: Final = FIRST_TOKEN | TOKENS
+THROUGHPUT, PREFIXES, ANSWERS = "ThroughputLow", "PrefixMisses", "AnswersDiffer"
+QUESTIONS: Final = frozenset({THROUGHPUT, PREFIXES, ANSWERS})
+"""Symptoms that people have without an alert: why so few tokens per second, why the prefix cache does not help, why the same prompt
+has two answers at temperature 0."""
 GENERATION: Final = frozenset({
     "others_prefill", "decode", "preempted", "recompute", "restart", "host", "detokenise", "slow_reader", "blocks", "drain",
 })  # fmt: skip
@@ -66,11 +71,12 @@ class Finding:
 
 
 def investigate(alert: str, ttft: Distribution | None, total: Distribution | None) -> Finding | None:
-    """Finds what is behind an alert, of the requests of a window; None where too little is known. `alert` is one of `ALERTS`."""
+    """Finds what is behind an alert, of the requests of a window; None where too little is known. `alert` is one of `ALERTS`, or
+    `THROUGHPUT`."""
     found = ttft if alert in FIRST_TOKEN else total
     if found is None:
         return None
-    slow = {cause: seconds for cause, (_, seconds) in found.causes.items() if alert in FIRST_TOKEN or cause in GENERATION}
+    slow = {cause: seconds for cause, (_, seconds) in found.causes.items() if alert not in TOKENS or cause in GENERATION}
     charges = Charges(slow)
     cause = charges.first
     if cause is None:
@@ -88,3 +94,31 @@ def _evidence(found: Distribution, slow: Mapping[str, float], cause: str, whole:
         f"those in the middle {1e3 * median:,.0f} ms; p50 {1e3 * found.p50:,.0f} ms, p95 {1e3 * found.p95:,.0f} ms",
         *((f"next: {rest}",) if rest else ()),
     )
+
+
+def investigate_prefixes(report: Mapping[str, Any]) -> Finding | None:
+    """Finds what makes prompts miss the prefix cache most, by a report of the prefix doctor as the admin socket has it; None without
+    requests."""
+    if not report["requests"]:
+        return None
+    share = report["cached_tokens"] / max(1, report["prompt_tokens"])
+    looked = f"{share:.0%} of {report['prompt_tokens']:,} prompt tokens of {report['requests']} requests were cached"
+    harmful = [each for each in report["offenders"] if each["cause"] not in NATURAL]
+    if not harmful:
+        return Finding(PREFIXES, "KV cache", "new", (looked, "no two prompts shared more than they found"), "nothing: prompts are new")
+    first, example = harmful[0], harmful[0]["example"]
+    lost = f"{first['requests']} requests lost {first['tokens']:,} tokens, {first['ms']:,.0f} ms, from token {first['at']} on"
+    texts = (f"{example['theirs']!r:.80} became {example['mine']!r:.80}",) if example and example["mine"] else ()
+    return Finding(PREFIXES, "KV cache", first["cause"], (lost, looked, *texts), first["what"])
+
+
+def investigate_answers(status: Mapping[str, Any]) -> Finding:
+    """Finds why the same prompt may have two answers at temperature 0, by a server's status."""
+    runner, mark = status["runner"], status["fingerprint"]
+    if not status["is_exact"]:
+        text = "the last bits of a sum depend on which requests share its step, and a near tie between two ids then turns"
+        return Finding(ANSWERS, "decode", "batch", (f"the runner is {runner}, without --batch-invariant", text), "--batch-invariant")
+    text = f"an answer whose system_fingerprint is not {mark} is of other weights, or of another KV format"
+    lever = "compare system_fingerprint, ids of the prompt (`/tokenize`) and parameters of both answers: one of them differs"
+    exact = f"the runner is {runner}: bits depend on the sequence alone, never on a batch"
+    return Finding(ANSWERS, "ingress", "request", (exact, text), lever)

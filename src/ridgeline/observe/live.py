@@ -33,6 +33,7 @@ class Second:
     rows     rows of all steps                  decode   of them, those with one token, or that verify drafts
     tokens   computed, but for drafts           sampled  ids
     waiting  choices that waited, per step      unheld   blocks that nobody held, per step
+    lack_rows, lack_blocks  of `waiting`, behind one that lacked a row, or KV blocks
     """
 
     at: int = 0
@@ -45,6 +46,8 @@ class Second:
     sampled: int = 0
     waiting: int = 0
     unheld: int = 0
+    lack_rows: int = 0
+    lack_blocks: int = 0
 
     def add(self, other: "Second") -> None:
         """Adds all sums of another."""
@@ -105,6 +108,8 @@ class Live:
         second.tokens += sum(counts)
         second.sampled += sum(event.sampled)
         second.waiting += planned.waiting
+        second.lack_rows += planned.waiting if planned.lack == "rows" else 0
+        second.lack_blocks += planned.waiting if planned.lack == "blocks" else 0
         second.unheld += planned.free_blocks + planned.cached_blocks
         self.spending.step(planned.sequences, counts, busy, self.step_cost)
 

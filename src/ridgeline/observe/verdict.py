@@ -24,7 +24,7 @@ WINDOW_SECONDS: Final = 10
 MANY: Final = 0.5
 """Choices that wait on average from which a queue counts."""
 FULL: Final = 0.9
-"""Share of blocks, rows or time from which they count as used up."""
+"""Share of the time from which a server counts as busy all of it."""
 HOST_SHARE: Final = 0.3
 """Share of busy time outside of the executor from which the host is the bottleneck."""
 MOST_BATCH: Final = 512
@@ -89,7 +89,7 @@ def judge(window: Second, served: Served) -> Verdict:
         shares = compute / seconds, memory / seconds
         estimated = resource_seconds(planned, work, reached(planned))
         bound = "compute" if estimated[0] > estimated[1] else "memory"
-    bottleneck = _bottleneck(window, info, busy, host, kv, bound)
+    bottleneck = _bottleneck(window, busy, host, bound)
     at_knee = None if planned is None else _knee(served, planned)
     found = () if planned is None else tuple(sorted(_levers(served, planned, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
     verdict = Verdict(
@@ -118,14 +118,10 @@ def _mean_step(window: Second, info: ExecutorInfo, planned: Deployment, kv: floa
     return step_work(planned, groups)
 
 
-def _bottleneck(window: Second, info: ExecutorInfo, busy: float, host: float, kv: float, bound: Bottleneck) -> Bottleneck:
-    rows, waiting = window.rows / window.steps, window.waiting / window.steps
-    if waiting >= MANY:
-        one_more = kv * (1 + 1 / max(1.0, rows))
-        if one_more >= FULL:
-            return "kv_cache"
-        if rows >= FULL * info.rows:
-            return "rows"
+def _bottleneck(window: Second, busy: float, host: float, bound: Bottleneck) -> Bottleneck:
+    waiting = window.waiting / window.steps
+    if max(window.lack_rows, window.lack_blocks) >= MANY * window.steps:
+        return "kv_cache" if window.lack_blocks >= window.lack_rows else "rows"
     if busy < MANY and waiting < MANY:
         return "none"
     return "host" if host > HOST_SHARE else bound

@@ -44,6 +44,8 @@ class PlanOptions:
     tflops: float | None = None
     price: float | None = None
     acceptance: float | None = None
+    adapters: int = 0
+    adapter_rank: int = 64
 
 
 def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | None = None) -> Deployment:
@@ -67,6 +69,8 @@ def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | N
         chunk=options.chunk,
         draft=draft,
         acceptance=None if options.acceptance is None else _bounded("--acceptance", options.acceptance, 0.0, 1.0),
+        adapters=int(_bounded("--max-loras", options.adapters, 0, 256)),
+        adapter_rank=int(_bounded("--max-lora-rank", options.adapter_rank, 1, 256)),
     )
     if options.device.lower() != THIS_MACHINE or options.bandwidth_gb is not None or options.tflops is not None:
         return found

@@ -17,17 +17,24 @@ from ridgeline.facts.hardware.machine import extension_missing
 from ridgeline.planning.deployment import Deployment
 
 FILE: Final = "corrections.json"
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_ENTRIES: Final = 64
 """The oldest make room for new ones."""
 MAX_BYTES: Final = 1 << 50
+MAX_SECONDS: Final = 1.0
+MAX_SPREAD: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
     """Speeds that steps reach: operations of layers' products, bytes, operations of attention and of the head per second; the share of
     computing and reading that overlaps; bytes of the process beside weights, KV cache and activations; the number of steps that told the
-    speeds."""
+    speeds.
+
+    front_end_seconds  of a request between its client and its steps, 0 where no server was asked
+    start_ratio        what the start of the engine that was timed had measured, the quickest of some, over what these speeds say of it
+    spread             how much the same prompt's time varies, see `Device.spread`
+    """
 
     flops_per_second: float
     bytes_per_second: float
@@ -36,6 +43,9 @@ class Correction:
     overlap: float
     overhead_bytes: int
     steps: int
+    front_end_seconds: float = 0.0
+    start_ratio: float = 1.0
+    spread: float = 0.0
 
     @property
     def is_sane(self) -> bool:
@@ -43,6 +53,9 @@ class Correction:
         rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second, self.head_flops_per_second)
         plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
         plain = plain and type(self.overlap) is float and 0.0 <= self.overlap <= 1.0
+        plain = plain and type(self.front_end_seconds) is float and 0.0 <= self.front_end_seconds < MAX_SECONDS
+        plain = plain and type(self.spread) is float and 0.0 <= self.spread <= MAX_SPREAD
+        plain = plain and type(self.start_ratio) is float and 0.1 < self.start_ratio < 10.0
         plain = plain and type(self.steps) is int and self.steps > 0
         return plain and type(self.overhead_bytes) is int and 0 <= self.overhead_bytes < MAX_BYTES
 
@@ -78,6 +91,14 @@ def keep_correction(cache: Path, deployment: Deployment, runner: str, correction
     write_kept(cache / FILE, {"version": VERSION, "entries": {name: entries[name] for name in newest}})
 
 
+def keep_front_end(cache: Path, deployment: Deployment, runner: str, seconds: float, spread: float) -> None:
+    """Adds what a server takes beside its steps, and how much that varies, to the kept correction, of which there must be one."""
+    known = read_correction(cache, deployment, runner)
+    if known is not None:
+        front_end_seconds, spread = min(max(0.0, seconds), MAX_SECONDS / 2), min(max(0.0, spread), MAX_SPREAD)
+        keep_correction(cache, deployment, runner, replace(known, front_end_seconds=front_end_seconds, spread=spread))
+
+
 def _is_dated(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("measured"), (int, float))
 
@@ -93,4 +114,6 @@ def corrected(deployment: Deployment, correction: Correction) -> Deployment:
         head_share=correction.head_flops_per_second / device.flops(deployment.compute_dtype),
         overlap=correction.overlap,
         overhead_bytes=correction.overhead_bytes,
+        front_end_seconds=correction.front_end_seconds or device.front_end_seconds,
+        spread=correction.spread,
     ))  # fmt: skip

@@ -6,10 +6,11 @@ Owns the memory of a deployment. Block arithmetic is that of `memory.py`, which 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ridgeline.config.resolve import ADAPTER_SHARE
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype, token_kv_bits
-from ridgeline.planning.memory import DRAFT_SHARE, groups_of, kv_bytes, longest_sequence, sequence_blocks
+from ridgeline.planning.memory import DRAFT_SHARE, adapter_bytes, groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
 ACTIVATION_BYTES = 2
@@ -68,6 +69,7 @@ class Deployment:
     shared        tokens of a common prefix of all sequences, stored once
     draft         a draft model beside it, a copy on each device; None: there is none
     acceptance    share of drafts that are right; None: an assumed one
+    adapters      LoRA adapters that the sequences of a step may have, and `adapter_rank`, the largest rank; 0: none are taken
     """
 
     model: ModelFacts
@@ -84,6 +86,8 @@ class Deployment:
     shared: int = 0
     draft: ModelFacts | None = None
     acceptance: float | None = None
+    adapters: int = 0
+    adapter_rank: int = 64
 
     @property
     def compute_dtype(self) -> str:
@@ -118,7 +122,7 @@ class Memory:
     overhead      driver, context, framework                        reserve      not used because of `utilisation`
     kv_token      K and V of one token in all layers                kv_sequence  blocks of one sequence of `context` tokens
     state         state of one sequence in recurrent layers
-    draft         weights and cache of the draft model
+    draft         weights and cache of the draft model              adapters     what is set aside for them
     kv_budget     left for the KV cache; negative where weights do not fit
     shortfall     bytes missing for all users, 0 where they fit
     """
@@ -137,6 +141,7 @@ class Memory:
     max_context: int
     shortfall: int
     draft: int = 0
+    adapters: int = 0
 
     @property
     def fits(self) -> bool:
@@ -220,9 +225,19 @@ def rank_draft(deployment: Deployment) -> float:
     return rank_weights(alone) + min(cache, DRAFT_SHARE * deployment.device.memory_bytes)
 
 
+def rank_adapters(deployment: Deployment) -> float:
+    """Bytes for adapters on one device: slots of the largest rank on a GPU; on a CPU the share of its memory that a server sets aside."""
+    if not deployment.adapters:
+        return 0.0
+    if not deployment.device.is_gpu:
+        return ADAPTER_SHARE * deployment.device.memory_bytes
+    return deployment.adapters * adapter_bytes(deployment.model, deployment.adapter_rank) / deployment.layout.pipeline
+
+
 def rank_kv_budget(deployment: Deployment) -> float:
     """Bytes left for the KV cache on one device; negative where the weights do not fit."""
-    taken = rank_weights(deployment) + rank_draft(deployment) + rank_activations(deployment) + deployment.device.overhead_bytes
+    beside = rank_draft(deployment) + rank_adapters(deployment)
+    taken = rank_weights(deployment) + beside + rank_activations(deployment) + deployment.device.overhead_bytes
     return deployment.device.memory_bytes * deployment.utilisation - taken
 
 
@@ -279,6 +294,7 @@ def memory_of(deployment: Deployment) -> Memory:
         max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, model.context if states_fit else 0),
         shortfall=max(0, round(missing * layout.ranks)),
         draft=round(rank_draft(deployment) * layout.ranks),
+        adapters=round(rank_adapters(deployment) * layout.ranks),
     )
 
 

@@ -32,6 +32,16 @@ def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
     return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "fp16": 2 * head_dim, "fp8": head_dim, "int8": head_dim + 4}[kv_dtype]
 
 
+def adapter_bytes(facts: ModelFacts, rank: int) -> int:
+    """Bytes of a LoRA adapter of all linear layers in 16 bits, but for routed experts: 2 · rank · (inputs + outputs) of each matrix.
+
+    Hu et al. 2021, "LoRA". Of latent attention and shared experts about: as if their matrices were the usual ones.
+    """
+    queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    widths = 2 * (facts.hidden + queries) + 2 * (facts.hidden + keys) + (0 if facts.experts else 3 * (facts.hidden + facts.ffn))
+    return 2 * rank * facts.layers * widths
+
+
 def available_kv_bytes(device_bytes: int, free_bytes: int, graphs: int) -> int:
     """Bytes for the KV cache, of the `free_bytes` that weights and the largest step leave on the device; negative where too few are."""
     return free_bytes - int(RESERVE_SHARE * device_bytes) - graphs * GRAPH_BYTES

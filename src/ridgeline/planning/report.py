@@ -71,7 +71,7 @@ class Report:
 
     weights_by_class_bytes  of one copy on one device (TP=1), in the planned format; weights_bytes includes copies on several ranks
     activation_bytes  with tiled attention; untiled_activation_bytes with stored scores of one layer
-    draft_bytes       weights and cache of the draft model
+    draft_bytes       weights and cache of the draft model; adapter_bytes is set aside for LoRA adapters
     overhead_bytes    driver, context and framework; reserve_bytes is not used because of --memory-utilization
     ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
     weights_format    name of the weights' format as users know it; Q4_K_M is several formats, of which `dtype` is the most frequent
@@ -110,6 +110,7 @@ class Report:
     kv_budget_bytes: int
     shortfall_bytes: int
     draft_bytes: int
+    adapter_bytes: int
     max_sequences: int
     max_context_tokens: int
     context_curve: list[CurvePoint]
@@ -151,6 +152,7 @@ def _bytes_by_use(memory: Memory) -> dict[str, int]:
         "untiled_activation_bytes": memory.untiled_activations,
         "overhead_bytes": memory.overhead,
         "draft_bytes": memory.draft,
+        "adapter_bytes": memory.adapters,
         "reserve_bytes": memory.reserve,
         "kv_budget_bytes": max(0, memory.kv_budget),
         "shortfall_bytes": memory.shortfall,

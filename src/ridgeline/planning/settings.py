@@ -14,6 +14,7 @@ from ridgeline.config.sources import Settings, show_value
 from ridgeline.config.values import GIB
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.memory import adapter_bytes
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 
 
@@ -66,6 +67,7 @@ COSTS: Final[Mapping[str, tuple[Bytes | None, Seconds | None]]] = {
     "max_num_seqs": (None, lambda given: given.step_seconds(RowGroup(given.length // 2, 1, given.config.rows))),
     "max_num_batched_tokens": (None, lambda given: given.step_seconds(RowGroup(0, given.config.tokens))),
     "kv_cache_memory_bytes": (lambda given: given.blocks * given.costs.block_bytes, None),
+    "max_lora_rank": (lambda given: adapter_bytes(given.facts, given.config.max_lora_rank) if given.config.adapter_slots else 0, None),
     "swap_space": (lambda given: int(given.config.swap_space * GIB), None),
     "block_size": (lambda given: given.costs.block_bytes, None),
 }

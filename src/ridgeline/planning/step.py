@@ -8,6 +8,7 @@ from ridgeline.core.step_time import StepSeconds
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, screen_bytes, weight_classes
 from ridgeline.planning.formats import token_kv_bits
+from ridgeline.planning.memory import adapter_bytes
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
 
 
@@ -104,7 +105,8 @@ def attended_pairs(start: int, count: int, window: int) -> float:
 
 
 def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
-    """Operations and bytes of a step. Weights are read once, K and V once per row; states are read and written once per row."""
+    """Operations and bytes of a step. Weights are read once, K and V once per row, adapters once where all rows have another; states are
+    read and written once per row."""
     model, tokens, sampled, attention, cached, sequences = deployment.model, 0.0, 0.0, 0.0, 0.0, 0.0
     kinds = {"full": (model.layer_kinds.count("full"), 0), "window": (model.layer_kinds.count("window"), model.window)}
     for row in rows:
@@ -121,6 +123,7 @@ def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
     if model.experts:
         touched = experts_touched(model.experts.routed, model.experts.active, tokens) / model.experts.routed
     active = layer_parameters(model) * tokens - skipped_parameters(deployment) * (tokens - sampled)
+    adapters = min(deployment.adapters, sequences) * adapter_bytes(model, deployment.adapter_rank)
     head, state = "head" if model.parameters["head"] else "embedding", model.state
     return StepWork(
         tokens=tokens,
@@ -128,7 +131,7 @@ def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
         linear_flops=2.0 * active,
         head_flops=2.0 * model.vocab * model.hidden * sampled,
         attention_flops=2.0 * attention,
-        weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + (screen_bytes(deployment) or classes[head]),
+        weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + (screen_bytes(deployment) or classes[head]) + adapters,
         expert_bytes=classes["experts"] * touched,
         kv_bytes=cached * token_kv_bits(model, deployment.kv_dtype) / 8,
         state_flops=STATE_FLOPS * tokens * state.layers * state.recurrent if state else 0.0,

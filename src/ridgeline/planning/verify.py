@@ -37,8 +37,9 @@ OVERLAPS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 REFINEMENTS: Final = 12
 UNKNOWNS: Final = 5
 """Unknowns of a fit: what products, reads, the head and attention reach, and what overlaps."""
-CONTRADICTION: Final = 0.2
-"""Median error behind which the few steps of a start replace what many have told: the machine is another, or shared."""
+CONTRADICTION: Final = 0.35
+"""A start whose few steps, in the median, are by so much quicker or slower than those of the start behind which many were timed replaces
+what these have told: the machine is another. Shared ones are a quarter quicker or slower from one minute to the next."""
 MOVES: Final = 4
 """So many moves of a size at most."""
 
@@ -101,17 +102,24 @@ def verify_start(
     memory, speed = memory_lines(predicted, timed, info, process_bytes), speed_lines(predicted, timed)
     found = fit_correction(predicted, timed, info.weights_bytes, process_bytes)
     if before is not None:
-        found = _joined(before, found, speed, knows_process=process_bytes is not None)
+        found = _joined(before, found, _median_ratio(speed), knows_process=process_bytes is not None)
+    if len(timed) >= UNKNOWNS and info.timed:
+        found = replace(found, start_ratio=_median_ratio(speed_lines(corrected(deployment, found), info.timed)))
     keep_correction(cache, deployment, runner, found)
     return Verification((*memory, *speed), corrected(deployment, found))
 
 
-def _joined(before: Correction, found: Correction, speed: Sequence[Line], *, knows_process: bool) -> Correction:
+def _joined(before: Correction, found: Correction, ratio: float, *, knows_process: bool) -> Correction:
     """The correction to keep of two. Fewer steps than there are unknowns do not replace speeds that many have told, unless they contradict
-    them."""
+    them. `ratio`: seconds of these steps over what was predicted, in the median."""
     overhead_bytes = (found if knows_process else before).overhead_bytes
-    stays = found.steps < UNKNOWNS <= before.steps and median(abs(line.error) for line in speed) <= CONTRADICTION
-    return replace(before if stays else found, overhead_bytes=overhead_bytes)
+    stays = found.steps < UNKNOWNS <= before.steps and abs(log(ratio / before.start_ratio)) <= log(1 + CONTRADICTION)
+    kept = before if stays else found
+    return replace(kept, overhead_bytes=overhead_bytes, front_end_seconds=before.front_end_seconds, spread=before.spread)
+
+
+def _median_ratio(speed: Sequence[Line]) -> float:
+    return median(line.measured / line.predicted for line in speed)
 
 
 def speed_lines(deployment: Deployment, timed: Sequence[Timed]) -> list[Line]:
@@ -125,6 +133,11 @@ def _named(rows: int, tokens: int) -> str:
 
 def _predicted(deployment: Deployment, rows: int, tokens: int) -> float:
     return pass_seconds(deployment, step_work(deployment, [RowGroup(0, tokens, rows)]))
+
+
+def prompt_seconds(deployment: Deployment, tokens: int) -> float:
+    """Predicted seconds of the step of a prompt that comes alone."""
+    return _predicted(deployment, 1, tokens)
 
 
 def memory_lines(deployment: Deployment, timed: Sequence[Timed], info: "ExecutorInfo", process_bytes: int | None) -> list[Line]:

@@ -241,6 +241,7 @@ def _model_routes(roster: Roster | None) -> list[BaseRoute]:
 def describe(service: Service) -> shapes.Status:
     """The status of the server."""
     deployment, client, metrics = service.deployment, service.deployment.client, service.current_metrics()
+    runner = deployment.model.engine.info.runner if deployment.has_started else None
     return shapes.Status(
         version=__version__,
         pid=os.getpid(),
@@ -258,6 +259,9 @@ def describe(service: Service) -> shapes.Status:
         waiting=metrics.waiting,
         knobs=knob_values(service),
         draining=deployment.is_draining,
+        runner=runner,
+        fingerprint=deployment.model.fingerprint if deployment.has_started else None,
+        is_exact=runner != "cuda" or deployment.engine_config.batch_invariant,
     )
 
 

@@ -27,6 +27,11 @@ class Status(Struct, frozen=True):
     waiting: int
     knobs: dict[str, Value]
     draining: bool
+    runner: str | None
+    fingerprint: str | None
+    """`system_fingerprint` of answers."""
+    is_exact: bool
+    """Answers do not depend on the batch."""
 
 
 class Amount(Struct, frozen=True):

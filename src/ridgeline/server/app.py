@@ -208,6 +208,7 @@ def _check_room(scope: Scope) -> None:
     """Raises ApiError on a connection that is one too many, unless it only asks how the server is."""
     if CROWDED_KEY in scope and scope["path"] not in PROBES:
         message = "too many connections are open; close some of yours, or try again"
+        # Connections end when clients like: no pace of theirs is known, and the one that asks again costs little.
         raise ApiError("too_many_connections", message, headers={**CLOSE_HEADERS, "Retry-After": "1"})
 
 

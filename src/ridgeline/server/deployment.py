@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,12 +28,13 @@ from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import CRASH_LOOP_FAILURES, EngineClient, State
 from ridgeline.engine.messages import Ready
 from ridgeline.engine.seats import Seat, Seats
-from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError
+from ridgeline.errors import RETRY_AFTER_SECONDS, ConfigError, EngineDeadError, Finding, ModelFormatError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.starts import last_start
 from ridgeline.observe.verification import verify_engine
 from ridgeline.server.loading import Model, load_text_assets, make_model, served_name
+from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 from ridgeline.server.startup import Startup
 from ridgeline.text.chat import ChatTemplate
 
@@ -207,7 +209,7 @@ class Deployment:
     def model(self) -> Model:
         """The loaded model, even while its engine restarts. Raises EngineDeadError before it is loaded."""
         if self._model is None:
-            raise EngineDeadError(f"the model is still loading ({self._stage()}); try again in a few seconds")
+            raise EngineDeadError(f"the model is still loading ({self.startup.summary}); try again in a few seconds", self.retry_after())
         return self._model
 
     @property
@@ -219,7 +221,8 @@ class Deployment:
     def engine(self) -> EngineClient:
         """The engine's client. Raises EngineDeadError while no engine takes requests."""
         if self._client is None or not self.is_ready:
-            raise EngineDeadError(f"the engine is not ready ({self.not_ready_reason()}); try again in a few seconds")
+            message = f"the engine is not ready ({self.not_ready_reason()}); try again in a few seconds"
+            raise EngineDeadError(message, self.retry_after())
         return self._client
 
     def not_ready_reason(self) -> str:
@@ -228,7 +231,7 @@ class Deployment:
         if self._draining:
             return "the server is shutting down"
         if self._model is None or client is None:
-            return self._stage()
+            return self.startup.summary
         if client.is_ready:
             return "the engine has started again, and its answers are being checked"
         if client.failures < CRASH_LOOP_FAILURES:
@@ -242,13 +245,16 @@ class Deployment:
             return 0.0
         return max(0.0, self._client.next_start - asyncio.get_running_loop().time())
 
+    def retry_after(self) -> int:
+        """Whole seconds until an engine should take requests: what the start has left, or the pause before the next. Where neither is
+        known, as while an engine loads again, a few."""
+        left = self.seconds_to_restart() if self.has_started else self.startup.snapshot().eta_seconds or 0.0
+        return min(MAX_RETRY_AFTER_SECONDS, max(RETRY_AFTER_SECONDS, ceil(left)))
+
     @property
     def open_requests(self) -> int:
         """Requests that the engine has not ended yet."""
         return 0 if self._client is None else self._client.open_requests
-
-    def _stage(self) -> str:
-        return f"{self.startup.stage} {self.startup.fraction:.0%}"
 
     def note(self, stage: str, fraction: float) -> None:
         """Takes a report of the start."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +22,6 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import LOGIT_BIAS_BOUND
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
-from ridgeline.errors import RETRY_AFTER_SECONDS
 from ridgeline.server import body, fields, ggml_shapes
 from ridgeline.server.answer import Idle, collect, deliver
 from ridgeline.server.chat import render_chat
@@ -32,6 +32,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.ggml_shapes import Chunk, GgmlCompletion, GgmlCompletionRequest, InfillRequest, Timings, TokenProb, TopProb
 from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
+from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 from ridgeline.server.service import Service
 from ridgeline.server.transport import GGML_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body, unless_disconnected
 from ridgeline.server.vectors import Asked, beside_loop, embed, numbers_json
@@ -90,7 +91,8 @@ def _other_routes(service: Service) -> list[BaseRoute]:
     async def slots(request: Request) -> Response:
         model, busy = service.model, service.current_metrics().running
         if busy >= model.engine.info.rows and request.query_params.get("fail_on_no_slot"):
-            raise ApiError("engine_unavailable", "no slot is free", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+            seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, ceil(service.waiting_room.seconds_per_place)))
+            raise ApiError("engine_unavailable", "no slot is free", headers={"Retry-After": str(seconds)})
         speculative = service.deployment.engine_config.speculative != "off"
         rows = range(model.engine.info.rows)
         return json_response([ggml_shapes.Slot(row, model.limits.max_model_len, speculative, row < busy) for row in rows])

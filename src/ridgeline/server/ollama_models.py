@@ -7,11 +7,13 @@ anything, and no name is a path.
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.loading import Model
 from ridgeline.server.ollama_chat import LATEST, plain_name, tagged
 from ridgeline.server.ollama_shapes import Details, ListedModel, ModelRequest, Progress, Running, RunningModel, Shown, Tags
+from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 from ridgeline.server.replies import Version
 from ridgeline.server.service import Service
 from ridgeline.server.transport import KEEP_ALIVE, OLLAMA_LINES, EventStream, json_response, read_body, unless_disconnected
@@ -45,6 +48,7 @@ NEVER: Final = "9999-12-31T23:59:59Z"
 MAX_ALIASES: Final = 64
 ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 PROGRESS_SECONDS: Final = 0.25
+FIRST_BYTES_SECONDS: Final = 10.0
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -78,14 +82,17 @@ def routes(service: Service) -> list[BaseRoute]:
 
 def pull_route() -> Route:
     """`/api/pull`, for keys with scope=admin. One model is pulled at a time, of all that a server has."""
-    pulling = asyncio.Lock()
+    pulling, state = asyncio.Lock(), _Transfer()
 
     async def pull(request: Request) -> Response:
+        nonlocal state
         payload, _ = fields.OLLAMA_MODEL.read(await read_body(request))
         name = _hub_name(payload)
         if pulling.locked():
-            raise ApiError("overloaded", "another model is being pulled; try again when it is here", headers={"Retry-After": "10"})
-        lines = _pull(name, pulling)
+            headers = {"Retry-After": str(state.retry_after())}
+            raise ApiError("overloaded", "another model is being pulled; try again when it is here", headers=headers)
+        state = _Transfer()
+        lines = _pull(name, pulling, state)
         if payload.stream is not False:
             return EventStream(lines, lambda: None, OLLAMA_LINES)
         await unless_disconnected(request.receive, _read_all(lines))
@@ -241,12 +248,11 @@ def _hub_name(payload: ModelRequest) -> str:
     return name
 
 
-async def _pull(name: str, pulling: asyncio.Lock) -> AsyncGenerator[bytes, None]:
+async def _pull(name: str, pulling: asyncio.Lock, state: "_Transfer") -> AsyncGenerator[bytes, None]:
     """Fetches what this machine lacks of a model; yields how far it is. Ends the transfer where nobody reads on; what has come stays."""
     encode = msgspec.json.encode
     async with pulling:
         yield encode(Progress("pulling manifest"))
-        state = _Transfer()
         work = asyncio.ensure_future(asyncio.to_thread(_fetch, name, state))
         told = -1
         try:
@@ -281,6 +287,13 @@ class _Transfer:
     total: int = 0
     done: int = 0
     is_wanted: bool = True
+    began: float = field(default_factory=time.monotonic)
+
+    def retry_after(self) -> int:
+        """Whole seconds until its file should be here, by the pace so far; before there is one, those in which it should begin."""
+        pace = self.done / max(1e-3, time.monotonic() - self.began)
+        left = (self.total - self.done) / pace if pace else FIRST_BYTES_SECONDS
+        return min(MAX_RETRY_AFTER_SECONDS, max(1, ceil(left)))
 
     def note(self, done: int, total: int) -> None:
         """Called with (bytes here, bytes in all). Raises ConfigError where nobody waits for it."""

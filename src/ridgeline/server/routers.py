@@ -6,7 +6,7 @@ Owns their headers. What a router is told, and takes back, is `server.relay`'s.
 import hmac
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -24,10 +24,26 @@ CONTINUE_HEADER: Final = b"x-ridgeline-continue"
 """Bytes of the records that stand before the body, and the events that the client has: two numbers."""
 SHARED_HEADER: Final = "x-ridgeline-shares"
 """Header in answers of /readyz: `responses` where other servers find the answers that are stored here."""
-ADAPTERS_HEADER: Final = "x-ridgeline-adapters"
-"""Header in answers of /readyz to a router with the key: names of loaded adapters, with commas."""
-MOST_ADAPTERS_TOLD: Final = 256
+NAMES_HEADER: Final = "x-ridgeline-names"
+"""Header in answers of /readyz to a router with the key: names of models and adapters that are answered to, with commas."""
+UNLOADED_HEADER: Final = "x-ridgeline-unloaded"
+"""Those of them that have to be loaded first."""
+MOST_NAMES_TOLD: Final = 256
+_TELLABLE: Final = re.compile(r"[!-+\--~]{1,128}")
 _NUMBERS: Final = re.compile(rb"(\d{1,8}) (\d{1,8})")
+
+
+def tell_names(names: Iterable[str], unloaded: Iterable[str] = ()) -> dict[str, str]:
+    """Headers of an answer of /readyz: to a router with the key, what is answered to here; to others none."""
+    if current_caller().relay is None:
+        return {}
+    told = {NAMES_HEADER: names, UNLOADED_HEADER: unloaded}
+    return {header: ",".join([each for each in found if _TELLABLE.fullmatch(each)][-MOST_NAMES_TOLD:]) for header, found in told.items()}
+
+
+def read_names(header: bytes) -> frozenset[str]:
+    """The names of such a header."""
+    return frozenset(header.decode("latin-1").split(",")[:MOST_NAMES_TOLD]) if header else frozenset()
 
 
 def answer_created() -> int:

@@ -39,6 +39,11 @@ class Startup:
         """Seconds of each stage so far, and before the first one: interpreter, imports, settings."""
         return {PROCESS: self._process_seconds, **self.seconds}
 
+    @property
+    def summary(self) -> str:
+        """The stage and how far it is: `loading weights 40%`."""
+        return f"{self.stage} {self.fraction:.0%}"
+
     def note(self, stage: str, fraction: float) -> None:
         """Takes a report; after the end it counts for nothing: it is of a restart."""
         if self._ended is not None:

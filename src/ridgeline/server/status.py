@@ -19,7 +19,7 @@ from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.live import Judge
-from ridgeline.server.routers import ADAPTERS_HEADER, MOST_ADAPTERS_TOLD, SHARED_HEADER
+from ridgeline.server.routers import SHARED_HEADER, tell_names
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
@@ -46,9 +46,10 @@ def tenant_labels(service: Service) -> Collection[str]:
     return {tenants.label(caller.tenant)} - {OTHER_TENANTS} if caller.owner else ()
 
 
-def loaded_adapters(service: Service) -> list[str]:
-    """Names of the adapters that there are, those of the last loads if there are many."""
-    return [each.adapter.name for each in service.deployments.mine.adapters.known][-MOST_ADAPTERS_TOLD:]
+def names_of(service: Service) -> list[str]:
+    """Names of the model, of its aliases, and of the adapters that there are, the newest last."""
+    adapters = (each.adapter.name for each in service.deployments.mine.adapters.known)
+    return [service.name, *service.deployments.aliases, *adapters]
 
 
 def routes(service: Service, judge: Judge) -> list[BaseRoute]:
@@ -67,13 +68,10 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
             answer = json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
-            answer.headers.update(told)
-            if current_caller().relay is not None:
-                answer.headers[ADAPTERS_HEADER] = ",".join(loaded_adapters(service))
+            answer.headers.update(told | tell_names(names_of(service)))
             return answer
-        seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(service.deployment.seconds_to_restart())))
         reason = f"not ready: {service.deployment.not_ready_reason()}"
-        raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(seconds)})
+        raise ApiError("engine_unavailable", reason, headers={"Retry-After": str(service.deployment.retry_after())})
 
     async def version(request: Request) -> Response:
         return json_response(replies.Version(__version__))

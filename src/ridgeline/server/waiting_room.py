@@ -135,6 +135,11 @@ class WaitingRoom:
             return 0.0
         return (total - rows) / self._pace.per_second() if self._pace.is_known else self._pace.waited
 
+    @property
+    def seconds_per_place(self) -> float:
+        """Seconds in which one sequence ends while all rows are taken, as measured so far; 0 before any has."""
+        return 1 / self._pace.per_second() if self._pace.is_known else 0.0
+
     def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
         """Counts sequences that have ended; `total` are open still."""
         was_full = total + count > rows

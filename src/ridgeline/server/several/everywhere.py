@@ -24,10 +24,11 @@ from ridgeline.server.callers import AdminOnly
 from ridgeline.server.errors import ApiError
 from ridgeline.server.live import Judge
 from ridgeline.server.ollama_chat import plain_name
+from ridgeline.server.routers import tell_names
 from ridgeline.server.several import listing
 from ridgeline.server.several.resident import Phase, Resident
 from ridgeline.server.several.roster import Roster
-from ridgeline.server.status import MAX_RETRY_SECONDS, startup_response, tenant_labels
+from ridgeline.server.status import MAX_RETRY_SECONDS, names_of, startup_response, tenant_labels
 from ridgeline.server.transport import json_response, read_body
 
 
@@ -64,9 +65,11 @@ def _lists(roster: Roster) -> list[BaseRoute]:
 def _health(roster: Roster, judges: Mapping[Resident, Judge]) -> list[BaseRoute]:
     async def readyz(request: Request) -> Response:
         """200 while a request for one of the models would be taken, if need be behind its load."""
-        reason = _not_ready_reason(roster)
+        reason = not_ready_reason(roster)
         if reason is None:
-            return json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
+            answer = json_response(replies.Health()) if request.url.path == "/health" else PlainTextResponse("ok\n")
+            answer.headers.update(tell_names(*names_of_all(roster)))
+            return answer
         waits = min(each.service.deployments.current.seconds_to_restart() for each in roster.residents.values())
         seconds = min(MAX_RETRY_SECONDS, max(RETRY_AFTER_SECONDS, ceil(waits)))
         raise ApiError("engine_unavailable", f"not ready: {reason}", headers={"Retry-After": str(seconds)})
@@ -91,7 +94,13 @@ def _health(roster: Roster, judges: Mapping[Resident, Judge]) -> list[BaseRoute]
     ]
 
 
-def _not_ready_reason(roster: Roster) -> str | None:
+def names_of_all(roster: Roster) -> tuple[list[str], list[str]]:
+    """Names that are answered to; those of them whose model is not loaded."""
+    found = [(name, each) for each in roster.residents.values() for name in names_of(each.service)]
+    return [name for name, _ in found], [name for name, each in found if each.phase is not Phase.LOADED]
+
+
+def not_ready_reason(roster: Roster) -> str | None:
     """The reason why no model takes a request; None where one would, if need be behind its load."""
     first = roster.first.service.deployments.current
     if roster.is_draining:

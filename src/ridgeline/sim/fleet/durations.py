@@ -6,7 +6,8 @@ The duration of a decode step depends on its positions alone, so that skipped st
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import exp, fsum, isfinite
+from statistics import NormalDist
 from typing import Final, Protocol
 
 from ridgeline.core.plan import Plan
@@ -58,6 +59,29 @@ class DurationsWithCopies:
 
     def seconds(self, plan: Plan) -> float:
         return self.compute.seconds(plan) + self.copy_seconds * len(plan.copies)
+
+    def decode(self, positions: Sequence[int], ahead: int) -> float:
+        return self.compute.decode(positions, ahead)
+
+
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class DurationsWithSpread:
+    """`compute`, times a factor in steps with prompts: the same step takes longer one time than another. The factor's logarithm is normal
+    with this deviation, and drawn from step and tokens, so that the same plan takes the same time. Decode steps have none: many in a row
+    make an answer, and the mean of their times is what counts."""
+
+    compute: Durations
+    deviation: float
+
+    def seconds(self, plan: Plan) -> float:
+        seconds = self.compute.seconds(plan)
+        if len(plan.tokens) <= sum(plan.sample):
+            return seconds
+        drawn = (plan.step * 2_654_435_769 + sum(plan.start) * 40_503 + len(plan.tokens) * 69_069) % (1 << 32)  # Fibonacci hashing
+        return seconds * exp(self.deviation * _NORMAL.inv_cdf((drawn + 0.5) / (1 << 32)))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
         return self.compute.decode(positions, ahead)

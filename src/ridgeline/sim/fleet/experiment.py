@@ -118,8 +118,10 @@ def search_knee(scenario_at: Callable[[float], Scenario], capacity: float, seed:
     return Knee(best, sorted(curve.items()), min(curve) < best < max(curve))
 
 
-SATURATED_SHARE, FULL_SHARE = 0.97, 0.9
-"""Shares of time computing, and of KV blocks held, from which a resource counts as the bottleneck."""
+SATURATED_SHARE: Final = 0.97
+"""Share of time computing from which the device counts as the bottleneck."""
+LEAST_WAITING: Final = 0.05
+"""Requests that wait on average from which what they lack counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +160,14 @@ def candidate_levers(now: Scenario) -> dict[str, dict[str, str]]:
     return found
 
 
-def find_bottleneck(scenario: Scenario, reports: SimulationReport) -> str:
-    """The bottleneck of today's settings in words, from the report; simulated levers confirm it."""
-    one_more = reports.kv_use * (1 + 1 / max(1.0, reports.running))
-    if reports.preemptions or (reports.waiting > 0 and one_more >= FULL_SHARE):
+def find_bottleneck(report: SimulationReport) -> str:
+    """The bottleneck of today's settings in words, from what waiting requests lacked; simulated levers confirm it."""
+    lack, waiting = max(report.lacks.items(), key=lambda each: each[1], default=("", 0.0))
+    if report.preemptions or (lack == "blocks" and waiting >= LEAST_WAITING):
         return "KV cache"
-    if reports.running >= FULL_SHARE * scenario.knobs.max_num_seqs and reports.waiting > 0:
+    if lack == "rows" and waiting >= LEAST_WAITING:
         return "sequences at once: requests wait although the KV cache has room"
-    if reports.utilisation >= SATURATED_SHARE:
+    if report.utilisation >= SATURATED_SHARE:
         return "the device's time"
     return "none: the servers idle part of the time"
 

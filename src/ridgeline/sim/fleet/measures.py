@@ -123,6 +123,7 @@ class SimulationReport:
     met                share of all requests, rejected ones included, that met the objective
     ttft … queue       of requests of level 0, to which the objective applies; `background` is the E2E of the others
     kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
+    lacks              of `waiting`, by what the first waiting request lacked
     cost               dollars per million output tokens, None without a price
     curves             seconds at each share of `CURVE_SHARES`, by metric: "ttft", "itl", "e2e"
     """
@@ -147,6 +148,7 @@ class SimulationReport:
     kv_use: float
     running: float
     waiting: float
+    lacks: Mapping[str, float]
     utilisation: float
     replica_seconds: float
     cost: float | None
@@ -177,10 +179,11 @@ SUMMED_FIELDS: Final = (
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of a fleet."""
+    """Counters of a fleet. `lacks`: seconds of waiting requests by what the first of them lacked."""
 
     requests: RequestColumns = field(default_factory=RequestColumns)
     gaps: GapHistogram = field(default_factory=GapHistogram)
+    lacks: dict[str, float] = field(default_factory=dict)
     gap_seconds: float = 0.0
     gap_count: int = 0
     rejected: int = 0
@@ -192,6 +195,12 @@ class Tally:
     busy_seconds: float = 0.0
     replica_seconds: float = 0.0
 
+    def add_waiting(self, seconds: float, waiting: int, lack: str) -> None:
+        """Adds a time in which so many waited; the first of them lacked `lack`."""
+        self.waiting_seconds += seconds * waiting
+        if waiting and lack:
+            self.lacks[lack] = self.lacks.get(lack, 0.0) + seconds * waiting
+
     def add_gap(self, seconds: float, count: int) -> None:
         """Adds `count` tokens that came `seconds` after their predecessors."""
         self.gaps.add(seconds, count)
@@ -201,6 +210,8 @@ class Tally:
     def add(self, other: "Tally", sign: int = 1) -> None:
         """Adds sums and gaps of `other`, or with sign −1 subtracts them; requests are not changed."""
         self.gaps.merge(other.gaps, sign)
+        for lack, seconds in other.lacks.items():
+            self.lacks[lack] = self.lacks.get(lack, 0.0) + sign * seconds
         for name in SUMMED_FIELDS:
             setattr(self, name, getattr(self, name) + sign * getattr(other, name))
 
@@ -238,6 +249,7 @@ class Tally:
             kv_use=self.kv_seconds / up,
             running=self.row_seconds / up,
             waiting=self.waiting_seconds / up,
+            lacks={lack: seconds / up for lack, seconds in self.lacks.items()},
             utilisation=self.busy_seconds / up,
             replica_seconds=self.replica_seconds,
             cost=None if spent is None or not output else spent / output * 1e6,

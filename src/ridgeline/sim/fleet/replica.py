@@ -110,6 +110,7 @@ class ReplicaConfig:
     drafts      most drafted ids per row and step; with 0, no drafts, steps can be skipped
     acceptance  probability that a draft is right
     seconds     of steps, as an engine measures them at its start: the prefill budget then follows what steps take, up to `step_ms`
+    front_end_seconds  between a client and its step, there and back: tokens and answers come later by these
     """
 
     limits: Limits
@@ -121,6 +122,7 @@ class ReplicaConfig:
     acceptance: float = 0.0
     seconds: StepSeconds | None = None
     step_ms: int = 60
+    front_end_seconds: float = 0.0
 
     def pace(self) -> Pace | None:
         """A pace for one replica; None where the prefill budget of `limits` stays."""
@@ -184,6 +186,8 @@ class Replica:
         self._on_turn = on_turn
         self._measured_until = 0.0
         self._held_blocks = 0
+        self._lack = ""
+        """Lack of the first waiting request when the last step was planned."""
         self._skippable_ends: list[float] = []
         """End times of the steps that will be skipped if no command comes."""
         self._skippable_seconds: list[float] = []
@@ -256,7 +260,7 @@ class Replica:
             life, pool = self.scheduler.lifecycle, self.scheduler.cache.pool
             self._tally.kv_seconds += seconds * (self._held_blocks + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
-            self._tally.waiting_seconds += seconds * len(life.waiting)
+            self._tally.add_waiting(seconds, len(life.waiting), self._lack)
             self._held_blocks = pool.held
 
     def _look_ahead(self) -> bool:
@@ -300,7 +304,9 @@ class Replica:
         done: list[FinishedRequest] = []
         for event in turn.events:
             kind = type(event)
-            if kind is events.Started:
+            if kind is events.Scheduled:
+                self._lack = event.lack  # type: ignore[union-attr]
+            elif kind is events.Started:
                 self._on_started(event)  # type: ignore[arg-type]
             elif kind is events.Closed or kind is events.Rejected:
                 ended = self._on_ended(event)  # type: ignore[arg-type]
@@ -338,6 +344,8 @@ class Replica:
         known = self.open.pop(event.request_id, None)
         if known is None:
             return None
+        later = self.config.front_end_seconds
+        first, start = known.first if known.first < 0 else known.first + later, (known.arrival, known.arrived, known.started)
         if isinstance(event, events.Rejected) or event.reason is not Finish.LENGTH:
-            return FinishedRequest(known.arrival, known.arrived, known.started, known.first, self.time, 0, known.waiting, answered=False)
-        return FinishedRequest(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)
+            return FinishedRequest(*start, first, self.time + later, 0, known.waiting, answered=False)
+        return FinishedRequest(*start, first, event.time + later, event.usage.cached_tokens)

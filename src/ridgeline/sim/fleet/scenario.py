@@ -17,7 +17,7 @@ from ridgeline.planning.formats import token_kv_bits
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
-from ridgeline.sim.fleet.durations import Durations, DurationsWithCopies, RooflineDurations
+from ridgeline.sim.fleet.durations import Durations, DurationsWithCopies, DurationsWithSpread, RooflineDurations
 from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.replica import ReplicaConfig
@@ -39,8 +39,9 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     return StepSeconds.fit(one_row, rows, MEASURED_ROWS, durations.seconds(chunk), tokens)
 
 
-HOST_SECONDS = 0.001
-"""Host time of a step where nothing was measured: the scheduler and the launches of a Python engine."""
+HOST_SECONDS = {True: 1e-3, False: 0.3e-3}
+"""Host time of a step where nothing was measured, on a GPU: the scheduler and the launches of a Python engine; on a CPU, which launches
+nothing: 0.06 ms between steps, the rest where its threads meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,15 @@ class Scenario:
         )
         size = block_bytes_of(deployment)
         shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
-        durations = self.durations or RooflineDurations(deployment, HOST_SECONDS)
+        durations = self.durations or RooflineDurations(deployment, HOST_SECONDS[deployment.device.is_gpu])
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
+        if self.durations is None and deployment.device.spread:
+            durations = DurationsWithSpread(durations, deployment.device.spread)
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         return ReplicaConfig(
             limits, shape, durations, knobs.scheduling_policy, drafts=knobs.num_speculative_tokens, acceptance=knobs.acceptance,
-            seconds=seconds, step_ms=knobs.step_ms,
+            seconds=seconds, step_ms=knobs.step_ms, front_end_seconds=deployment.device.front_end_seconds,
         )  # fmt: skip
 
     def _can_share_blocks(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:

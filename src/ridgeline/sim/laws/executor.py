@@ -40,6 +40,9 @@ class StampBlocks:
         group = next((number for number, stamps in enumerate(self._stamps) if stamps[block_id]), 0)
         return array("q", [group, *self._stamps[group][block_id]]).tobytes()
 
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """Does nothing: these blocks need no memory."""
+
     def take(self, number: int) -> None:
         """Takes content for a copy of a plan that is submitted."""
         self._taken[number] = self.staged.pop(number)

@@ -1,0 +1,224 @@
+"""Every question of the field's guides as a fault that is planted in a live server: does `ridgeline investigate` name what was planted, and
+does the lever that it names help?
+
+    python tests/speed/investigate.py [NAME …] [--trials 1]      # some 12 s per fault and trial
+
+Sockets and processes are real; the device sleeps for what its steps take. The server with the fault is asked for its first cause, over its
+admin socket; the same load then meets a server with the lever, and the figure of the alert (seconds to the first token, between tokens, or
+of whole answers, in the mean) must fall by a tenth at least. Of the prefix cache the figure is the share of prompt tokens that were not
+cached. Slow tokenising, the guides' ingress, is planted in simulated traffic alone (`tests/observe/test_ledger.py`): a fake model's
+tokeniser takes next to nothing. Restarts and two answers to one prompt have levers that are no setting of a server: their cause alone is
+looked at.
+
+Asked: the planted cause first in 90 % of all trials, and every lever helps. It ends with status 1 where one is missed.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.request import Request, urlopen
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+from processes import COMMAND, SOURCE, ServerProcess
+
+DEVICE = {"rows": 16, "blocks": 4_000, "max_model_len": 4_096, "step_seconds": 0.01, "token_seconds": 0.0002}
+LEAST_RIGHT, LEAST_GAIN = 0.90, 1.1
+
+
+@dataclass
+class Ask:
+    """A request of a load; `gaps` are seconds between the parts of its answer."""
+
+    at: float
+    prompt: list[int] | str
+    output: int
+    first: float = 0.0
+    total: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+
+
+Load = Callable[[random.Random], list[Ask]]
+
+
+@dataclass
+class Fault:
+    """`asks`: questions of the guides that it is the fault of. `now` and `then`: a server and its load, before and with the lever; None:
+    no setting helps. `figure`: first, total, gaps or prefix."""
+
+    asks: str
+    alert: str
+    causes: tuple[str, ...]
+    now: tuple[dict[str, Any], list[str], Load]
+    then: tuple[dict[str, Any], list[str], Load] | None
+    figure: str
+    while_it_runs: Callable[[ServerProcess], None] | None = None
+
+
+def ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randint(1, 200) for _ in range(count)]
+
+
+def stream(count: int, every: float, prompt: int, output: int, shared: int = 0, text: Callable[[int], str] | None = None) -> Load:
+    """Requests at even distances; `shared` tokens of each prompt are the same."""
+
+    def make(rng: random.Random) -> list[Ask]:
+        head = ids(rng, shared)
+        return [
+            Ask(number * every, text(number) if text is not None else head + ids(rng, prompt - shared), output) for number in range(count)
+        ]
+
+    return make
+
+
+def beside(one: Load, other: Load) -> Load:
+    return lambda rng: sorted([*one(rng), *other(rng)], key=lambda ask: ask.at)
+
+
+def kill_engine(server: ServerProcess) -> None:
+    """As the system does where memory runs out."""
+    time.sleep(1.0)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+
+
+HEAD = "You are a careful assistant of a library. Answer in one sentence, and never guess. " * 20
+FEW, MANY = {"rows": 2}, {"rows": 16}
+TIGHT, ROOMY = {"blocks": 100, "max_model_len": 1_000}, {"blocks": 1_000, "max_model_len": 1_000}
+SLOW_TOKENS = {"step_seconds": 0.002, "token_seconds": 0.004}
+CHATS, LONG = stream(40, 0.1, 40, 60), stream(14, 0.3, 1_500, 4)
+MIXED = beside(stream(4, 0.05, 30, 120), LONG)
+FAULTS = {
+    "first token: long prompts": Fault(
+        "004 why is TTFT high (prefill); war room: processing", "FirstTokenLate", ("prefill",),
+        ({}, [], stream(10, 0.9, 2_800, 4)), ({}, [], stream(10, 0.9, 2_800, 4, shared=2_400)), "first",
+    ),
+    "first token: queue": Fault(
+        "004 why is TTFT high (queueing)", "FirstTokenLate", ("rows",), (FEW, [], CHATS), (MANY, [], CHATS), "first"
+    ),
+    "first token: saturated": Fault(
+        "004 why is TTFT high (GPU saturated)", "FirstTokenLate", ("budget", "turn"),
+        ({}, [], stream(24, 0.2, 1_500, 4)), ({}, [], stream(12, 0.4, 1_500, 4)), "first",
+    ),
+    "tokens: others' prompts": Fault(
+        "004 why is ITL degrading; 001 choppy stream", "TokensSlow", ("others_prefill",),
+        ({}, ["--step-ms", "500"], MIXED), ({}, ["--step-ms", "20"], MIXED), "gaps",
+    ),
+    "tokens: KV pressure": Fault(
+        "004 why is ITL degrading (KV cache pressure)", "Preemptions", ("preempted", "recompute", "blocks"),
+        (TIGHT, [], stream(12, 0.02, 120, 250)), (ROOMY, [], stream(12, 0.02, 120, 250)), "total",
+    ),
+    "tokens: too many at once": Fault(
+        "004 why is ITL degrading (too many requests); war room: generation", "TokensSlow", ("decode",),
+        (MANY | SLOW_TOKENS, [], stream(16, 0.01, 20, 60)), ({"rows": 4} | SLOW_TOKENS, [], stream(16, 0.01, 20, 60)), "gaps",
+    ),
+    "memory: KV cache full": Fault(
+        "004 why did it run out of memory; 003 only under load; war room: state", "QueueGrows", ("blocks",),
+        (TIGHT, [], stream(16, 0.15, 500, 80)), (ROOMY, [], stream(16, 0.15, 500, 80)), "first",
+    ),
+    "throughput: batch too small": Fault(
+        "004 why is throughput low; 003 TTFT fine, throughput low", "ThroughputLow", ("rows",), (FEW, [], CHATS), (MANY, [], CHATS), "total"
+    ),
+    "prefixes: a time in front": Fault(
+        "004 why does prefix caching not help; war room: hit rate", "PrefixMisses", ("timestamp",),
+        ({}, [], stream(12, 0.2, 0, 4, text=lambda n: f"At 10:{10 + n}. {HEAD}")),
+        ({}, [], stream(12, 0.2, 0, 4, text=lambda n: f"{HEAD} At 10:{10 + n}.")), "prefix",
+    ),
+    "memory: the engine is killed": Fault(
+        "003 out of memory under load", "EngineRestarts", ("restart",), ({}, [], stream(20, 0.1, 40, 60)), None, "total", kill_engine
+    ),
+    "answers: two to one prompt": Fault(
+        "003 another answer at temperature 0", "AnswersDiffer", ("request",), ({}, [], stream(2, 0.1, 20, 4)), None, "total"
+    ),
+}  # fmt: skip
+
+
+def send(url: str, ask: Ask, began: float) -> None:
+    time.sleep(max(0.0, began + ask.at - time.monotonic()))
+    due = began + ask.at
+    body = {"prompt": ask.prompt, "max_tokens": ask.output, "ignore_eos": True, "stream": True}
+    with urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})) as answer:
+        last = None
+        for line in answer:
+            now = time.monotonic()
+            if line.startswith(b"data: {"):
+                if last is None:
+                    ask.first = now - due
+                else:
+                    ask.gaps.append(now - last)
+                last = now
+    ask.total = time.monotonic() - due
+
+
+def ridgeline(folder: str, *words: str) -> dict[str, Any]:
+    """The JSON answer of a command beside the server of this folder."""
+    done = subprocess.run([*COMMAND, *words, "--json"], env=environment(folder), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def environment(folder: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_RUNTIME_DIR": folder, "XDG_STATE_HOME": folder}
+
+
+def served(side: tuple[dict[str, Any], list[str], Load], fault: Fault, seed: int) -> tuple[float, dict[str, Any]]:
+    """The figure of the load, and what `investigate` says."""
+    device, flags, load = side
+    asks = load(random.Random(seed))
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess([f"fake:{json.dumps(DEVICE | device)}", "--max-num-queued-reqs", "4096", *flags], environment(folder))
+        try:
+            began = time.monotonic() + 0.2
+            threads = [threading.Thread(target=send, args=(server.url, ask, began)) for ask in asks]
+            for thread in threads:
+                thread.start()
+            if fault.while_it_runs is not None:
+                fault.while_it_runs(server)
+            for thread in threads:
+                thread.join()
+            told = ridgeline(folder, "investigate", fault.alert, "--window", "2h")
+            prefix = ridgeline(folder, "explain", "--prefix", "--window", "2h") if fault.figure == "prefix" else {}
+        finally:
+            server.stop()
+    if prefix:
+        return 1 - prefix["cached_tokens"] / prefix["prompt_tokens"], told
+    if fault.figure == "gaps":
+        return fmean(gap for ask in asks for gap in ask.gaps), told
+    return fmean(getattr(ask, fault.figure) for ask in asks), told
+
+
+def main() -> None:
+    """Prints a line per trial."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", choices=[*FAULTS, []])
+    parser.add_argument("--trials", type=int, default=1)
+    given = parser.parse_args()
+    right, missed = list[bool](), list[str]()
+    for name in given.names or FAULTS:
+        fault = FAULTS[name]
+        for trial in range(given.trials):
+            before, told = served(fault.now, fault, trial)
+            right.append(told["cause"] in fault.causes)
+            gain = None if fault.then is None else before / served(fault.then, fault, trial)[0]
+            helps = "" if gain is None else f"; with the lever {gain:.2f} times better"
+            print(f"{name} ({fault.asks}), {fault.alert}: {told['phase']}, {told['cause']}: {told['lever']}{helps}", flush=True)
+            missed += [] if gain is None or gain >= LEAST_GAIN else [f"{name}: gain {gain:.2f}"]
+    if sum(right) < LEAST_RIGHT * len(right):
+        missed.append(f"first cause {sum(right)} of {len(right)}")
+    print(f"planted cause first: {sum(right)} of {len(right)}; missed: {', '.join(missed) or 'nothing'}")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
