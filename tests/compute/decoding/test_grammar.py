@@ -22,7 +22,7 @@ from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import llguidance, sampler
 from ridgeline.compute.decoding.edits import history_of
 from ridgeline.compute.decoding.following import Following
-from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
+from ridgeline.compute.decoding.grammar import READING_PRIORITY, GrammarCompiler, GrammarError, Vocabulary
 from ridgeline.compute.runner import Places
 from ridgeline.core.params import Grammar, RowParams, Sampling
 
@@ -112,6 +112,22 @@ def test_a_library_of_another_release_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "llguidance@1.9.1 is not known" in (ready(compiler, grammar('start: "a"')) or "")
     compiler.close()
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_vocabulary_that_a_request_waits_for_is_read_at_full_priority(ahead: bool) -> None:
+    levels: list[int] = []
+
+    def seen() -> Vocabulary:
+        levels.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return vocabulary()
+
+    compiler = GrammarCompiler(seen, VOCAB)
+    if ahead:
+        compiler.warm_up()
+    assert ready(compiler, grammar('start: "a"')) is None
+    assert levels == [READING_PRIORITY if ahead else os.getpriority(os.PRIO_PROCESS, 0)]
+    compiler.close()
 
 
 def test_others_run_while_a_vocabulary_is_read() -> None:

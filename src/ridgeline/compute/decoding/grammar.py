@@ -35,8 +35,8 @@ TRIM_SECONDS: Final = 1.0
 MASK_BLOCK: Final = 256
 """Ids that a mask is padded to, as the native sampler looks at so many logits together."""
 READING_PRIORITY, LOW_PRIORITY = 10, 19
-"""Niceness of the thread while it reads the vocabulary, a second or two of work that a request may wait for, and while it compiles. At 19
-the first would starve for minutes where other programs keep all cores busy."""
+"""Niceness of the thread while it reads the vocabulary ahead, and while it compiles. Where a request waits for the vocabulary, one or two
+seconds of work, it is read at the process's own: at 19 that took minutes beside programs that keep all cores busy."""
 DEAR_SECONDS: Final = 0.0002
 """CPU time of a row's last mask from which on it is better to ask the grammar about a token first: one that is drawn again costs about as
 much. Such masks are of free text, as in an e-mail address, and nine in ten tokens are of the grammar there."""
@@ -218,13 +218,16 @@ class GrammarCompiler:
 
     def warm_up(self) -> None:
         """See `engine.executor.Grammars.warm_up`."""
+        self._start_thread(READING_PRIORITY)
+
+    def _start_thread(self, niceness: int | None) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ridgeline-grammars", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(niceness,), name="ridgeline-grammars", daemon=True)
             self._thread.start()
 
     def compile(self, grammar: Grammar) -> None:
         """See `engine.executor.Grammars.compile`."""
-        self.warm_up()
+        self._start_thread(None)
         self._open += 1
         if grammar.digest in self._compiled:
             self._report(grammar.digest, None)
@@ -279,9 +282,10 @@ class GrammarCompiler:
         self._ready.put((digest, error))
         os.write(self._wake, b".")
 
-    def _run(self) -> None:
+    def _run(self, niceness: int | None) -> None:
         thread, lost = threading.get_native_id(), None
-        os.setpriority(os.PRIO_PROCESS, thread, READING_PRIORITY)
+        if niceness is not None:
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
         try:
             self._tokenizer = self._read_vocabulary()
         except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on

@@ -21,7 +21,7 @@ FIRST_ROUND_SECONDS: Final = 2.0
 PRICED_TOKENS: Final = (1, 4, 8, 2, 6, 3, 16, 12, 32)
 """Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line. Those that span it come first."""
 PRICE_SECONDS: Final = 0.3
-
+"""After so many seconds no third round of prices goes on."""
 
 Timed = tuple[int, int, float]
 """Rows of a step, tokens of each, seconds."""
@@ -53,14 +53,15 @@ def step_seconds(timed: tuple[Timed, ...]) -> StepSeconds | None:
 def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:
     """(tokens, sampled positions, seconds) of steps in which one row has at most `tokens` tokens and samples at each of them.
 
-    The quickest of some rounds; larger steps are left out where time is over before they have been measured once.
+    The quickest of two rounds or more: the first time of a size is often that of cold code and memory. Larger steps are left out where
+    `FIRST_ROUND_SECONDS` are over before they have been measured once.
     """
     began, best = perf_counter(), dict[int, float]()
     for number in range(ROUNDS):
         for count in PRICED_TOKENS:
             if count <= tokens:
                 best[count] = min(best.get(count, float("inf")), seconds([count], [count]))
-            if perf_counter() - began > (PRICE_SECONDS if number else FIRST_ROUND_SECONDS):
+            if perf_counter() - began > (PRICE_SECONDS if number > 1 else FIRST_ROUND_SECONDS):
                 return _table(best)
     return _table(best)
 
