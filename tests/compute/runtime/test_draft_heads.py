@@ -9,8 +9,10 @@ from checkpoint_fixtures import checkpoint, stored
 from heads import Reference, add_predictor, write_eagle, write_eagle3, write_medusa
 from serving import serve
 
+from ridgeline.core.drafts.auto import AutoDrafter
 from ridgeline.core.drafts.depth import Offer
 from ridgeline.core.drafts.heads import HeadDrafter
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
@@ -87,3 +89,15 @@ def test_drafts_are_those_of_the_formulas(kind: str, runner: str, checkpoint, tm
     assert len(seen) > 20
     wrong = [(known, drafts, right) for known, drafts in seen if tuple(right := reference(known, len(drafts))) != drafts]
     assert len(wrong) <= len(seen) // 20, wrong[:3]
+
+
+def test_auto_takes_the_layer_of_the_checkpoint(checkpoint, tmp_path: Path) -> None:
+    target, _, _ = heads_of("mtp glm4moe", checkpoint, tmp_path / "heads")
+    common: dict[str, object] = {"runner": "native", "max_model_len": 64, "max_num_seqs": 4}
+    kinds: list[type] = []
+    found = serve(target, [requests(2)], lambda engine: kinds.append(type(engine.scheduler.drafter)), **common, speculative="auto")
+    assert kinds == [AutoDrafter]
+    assert found.answers == serve(target, [requests(2)], **common).answers
+    plain = checkpoint("llama3").directory
+    serve(plain, [requests(1)], lambda engine: kinds.append(type(engine.scheduler.drafter)), **common, speculative="auto")
+    assert kinds[1] is PromptLookupDrafter

@@ -91,6 +91,7 @@ def _open_heads(source: ModelSource, heads: DraftHeads, progress: Progress, weig
         groups, config.block_size, blocks, positions, passes, source.facts.tokens, window=window, tokens=config.tokens, most=heads.most
     )
     kv = f"{_bytes(source, facts, shape)} of KV" if heads.attends else "no KV"
+    kv += f", {config.rows * window * width * 4 >> 20} MiB of hidden states"
     reason = f"{heads.kind} heads, in front of steps that verify: {passes[0][1] * 1e3:.2f} ms for an id, and {kv}"
     name = config.draft_model or config.model
     return OpenedDrafts(model, cache, stored, Decision("draft_model", name, "flag" if config.draft_model else "model", reason))

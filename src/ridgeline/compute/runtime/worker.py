@@ -37,7 +37,7 @@ from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.heads import DraftHeads, read_heads
 from ridgeline.facts.headers.plausible import check_header
-from ridgeline.facts.headers.predictor import read_predictor
+from ridgeline.facts.headers.predictor import find_predictor, read_predictor
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.facts.model import ModelFacts
@@ -65,7 +65,9 @@ def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> Mode
     """Facts of the draft model, or heads of a model with these `facts`; None where there are none. Raises ConfigError where the runner has
     none, and for heads of another model."""
     if config.draft_model is None and config.speculative != "mtp":
-        return None
+        if config.speculative != "auto" or config.runner == "cuda":
+            return None
+        return find_predictor(resolve_model(config.model, model_stores(), progress), facts)
     if config.runner == "cuda":
         fix = {"--speculative": "ngram", "--draft-model": None}
         raise ConfigError("a draft model and heads that draft are for --runner native and numpy", fix=fix)

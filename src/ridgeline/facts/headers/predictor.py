@@ -20,16 +20,24 @@ FIX: Final = {"--speculative": "suffix"}
 
 
 def read_predictor(path: Path, target: ModelFacts) -> DraftHeads:
-    """The first such layer of the checkpoint at `path`, that of `target`. Raises ConfigError where there is none, ModelFormatError."""
+    """As `find_predictor`. Raises ConfigError where there is none."""
     if not path.is_dir():
         raise ConfigError("--speculative mtp reads a directory of safetensors files; of GGUF files such layers are left out", fix=FIX)
+    heads = find_predictor(path, target)
+    if heads is None:
+        found = f"model.layers.{target.layers}.eh_proj.weight is not in the files"
+        raise ConfigError(f"--speculative mtp: {found}: this checkpoint has no layer that predicts further tokens", fix=FIX)
+    return heads
+
+
+def find_predictor(path: Path, target: ModelFacts) -> DraftHeads | None:
+    """The first such layer of the checkpoint at `path`, that of `target`; None where there is none. Raises ModelFormatError."""
+    behind = f"model.layers.{target.layers}."
+    stored = {name: tensor for name, tensor in read_shards(path).items() if name.startswith(behind)} if path.is_dir() else {}
+    if f"{behind}eh_proj.weight" not in stored:
+        return None
     config = read_config(path / "config.json", path.resolve().name)
     facts, names = runner_facts(config)
-    behind = f"model.layers.{facts.layers}."
-    stored = {name: tensor for name, tensor in read_shards(path).items() if name.startswith(behind)}
-    if f"{behind}eh_proj.weight" not in stored:
-        found = f"{behind}eh_proj.weight is not in the files"
-        raise ConfigError(f"--speculative mtp: {found}: this checkpoint has no layer that predicts further tokens", fix=FIX)
     last, norm = f"blk.{facts.layers - 1}.", (facts.hidden,)
     required = {f"blk.0.{name.removeprefix(last)}": shape for name, shape in config.shapes(tied=True).items() if name.startswith(last)}
     required |= {"blk.0.enorm.weight": norm, "blk.0.hnorm.weight": norm, "blk.0.head_norm.weight": norm}
