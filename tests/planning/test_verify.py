@@ -14,7 +14,7 @@ from ridgeline.models.table import KNOWN
 from ridgeline.planning import corrections
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.corrections import Correction, corrected, keep_correction, keep_front_end, read_correction
-from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.deployment import Deployment, rank_weights
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 from ridgeline.planning.verify import _joined, fit_correction, speed_lines, verify_start
 
@@ -123,7 +123,8 @@ def test_a_correction_is_kept_by_machine_runner_and_format(plan: Deployment, tmp
 
 @pytest.mark.parametrize("change", [
     {"flops_per_second": "fast"}, {"bytes_per_second": -1.0}, {"overhead_bytes": True}, {"overlap": 1.5}, {"steps": 0},
-    {"front_end_seconds": -1.0}, {"spread": 0.6}, {"start_ratio": 0.0}, {"flops_per_second": float("inf")}, {"more": 1},
+    {"front_end_seconds": -1.0}, {"spread": [60.0]}, {"spread": 0.6}, {"spread": [1.0] * 65},
+    {"host_seconds": 2.0}, {"own_bytes": -1}, {"start_ratio": 0.0}, {"flops_per_second": float("inf")}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dict[str, object]) -> None:
     keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10))
@@ -132,7 +133,7 @@ def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dic
     next(iter(whole["entries"].values()))["reached"] |= change
     file.write_text(json.dumps(whole))
     assert read_correction(tmp_path, plan, "native") is None
-    for text in ("[]", "{", '{"version": 4, "entries": 3}', '{"version": 4, "entries": {"a": 3}}', "[" * 100_000, ""):
+    for text in ("[]", "{", '{"version": 5, "entries": 3}', '{"version": 5, "entries": {"a": 3}}', "[" * 100_000, ""):
         file.write_text(text)
         assert read_correction(tmp_path, plan, "native") is None
         keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 1, 10))
@@ -140,17 +141,39 @@ def test_a_damaged_file_is_as_none(plan: Deployment, tmp_path: Path, change: dic
 
 
 def test_what_the_front_end_takes_stays_through_later_starts(plan: Deployment, tmp_path: Path) -> None:
-    keep_front_end(tmp_path, plan, "native", 0.01, 0.1)
+    keep_front_end(tmp_path, plan, "native", 0.01, 0.001, (1.0,))
     assert read_correction(tmp_path, plan, "native") is None, "there is nothing to add it to"
     known = Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10)
     for seconds, kept in ((0.01, 0.01), (-0.002, 0.0), (1e9, corrections.MAX_SECONDS / 2)):
         keep_correction(tmp_path, plan, "native", known)
-        keep_front_end(tmp_path, plan, "native", seconds, 0.1)
+        keep_front_end(tmp_path, plan, "native", seconds, 0.001, (3.0, 1.0, 0.0))
         found = read_correction(tmp_path, plan, "native")
-        assert found == replace(known, front_end_seconds=kept, spread=0.1)
-        assert corrected(plan, found).device.front_end_seconds == kept
-    later = _joined(replace(known, front_end_seconds=0.01), replace(known, steps=3, overlap=1.0), 1.0, knows_process=False)
-    assert later.front_end_seconds == 0.01
+        assert found == replace(known, front_end_seconds=kept, host_seconds=0.001, spread=(0.05, 1.0, 3.0))
+        device = corrected(plan, found).device
+        assert (device.front_end_seconds, device.host_seconds, device.spread) == (kept, 0.001, found.spread)
+    assert found is not None
+    later = _joined(found, replace(known, steps=3, overlap=1.0), 1.0, knows_engine=False)
+    assert (later.front_end_seconds, later.host_seconds, later.spread) == (kept, 0.001, found.spread)
+
+
+def test_a_servers_engine_and_the_process_that_times_steps_each_keep_their_size(
+    plan: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans count the engine's. Whichever was measured last, each is predicted from one of its kind."""
+    monkeypatch.setattr("ridgeline.planning.verify.deployment_of", lambda facts, options: plan)
+    monkeypatch.setattr("ridgeline.planning.verify.this_machine", lambda cache: plan.device)
+    steps, weights = timed(plan, 0.5, 0.75, STEPS), round(rank_weights(plan))
+    decisions: Any = [SimpleNamespace(name="runner", value="native"), SimpleNamespace(name="kv_dtype", value="bf16")]
+    info: Any = SimpleNamespace(
+        timed=steps[:3], max_model_len=4096, rows=32, tokens=512, weights_bytes=weights, kv_bytes=10**9, kv=SimpleNamespace(blocks=100)
+    )
+    for number in range(2):
+        for size, timed_steps in ((weights + 3 * 10**8, steps), (weights + 9 * 10**8, None)):
+            found = verify_start(plan.model, decisions, info, size, tmp_path, timed_steps)
+            assert found is not None
+            error = next(line.error for line in found.lines if line.name == "process without KV")
+            assert not number or abs(error) < 1e-6
+    assert found.deployment.device.overhead_bytes == pytest.approx(9 * 10**8, rel=0.1)
 
 
 def test_the_oldest_entries_make_room(plan: Deployment, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from array import array
 from dataclasses import replace
-from math import log
-from statistics import median, stdev
+from statistics import median
 
 import pytest
 
@@ -170,14 +169,19 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
 
 
 def test_steps_with_prompts_vary_around_what_they_take_and_the_same_plan_does_not() -> None:
-    usual, factors = ConstantDurations(0.05), []
+    usual, seen, factors, others = ConstantDurations(0.05), (0.8, 0.9, 1.0, 1.2, 3.0), list[float](), list[float]()
     for step in range(1_000):
         plan = Plan(step, array("i", [0]), array("i", [0]), array("i", [70]), array("i", [0] * 70), bytearray([1]))
-        factors.append(DurationsWithSpread(usual, 0.2).seconds(plan) / 0.05)
-        assert factors[-1] * 0.05 == DurationsWithSpread(usual, 0.2).seconds(plan)
-    assert median(factors) == pytest.approx(1.0, abs=0.02) and stdev(map(log, factors)) == pytest.approx(0.2, abs=0.01)
+        factors.append(DurationsWithSpread(usual, seen).seconds(plan) / 0.05)
+        assert factors[-1] * 0.05 == DurationsWithSpread(usual, seen).seconds(plan)
+        others.append(DurationsWithSpread(usual, seen, seed=1).seconds(plan) / 0.05)
+    for drawn in (factors, others):
+        assert (min(drawn), median(drawn), max(drawn)) == pytest.approx((0.8, 1.0, 3.0), abs=0.01)
+        assert sum(each > 1.5 for each in drawn) == pytest.approx(1_000 * 4 / 15, abs=20)
+    assert factors != others
+    assert DurationsWithSpread(usual, (1.5,)).seconds(plan) == pytest.approx(0.075)
     decode = Plan(1, array("i", [0]), array("i", [9]), array("i", [1]), array("i", [0]), bytearray([1]))
-    assert DurationsWithSpread(usual, 0.2).seconds(decode) == DurationsWithSpread(usual, 0.2).decode([9], 0) == 0.05
+    assert DurationsWithSpread(usual, seen).seconds(decode) == DurationsWithSpread(usual, seen).decode([9], 0) == 0.05
 
 
 def test_right_drafts_bring_answers_sooner_and_wrong_ones_change_nothing() -> None:

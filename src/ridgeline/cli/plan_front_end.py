@@ -1,54 +1,75 @@
 """Seconds of a request beside its steps, for `ridgeline plan MODEL --verify`: a server is started, and asked over HTTP.
 
-Behind the steps that `plan_verify` has timed. Prompts come one by one, so that none waits for another: what is left of a time to first
-token without the prompt's step is the front end's and the client's, in their processes, on this machine. How much the same prompt varies
-is kept too: the slowest twentieth of a load is made of it.
+Behind the steps that `plan_verify` has timed, in processor time. Prompts come one by one, so that none waits for another: what is left of
+the time between tokens without the decode step's computing is the host's, in every step; what is left of a time to first token without the
+prompt's step is the front end's and the client's, in their processes, on this machine. How much the same prompt varies is kept too: the
+slowest twentieth of a load is made of it.
 """
 
 import asyncio
 import sys
 from collections.abc import Sequence
-from math import log
 from pathlib import Path
-from statistics import median, pstdev
+from statistics import median
 from typing import Final
 
+from ridgeline.bench.client import RequestOutcome
 from ridgeline.bench.servers import RIDGELINE_MAIN, Server, ServerSpec, free_port
 from ridgeline.bench.session import Load, RequestOptions, Session
 from ridgeline.errors import ConfigError
 from ridgeline.planning.corrections import corrected, keep_front_end, read_correction
-from ridgeline.planning.verify import Line, Verification, prompt_seconds
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.verify import Line, Verification, prompt_seconds, token_seconds
 from ridgeline.sim.fleet.traffic import Arrival
 
 PROMPT_TOKENS: Final = 128
-ANSWER_TOKENS: Final = 4
-PROMPTS: Final = 21
-APART_SECONDS: Final = 0.75
-"""And three times as long as a prompt's step at least."""
+ANSWER_TOKENS: Final = 24
+PROMPTS: Final = 31
+LEAST_PROMPTS: Final = 9
+"""Of large models there are fewer, …"""
+LOAD_SECONDS: Final = 20.0
+"""… so that they take no longer than this where they can."""
+APART_SECONDS: Final = 0.5
+"""And twice as long as an answer at least."""
 REST_SECONDS: Final = 2.0
 """Time for what a server does behind its start: it compares itself with the plan, and reads the vocabulary for grammars."""
 
 
-def verify_front_end(found: Verification, runner: str, flags: Sequence[str], cache: Path) -> tuple[Verification, float]:
-    """The verification with a line of the time to a lone prompt's first token, and the error of that line from now on.
+def verify_front_end(found: Verification, runner: str, flags: Sequence[str], cache: Path) -> tuple[Verification, list[float]]:
+    """The verification with lines of the time to a lone prompt's first token and between its tokens, and the errors of these from now on.
 
     flags  of `serve`, its model first; cache: where corrections are kept
     Raises ConfigError where the server does not start or answer.
     """
-    deployment = found.deployment
-    step = prompt_seconds(deployment, PROMPT_TOKENS)
-    seconds = asyncio.run(_first_tokens(flags, max(APART_SECONDS, 3 * step)))
-    measured = median(seconds)
-    spread = pstdev([log(each / measured) for each in seconds]) * measured / step
-    line = Line(f"first token of {PROMPT_TOKENS}", "s", step + deployment.device.front_end_seconds, measured)
-    keep_front_end(cache, deployment, runner, measured - step, spread)
-    if (kept := read_correction(cache, deployment, runner)) is not None:
-        deployment = corrected(deployment, kept)
-    return Verification((*found.lines, line), deployment), (step + deployment.device.front_end_seconds) / measured - 1
+    prompt, token = _steps(found.deployment)
+    outcomes = asyncio.run(_answers(flags, max(APART_SECONDS, 2 * (prompt + ANSWER_TOKENS * token))))
+    firsts = [outcome.first - outcome.intended for outcome in outcomes]
+    first, gap = median(firsts), median([gap for outcome in outcomes for gap in outcome.gaps] or [token])
+    measured = (f"first token of {PROMPT_TOKENS}", first), ("token of one stream", gap)
+    lines = [Line(name, "s", told, each) for (name, each), told in zip(measured, _told(found.deployment), strict=True)]
+    host = max(0.0, gap - token)
+    beside = max(0.0, first - prompt - host)
+    spread = [1.0 + (each - first) / (first - beside) for each in firsts]
+    keep_front_end(cache, found.deployment, runner, beside, host, spread)
+    kept = read_correction(cache, found.deployment, runner)
+    deployment = found.deployment if kept is None else corrected(found.deployment, kept)
+    errors = [told / each - 1 for (_, each), told in zip(measured, _told(deployment), strict=True)]
+    return Verification((*found.lines, *lines), deployment), errors
 
 
-async def _first_tokens(flags: Sequence[str], apart: float) -> list[float]:
-    """Seconds of each from when a prompt is due until its first token, as `bench serve` counts them."""
+def _steps(deployment: Deployment) -> tuple[float, float]:
+    """Predicted seconds of computing: of the prompt's step, and of a decode step in the middle of its answer."""
+    return prompt_seconds(deployment, PROMPT_TOKENS), token_seconds(deployment, PROMPT_TOKENS + ANSWER_TOKENS // 2)
+
+
+def _told(deployment: Deployment) -> tuple[float, float]:
+    """Predicted seconds to the first token of a lone prompt, and between its tokens."""
+    device, (prompt, token) = deployment.device, _steps(deployment)
+    return prompt + device.host_seconds + device.front_end_seconds, token + device.host_seconds
+
+
+async def _answers(flags: Sequence[str], apart: float) -> Sequence[RequestOutcome]:
+    """Outcomes of prompts that come so many seconds apart. Latency counts from when one is due, as `bench serve` has it."""
     port, options = free_port(), RequestOptions(ignore_eos=True)
     command = [sys.executable, "-P", "-c", RIDGELINE_MAIN, "serve", *flags, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
@@ -56,7 +77,8 @@ async def _first_tokens(flags: Sequence[str], apart: float) -> list[float]:
     try:
         session = await Session.open(url, options, seed=0)
         await asyncio.sleep(REST_SECONDS)
-        prompts = [Arrival(number * apart, PROMPT_TOKENS, ANSWER_TOKENS) for number in range(PROMPTS)]
+        count = min(PROMPTS, max(LEAST_PROMPTS, int(LOAD_SECONDS / apart)))
+        prompts = [Arrival(number * apart, PROMPT_TOKENS, ANSWER_TOKENS) for number in range(count)]
         outcomes = (await session.measure(Load("alone", prompts, None, is_open_loop=True))).outcomes
         session.close()
     finally:
@@ -64,4 +86,4 @@ async def _first_tokens(flags: Sequence[str], apart: float) -> list[float]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise ConfigError(f"the server that was started does not answer: {outcome.error}: {outcome.message}")
-    return [outcome.first - outcome.intended for outcome in outcomes]
+    return outcomes

@@ -6,6 +6,7 @@ does not change where ceilings are measured anew.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -17,23 +18,27 @@ from ridgeline.facts.hardware.machine import extension_missing
 from ridgeline.planning.deployment import Deployment
 
 FILE: Final = "corrections.json"
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_ENTRIES: Final = 64
 """The oldest make room for new ones."""
 MAX_BYTES: Final = 1 << 50
 MAX_SECONDS: Final = 1.0
-MAX_SPREAD: Final = 0.5
+MAX_FACTORS: Final = 64
+LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0
+"""Of `Correction.spread`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
     """Speeds that steps reach: operations of layers' products, bytes, operations of attention and of the head per second; the share of
-    computing and reading that overlaps; bytes of the process beside weights, KV cache and activations; the number of steps that told the
-    speeds.
+    computing and reading that overlaps; bytes of a server's engine beside weights, KV cache and activations; the number of steps that told
+    the speeds.
 
     front_end_seconds  of a request between its client and its steps, 0 where no server was asked
     start_ratio        what the start of the engine that was timed had measured, the quickest of some, over what these speeds say of it
+    host_seconds       of a server's step beside its computing, 0 where no server was asked
     spread             how much the same prompt's time varies, see `Device.spread`
+    own_bytes          as `overhead_bytes`, of the process of `plan --verify`, which holds an engine and no server; 0: not measured
     """
 
     flops_per_second: float
@@ -45,7 +50,9 @@ class Correction:
     steps: int
     front_end_seconds: float = 0.0
     start_ratio: float = 1.0
-    spread: float = 0.0
+    host_seconds: float = 0.0
+    spread: tuple[float, ...] = ()
+    own_bytes: int = 0
 
     @property
     def is_sane(self) -> bool:
@@ -53,11 +60,13 @@ class Correction:
         rates = (self.flops_per_second, self.bytes_per_second, self.attention_flops_per_second, self.head_flops_per_second)
         plain = all(type(rate) is float and isfinite(rate) and 1e6 < rate < 1e18 for rate in rates)
         plain = plain and type(self.overlap) is float and 0.0 <= self.overlap <= 1.0
-        plain = plain and type(self.front_end_seconds) is float and 0.0 <= self.front_end_seconds < MAX_SECONDS
-        plain = plain and type(self.spread) is float and 0.0 <= self.spread <= MAX_SPREAD
+        asked = (self.front_end_seconds, self.host_seconds)
+        plain = plain and all(type(seconds) is float and 0.0 <= seconds < MAX_SECONDS for seconds in asked)
+        plain = plain and len(self.spread) <= MAX_FACTORS
+        plain = plain and all(type(factor) is float and LEAST_FACTOR <= factor <= MOST_FACTOR for factor in self.spread)
         plain = plain and type(self.start_ratio) is float and 0.1 < self.start_ratio < 10.0
         plain = plain and type(self.steps) is int and self.steps > 0
-        return plain and type(self.overhead_bytes) is int and 0 <= self.overhead_bytes < MAX_BYTES
+        return plain and all(type(size) is int and 0 <= size < MAX_BYTES for size in (self.overhead_bytes, self.own_bytes))
 
 
 def default_runner(device: Device) -> str:
@@ -75,7 +84,8 @@ def read_correction(cache: Path, deployment: Deployment, runner: str) -> Correct
     entries = found.get("entries") if found.get("version") == VERSION else None
     entry = entries.get(_key(deployment, runner)) if isinstance(entries, dict) else None
     try:
-        correction = Correction(**entry["reached"]) if isinstance(entry, dict) else None
+        reached = entry["reached"] if isinstance(entry, dict) else None
+        correction = None if reached is None else Correction(**{**reached, "spread": tuple(reached["spread"])})
     except (KeyError, TypeError):
         return None
     return correction if correction is not None and correction.is_sane else None
@@ -91,12 +101,15 @@ def keep_correction(cache: Path, deployment: Deployment, runner: str, correction
     write_kept(cache / FILE, {"version": VERSION, "entries": {name: entries[name] for name in newest}})
 
 
-def keep_front_end(cache: Path, deployment: Deployment, runner: str, seconds: float, spread: float) -> None:
-    """Adds what a server takes beside its steps, and how much that varies, to the kept correction, of which there must be one."""
+def keep_front_end(cache: Path, deployment: Deployment, runner: str, request: float, step: float, spread: Sequence[float]) -> None:
+    """Adds what a server takes beside its steps, seconds of a request and of each step, and how much a prompt's varies to the kept
+    correction, of which there must be one."""
     known = read_correction(cache, deployment, runner)
     if known is not None:
-        front_end_seconds, spread = min(max(0.0, seconds), MAX_SECONDS / 2), min(max(0.0, spread), MAX_SPREAD)
-        keep_correction(cache, deployment, runner, replace(known, front_end_seconds=front_end_seconds, spread=spread))
+        request, step = (min(max(0.0, seconds), MAX_SECONDS / 2) for seconds in (request, step))
+        factors = tuple(sorted(min(max(LEAST_FACTOR, factor), MOST_FACTOR) for factor in spread))
+        asked = replace(known, front_end_seconds=request, host_seconds=step, spread=factors)
+        keep_correction(cache, deployment, runner, asked)
 
 
 def _is_dated(entry: Any) -> bool:
@@ -115,5 +128,6 @@ def corrected(deployment: Deployment, correction: Correction) -> Deployment:
         overlap=correction.overlap,
         overhead_bytes=correction.overhead_bytes,
         front_end_seconds=correction.front_end_seconds or device.front_end_seconds,
+        host_seconds=correction.host_seconds or device.host_seconds,
         spread=correction.spread,
     ))  # fmt: skip

@@ -85,11 +85,11 @@ def verify_start(
 
     facts          of the planner                       decisions  of the engine
     process_bytes  of its process; None: unknown        cache      where corrections are kept
-    timed          more steps than those that the start timed
+    timed          more steps than those that the start timed: by `plan --verify`, whose process is smaller than a server's engine
     None where there is nothing to compare: no step was timed, or the planner does not know the device.
     """
     values = {each.name: each.value for each in decisions}
-    runner, timed = str(values.get("runner", "")), info.timed if timed is None else timed
+    runner, is_own, timed = str(values.get("runner", "")), timed is not None, info.timed if timed is None else timed
     if not timed or not runner:
         return None
     context = max(2, min(info.max_model_len, facts.context))
@@ -99,23 +99,31 @@ def verify_start(
         return None
     before = read_correction(cache, deployment, runner)
     predicted = deployment if before is None else corrected(deployment, before)
-    memory, speed = memory_lines(predicted, timed, info, process_bytes), speed_lines(predicted, timed)
+    process = predicted
+    if is_own and before is not None and before.own_bytes:
+        process = replace(predicted, device=replace(predicted.device, overhead_bytes=before.own_bytes))
+    memory, speed = memory_lines(process, timed, info, process_bytes), speed_lines(predicted, timed)
     found = fit_correction(predicted, timed, info.weights_bytes, process_bytes)
+    if is_own and process_bytes is not None:
+        found = replace(found, own_bytes=found.overhead_bytes)
     if before is not None:
-        found = _joined(before, found, _median_ratio(speed), knows_process=process_bytes is not None)
+        found = _joined(before, found, _median_ratio(speed), knows_engine=process_bytes is not None and not is_own)
     if len(timed) >= UNKNOWNS and info.timed:
         found = replace(found, start_ratio=_median_ratio(speed_lines(corrected(deployment, found), info.timed)))
     keep_correction(cache, deployment, runner, found)
     return Verification((*memory, *speed), corrected(deployment, found))
 
 
-def _joined(before: Correction, found: Correction, ratio: float, *, knows_process: bool) -> Correction:
+def _joined(before: Correction, found: Correction, ratio: float, *, knows_engine: bool) -> Correction:
     """The correction to keep of two. Fewer steps than there are unknowns do not replace speeds that many have told, unless they contradict
-    them. `ratio`: seconds of these steps over what was predicted, in the median."""
-    overhead_bytes = (found if knows_process else before).overhead_bytes
+    them. `ratio`: seconds of these steps over what was predicted, in the median. `knows_engine`: found measured a server's engine."""
+    overhead_bytes = (found if knows_engine else before).overhead_bytes
     stays = found.steps < UNKNOWNS <= before.steps and abs(log(ratio / before.start_ratio)) <= log(1 + CONTRADICTION)
     kept = before if stays else found
-    return replace(kept, overhead_bytes=overhead_bytes, front_end_seconds=before.front_end_seconds, spread=before.spread)
+    return replace(
+        kept, overhead_bytes=overhead_bytes, own_bytes=found.own_bytes or before.own_bytes,
+        front_end_seconds=before.front_end_seconds, host_seconds=before.host_seconds, spread=before.spread,
+    )  # fmt: skip
 
 
 def _median_ratio(speed: Sequence[Line]) -> float:
@@ -138,6 +146,11 @@ def _predicted(deployment: Deployment, rows: int, tokens: int) -> float:
 def prompt_seconds(deployment: Deployment, tokens: int) -> float:
     """Predicted seconds of the step of a prompt that comes alone."""
     return _predicted(deployment, 1, tokens)
+
+
+def token_seconds(deployment: Deployment, position: int) -> float:
+    """Predicted seconds of the step of one row that decodes at `position`."""
+    return pass_seconds(deployment, step_work(deployment, [RowGroup(position, 1, 1)]))
 
 
 def memory_lines(deployment: Deployment, timed: Sequence[Timed], info: "ExecutorInfo", process_bytes: int | None) -> list[Line]:

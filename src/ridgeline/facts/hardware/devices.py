@@ -36,7 +36,8 @@ class Device:
     overlap                share of the shorter of computing and reading that the longer one hides, 0 … 1: all of it where copies run by
                            themselves; a core that unpacks and multiplies what it reads hides a part
     front_end_seconds      of a request between its client on the same machine and its steps; 0: not measured
-    spread                 standard deviation of the logarithm of what the same prompt takes, one time and another; 0: not measured
+    host_seconds           of a server's step beside its computing; 0: not measured
+    spread                 what the same prompt takes, one time and another, over its median, in ascending order; empty: not measured
     """
 
     name: str
@@ -54,7 +55,8 @@ class Device:
     head_share: float | None = None
     overlap: float = 1.0
     front_end_seconds: float = 0.0
-    spread: float = 0.0
+    host_seconds: float = 0.0
+    spread: tuple[float, ...] = ()
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""

@@ -6,8 +6,7 @@ The duration of a decode step depends on its positions alone, so that skipped st
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, fsum, isfinite
-from statistics import NormalDist
+from math import fsum, isfinite
 from typing import Final, Protocol
 
 from ridgeline.core.plan import Plan
@@ -64,24 +63,26 @@ class DurationsWithCopies:
         return self.compute.decode(positions, ahead)
 
 
-_NORMAL: Final = NormalDist()
-
-
 @dataclass(frozen=True, slots=True)
 class DurationsWithSpread:
-    """`compute`, times a factor in steps with prompts: the same step takes longer one time than another. The factor's logarithm is normal
-    with this deviation, and drawn from step and tokens, so that the same plan takes the same time. Decode steps have none: many in a row
-    make an answer, and the mean of their times is what counts."""
+    """`compute`, times a factor in steps with prompts: the same step takes longer one time than another. The factor is one of `factors`,
+    in ascending order, or between two of them; it is drawn from seed, step and tokens, so that the same plan takes the same time. Decode
+    steps have none: many in a row make an answer, and the mean of their times is what counts."""
 
     compute: Durations
-    deviation: float
+    factors: tuple[float, ...]
+    seed: int = 0
 
     def seconds(self, plan: Plan) -> float:
         seconds = self.compute.seconds(plan)
         if len(plan.tokens) <= sum(plan.sample):
             return seconds
-        drawn = (plan.step * 2_654_435_769 + sum(plan.start) * 40_503 + len(plan.tokens) * 69_069) % (1 << 32)  # Fibonacci hashing
-        return seconds * exp(self.deviation * _NORMAL.inv_cdf((drawn + 0.5) / (1 << 32)))
+        mixed = plan.step * 2_654_435_769 + self.seed * 2_246_822_519 + sum(plan.start) * 40_503 + len(plan.tokens) * 69_069
+        last = len(self.factors) - 1  # Fibonacci hashing: drawn values are even over [0, 1), for steps and for seeds
+        place = min(last, max(0.0, mixed % (1 << 32) / (1 << 32) * (last + 1) - 0.5))
+        low = min(int(place), max(0, last - 1))
+        below, above = self.factors[low], self.factors[min(last, low + 1)]
+        return seconds * (below + (above - below) * (place - low))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
         return self.compute.decode(positions, ahead)

@@ -105,13 +105,13 @@ class Scenario:
         return tally.report(self.objective, dollars)
 
     def _service(self, seed: int) -> Service:
-        config = self.replica_config()
+        config = self.replica_config(seed)
         ttft_ms = round(1e3 * (self.objective.ttft or 0))
         fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience, ttft_ms, self.outage)
         return Service(fleet, seed, self._make_kv_transfer(config))
 
-    def replica_config(self) -> ReplicaConfig:
-        """Settings of one replica. Raises ConfigError where a sequence of the deployment's context does not fit."""
+    def replica_config(self, seed: int = 0) -> ReplicaConfig:
+        """Settings of a replica; steps vary by `seed`. Raises ConfigError where a sequence of the deployment's context does not fit."""
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(
@@ -139,10 +139,11 @@ class Scenario:
         )
         size = block_bytes_of(deployment)
         shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
-        durations = self.durations or RooflineDurations(deployment, HOST_SECONDS[deployment.device.is_gpu])
+        host = deployment.device.host_seconds or HOST_SECONDS[deployment.device.is_gpu]
+        durations = self.durations or RooflineDurations(deployment, host)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if self.durations is None and deployment.device.spread:
-            durations = DurationsWithSpread(durations, deployment.device.spread)
+            durations = DurationsWithSpread(durations, deployment.device.spread, seed)
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         return ReplicaConfig(
