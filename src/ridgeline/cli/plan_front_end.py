@@ -26,11 +26,11 @@ PROMPT_TOKENS: Final = 128
 ANSWER_TOKENS: Final = 24
 PROMPTS: Final = 31
 LEAST_PROMPTS: Final = 9
-"""Of large models there are fewer, …"""
+"""Fewer prompts than `PROMPTS` are asked of models that are slow, …"""
 LOAD_SECONDS: Final = 20.0
 """… so that they take no longer than this where they can."""
-APART_SECONDS: Final = 0.5
-"""And twice as long as an answer at least."""
+PAUSE_SECONDS: Final = 0.25
+"""Every prompt comes so long behind the answer to the one before."""
 REST_SECONDS: Final = 2.0
 """Time for what a server does behind its start: it compares itself with the plan, and reads the vocabulary for grammars."""
 
@@ -42,7 +42,8 @@ def verify_front_end(found: Verification, runner: str, flags: Sequence[str], cac
     Raises ConfigError where the server does not start or answer.
     """
     prompt, token = _steps(found.deployment)
-    outcomes = asyncio.run(_answers(flags, max(APART_SECONDS, 2 * (prompt + ANSWER_TOKENS * token))))
+    count = int(LOAD_SECONDS / (PAUSE_SECONDS + prompt + ANSWER_TOKENS * token))
+    outcomes = asyncio.run(_answers(flags, min(PROMPTS, max(LEAST_PROMPTS, count))))
     firsts = [outcome.first - outcome.intended for outcome in outcomes]
     first, gap = median(firsts), median([gap for outcome in outcomes for gap in outcome.gaps] or [token])
     measured = (f"first token of {PROMPT_TOKENS}", first), ("token of one stream", gap)
@@ -68,8 +69,8 @@ def _told(deployment: Deployment) -> tuple[float, float]:
     return prompt + device.host_seconds + device.front_end_seconds, token + device.host_seconds
 
 
-async def _answers(flags: Sequence[str], apart: float) -> Sequence[RequestOutcome]:
-    """Outcomes of prompts that come so many seconds apart. Latency counts from when one is due, as `bench serve` has it."""
+async def _answers(flags: Sequence[str], count: int) -> Sequence[RequestOutcome]:
+    """Outcomes of so many prompts, one after the other. Latency counts from when one is due, as `bench serve` has it."""
     port, options = free_port(), RequestOptions(ignore_eos=True)
     command = [sys.executable, "-P", "-c", RIDGELINE_MAIN, "serve", *flags, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
@@ -77,9 +78,8 @@ async def _answers(flags: Sequence[str], apart: float) -> Sequence[RequestOutcom
     try:
         session = await Session.open(url, options, seed=0)
         await asyncio.sleep(REST_SECONDS)
-        count = min(PROMPTS, max(LEAST_PROMPTS, int(LOAD_SECONDS / apart)))
-        prompts = [Arrival(number * apart, PROMPT_TOKENS, ANSWER_TOKENS) for number in range(count)]
-        outcomes = (await session.measure(Load("alone", prompts, None, is_open_loop=True))).outcomes
+        alone = Load("alone", [Arrival(PAUSE_SECONDS, PROMPT_TOKENS, ANSWER_TOKENS)], None, is_open_loop=True)
+        outcomes = [outcome for number in range(count) for outcome in (await session.measure(alone, number)).outcomes]
         session.close()
     finally:
         await server.stop()

@@ -24,8 +24,7 @@ MAX_ENTRIES: Final = 64
 MAX_BYTES: Final = 1 << 50
 MAX_SECONDS: Final = 1.0
 MAX_FACTORS: Final = 64
-LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0
-"""Of `Correction.spread`."""
+LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0  # of `Correction.spread`
 
 
 @dataclass(frozen=True, slots=True)
