@@ -135,3 +135,20 @@ def test_the_time_without_an_engine_is_the_restart_s() -> None:
     found = charge(ledger, record, 0)
     assert found.first == "restart" and found.seconds["restart"] == pytest.approx(2.0, abs=0.01)
     assert found.total == pytest.approx(2.2)
+
+
+@pytest.mark.parametrize("cause", ["grammar", "adapter", "kv fetch"])
+def test_the_time_in_which_an_idle_engine_waits_is_what_it_waits_for(cause: str) -> None:
+    """There is no step in it: the first one's own time is behind what was waited for."""
+    ledger, one = Ledger(lambda: 9.0), array("i", [1])
+    ledger.submitted("r", FrontEnd(0.0, 0.0, 0.0))
+    ledger.apply([
+        events.Admitted("r", 0.0, 1, 8, 0.0), events.Waiting("r", 0, events.Wait(cause), None), events.Ready("r", 0, events.Wait(cause)),
+        events.Started("r", 0, 1, 0.5, False),
+        events.Scheduled(0, 0.5, (1,), one, 0, 9, 0), events.Computed(0, 0.65, (1,), one), events.StepTimed(0, Timings(run=0.1)),
+    ])  # fmt: skip
+    record = ledger.find("r")
+    assert record is not None
+    found = charge(ledger, record, 0)
+    assert found.first == cause and found.seconds[cause] == pytest.approx(0.5) and found.seconds["host"] == pytest.approx(0.05)
+    assert found.total == pytest.approx(0.65)

@@ -1,6 +1,10 @@
 """Faults planted in live servers with a fake device, twenty trials each: is the first cause of the explanation the planted one?
-`python tests/speed/faults.py [TRIALS] [CAUSE …]`, four minutes. Sockets, processes and their clocks are real; steps sleep. On a machine
-with other load `host` is found where `decode` was planted, and rightly: steps of 4 ms wait for a processor.
+
+    python tests/speed/faults.py [TRIALS] [CAUSE …]      # five minutes for all, at rest
+
+Sockets, processes and their clocks are real; the device sleeps. Its steps are as long as those of a real model, and whoever has to be in
+the way is there before the request is sent, so that other load on the machine seldom adds as much as what was planted; what it adds is
+`host`, and rightly.
 
 `tests/e2e/test_planted_faults.py` runs it: every cause once by day, twenty times by night.
 """
@@ -25,7 +29,7 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
-FAKE = {"rows": 6, "blocks": 600, "max_model_len": 4096, "step_seconds": 0.004, "token_seconds": 0.0001}
+DEVICE = {"rows": 6, "blocks": 200, "max_model_len": 1_536, "step_seconds": 0.02, "token_seconds": 0.0003}
 CHATS = {"rows": 6, "blocks": 2_000, "max_model_len": 8_192, "step_seconds": 0.002, "script": [["zzz", "{}"]]}
 TEMPLATE = """{% for _ in range(messages[-1].content | length) %}{% for _ in range(200) %}{% set _ = 1 %}{% endfor %}{% endfor -%}
 {{ messages[-1].content }}"""
@@ -45,12 +49,41 @@ def post(url: str, route: str = "completions", **body: Any) -> str:
         raise AssertionError(error.read().decode()) from None
 
 
-def beside(url: str, count: int, **body: Any) -> list[threading.Thread]:
-    threads = [threading.Thread(target=post, args=(url,), kwargs=body) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.05)
-    return threads
+class Stream(threading.Thread):
+    """A streamed completion; `begun`: its first token is there."""
+
+    def __init__(self, url: str, **body: Any) -> None:
+        super().__init__()
+        asked = {"prompt": "Once", "ignore_eos": True, "max_tokens": 8, "stream": True, **body}
+        self._asked = Request(f"{url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        self.begun = threading.Event()
+        self.name = ""
+        self.start()
+
+    def run(self) -> None:
+        with urlopen(self._asked) as answer:
+            self.name = json.loads(answer.readline().removeprefix(b"data: "))["id"]
+            self.begun.set()
+            answer.read()
+
+    def ended(self) -> str:
+        """The id of the answer, once it is whole."""
+        self.join()
+        return self.name
+
+
+@contextmanager
+def beside(streams: list[Stream], url: str, *, begun: bool = True) -> Iterator[None]:
+    """Others that are there: they have their first tokens or, not `begun`, the server has them."""
+    for stream in streams:
+        if begun:
+            stream.begun.wait()
+    while not begun:
+        with urlopen(f"{url}/load") as answer:
+            begun = json.load(answer)["server_load"] >= len(streams)
+    yield
+    for stream in streams:
+        stream.join()
 
 
 def long(rng: random.Random, tokens: int) -> list[int]:
@@ -59,43 +92,30 @@ def long(rng: random.Random, tokens: int) -> list[int]:
 
 
 def rows(url: str, rng: random.Random) -> tuple[str, str]:
-    others = beside(url, 6, max_tokens=rng.randint(60, 120))
-    name = post(url)
-    for other in others:
-        other.join()
-    return name, "ttft"
+    with beside([Stream(url, max_tokens=rng.randint(20, 30)) for _ in range(6)], url):
+        return post(url), "ttft"
 
 
 def blocks(url: str, rng: random.Random) -> tuple[str, str]:
-    others = [beside(url, 1, prompt=long(rng, 3_500), max_tokens=rng.randint(250, 350))[0] for _ in range(2)]
-    time.sleep(0.9)  # until their prompts are computed: what the next one lacks is blocks then
-    name = post(url, prompt=long(rng, 3_000))
-    for other in others:
-        other.join()
-    return name, "ttft"
+    with beside([Stream(url, prompt=long(rng, 1_100), max_tokens=rng.randint(40, 50)) for _ in range(2)], url):
+        return post(url, prompt=long(rng, 1_000)), "ttft"
 
 
 def budget(url: str, rng: random.Random) -> tuple[str, str]:
-    others = [beside(url, 1, prompt=long(rng, 2_000))[0] for _ in range(2)]
-    name = post(url)
-    for other in others:
-        other.join()
-    return name, "ttft"
+    with beside([Stream(url, prompt=long(rng, rng.randint(1_100, 1_300))) for _ in range(2)], url, begun=False):
+        return post(url), "ttft"
 
 
 def others_prefill(url: str, rng: random.Random) -> tuple[str, str]:
-    found: list[str] = []
-    stream = threading.Thread(target=lambda: found.append(post(url, max_tokens=rng.randint(30, 50))))
-    stream.start()
-    time.sleep(0.03)
-    for other in [beside(url, 1, prompt=long(rng, 2_500))[0] for _ in range(3)]:
+    probe = Stream(url, max_tokens=rng.randint(12, 18))
+    probe.begun.wait()
+    for other in [Stream(url, prompt=long(rng, 1_000), max_tokens=2) for _ in range(3)]:
         other.join()
-    stream.join()
-    return found[0], "total"
+    return probe.ended(), "total"
 
 
 def decode(url: str, rng: random.Random) -> tuple[str, str]:
-    return post(url, max_tokens=rng.randint(60, 120)), "total"
+    return post(url, max_tokens=rng.randint(20, 30)), "total"
 
 
 def network(url: str, rng: random.Random) -> tuple[str, str]:
@@ -115,7 +135,7 @@ def template(url: str, rng: random.Random) -> tuple[str, str]:
 
 
 def prefill(url: str, rng: random.Random) -> tuple[str, str]:
-    return post(url, prompt=long(rng, rng.randint(3_000, 3_500))), "ttft"
+    return post(url, prompt=long(rng, rng.randint(1_100, 1_400))), "ttft"
 
 
 def grammar(url: str, rng: random.Random) -> tuple[str, str]:
@@ -128,47 +148,58 @@ def grammar(url: str, rng: random.Random) -> tuple[str, str]:
 
 
 def slow_reader(url: str, rng: random.Random) -> tuple[str, str]:
-    """Its system takes 64 kB, and what the server's takes is full soon behind that."""
-    found, body = urlsplit(url), b'{"prompt": "p", "max_tokens": 2500, "stream": true, "ignore_eos": true, "logprobs": 20}'
+    """Its system takes 32 kB, and the server's little more: what that keeps follows the size of segments. It reads on when the answer has
+    long been computed."""
+    found, body = urlsplit(url), b'{"prompt": "p", "max_tokens": 700, "stream": true, "ignore_eos": true, "logprobs": 20}'
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         client.connect((found.hostname or "", found.port or 0))
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        time.sleep(rng.uniform(14.0, 15.0))
-        text, part = bytearray(), b""
-        while b"[DONE]" not in part:
-            part = client.recv(1 << 20)
-            text += part
-    return str(json.loads(text.partition(b"data: ")[2].partition(b"\n")[0])["id"]), "total"
+        began, text = time.monotonic(), bytearray()
+        while b"\n" not in text.partition(b"data: ")[2]:
+            text += client.recv(256)
+        name = str(json.loads(text.partition(b"data: ")[2].partition(b"\n")[0])["id"])
+        while _running(url):
+            time.sleep(0.2)
+        time.sleep(rng.uniform(1.0, 1.3) * (time.monotonic() - began))
+        while b"[DONE]" not in text[-64:]:
+            text += client.recv(1 << 20)
+    return name, "total"
+
+
+def _running(url: str) -> float:
+    """Requests that have a row."""
+    with urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+
+def explanation(url: str, name: str) -> dict[str, Any]:
+    """What the server says of a request."""
+    with urlopen(f"{url}/v1/requests/{name}/explain") as answer:
+        return dict(json.load(answer))
 
 
 def preempted(url: str, rng: random.Random) -> tuple[str, str]:
     """Two rows; two requests of a higher class take them."""
-    found: list[str] = []
-    probe = threading.Thread(target=lambda: found.append(post(url, max_tokens=30, priority=5)))
-    probe.start()
-    time.sleep(0.06)
-    for other in beside(url, 2, max_tokens=rng.randint(60, 120), priority=-5):
+    probe = Stream(url, max_tokens=10, priority=5)
+    probe.begun.wait()
+    for other in [Stream(url, max_tokens=rng.randint(20, 30), priority=-5) for _ in range(2)]:
         other.join()
-    probe.join()
-    return found[0], "total"
+    return probe.ended(), "total"
 
 
 def host(url: str, rng: random.Random) -> tuple[str, str]:
     """The engine's process stands still, between steps that take next to nothing."""
-    found: list[str] = []
-    probe = threading.Thread(target=lambda: found.append(post(url, max_tokens=300)))
-    probe.start()
-    with urlopen(f"{url}/health"):  # the request is on its way
-        time.sleep(0.05)
-    engine = _engine_of(url)
+    probe, engine = Stream(url, max_tokens=300), _engine_of(url)
+    probe.begun.wait()
     for _ in range(8):
         os.kill(engine, signal.SIGSTOP)
         time.sleep(rng.uniform(0.04, 0.08))
         os.kill(engine, signal.SIGCONT)
         time.sleep(0.01)
-    probe.join()
-    return found[0], "total"
+    return probe.ended(), "total"
 
 
 ENGINES: dict[str, int] = {}
@@ -197,11 +228,11 @@ FAULTS: dict[str, Trial] = {
     )
 }
 SERVERS: dict[str, list[str]] = {
-    "plain": [f"fake:{json.dumps(FAKE)}"],
+    "plain": [f"fake:{json.dumps(DEVICE)}", "--max-num-batched-tokens", "256"],
     "chats": [f"fake:{json.dumps(CHATS)}", "--send-timeout", "60"],
-    "two rows": [f"fake:{json.dumps(FAKE | {'rows': 2})}", "--scheduling-policy", "priority"],
+    "two rows": [f"fake:{json.dumps(DEVICE | {'rows': 2})}", "--scheduling-policy", "priority"],
 }
-WHERE: dict[str, str] = {"template": "chats", "grammar": "chats", "slow_reader": "chats", "preempted": "two rows"}
+WHERE: dict[str, str] = {**dict.fromkeys(("template", "grammar", "slow_reader", "host"), "chats"), "preempted": "two rows"}
 """Which server a cause is planted in, where that is not the plain one."""
 
 
@@ -232,8 +263,7 @@ def first_causes(cause: str, url: str, trials: int, rng: random.Random) -> list[
     named = []
     for _ in range(trials):
         name, part = FAULTS[cause](url, rng)
-        with urlopen(f"{url}/v1/requests/{name}/explain") as answer:
-            named.append(json.load(answer)[part]["first"])
+        named.append(explanation(url, name)[part]["first"])
     return named
 
 
@@ -243,9 +273,11 @@ def main() -> None:
     rng = random.Random(1)
     with servers(causes) as urls:
         for cause in causes:
+            began = time.monotonic()
             named = first_causes(cause, urls[WHERE.get(cause, "plain")], trials, rng)
             others = sorted({each for each in named if each != cause})
-            print(f"{cause}: {named.count(cause)} of {trials}{f', else {others}' if others else ''}", flush=True)
+            told = f", else {others}" if others else ""
+            print(f"{cause}: {named.count(cause)} of {trials}{told}; {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ class _State:
     """Waiting reason → the request that is the cause."""
 
     @property
-    def is_restarting(self) -> bool:
-        """True while its engine has ended, and it has not started in the next."""
-        return not self.runs and self.preempted is not None and self.preempted.detail == "restart"
+    def is_held(self) -> bool:
+        """True while it has no row for a reason of its own: it lost it, or waits for its grammar, its adapter, blocks of a tier."""
+        return not self.runs and (self.preempted is not None or bool(self.waits))
 
     def apply(self, mark: Mark) -> None:
         if mark.kind == "started":
@@ -122,9 +122,10 @@ class _Walk:
         for index in range(max(log.first, self._first_step - MAX_DEPTH), end):
             step = log[index]
             while at < len(marks) and marks[at].step <= index:
-                if marks[at].kind == "started" and state.is_restarting:  # no step tells of the time without an engine
+                if marks[at].kind in ("ready", "started") and state.is_held:
+                    # No step tells of the time in which the engine was idle, or gone.
                     until = max(cursor, min(step.planned, stop))
-                    self.charges.add("restart", until - cursor)
+                    self.charges.add(self._waiting_cause(state, None), until - cursor)
                     cursor = until
                 state.apply(marks[at])
                 at += 1
