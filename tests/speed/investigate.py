@@ -1,14 +1,13 @@
 """Every question of the field's guides as a fault that is planted in a live server: does `ridgeline investigate` name what was planted, and
 does the lever that it names help?
 
-    python tests/speed/investigate.py [NAME …] [--trials 1]      # some 12 s per fault and trial
+    python tests/speed/investigate.py [NAME …] [--trials 1]      # some 20 s per fault and trial
 
 Sockets and processes are real; the device sleeps for what its steps take. The server with the fault is asked for its first cause, over its
 admin socket; the same load then meets a server with the lever, and the figure of the alert (seconds to the first token, between tokens, or
 of whole answers, in the mean) must fall by a tenth at least. Of the prefix cache the figure is the share of prompt tokens that were not
-cached. Slow tokenising, the guides' ingress, is planted in simulated traffic alone (`tests/observe/test_ledger.py`): a fake model's
-tokeniser takes next to nothing. Restarts and two answers to one prompt have levers that are no setting of a server: their cause alone is
-looked at.
+cached. A tokeniser is made slow by code that the server's process runs first: a fake model's takes next to nothing. Restarts and two
+answers to one prompt have levers that are no setting of a server: their cause alone is looked at.
 
 Asked: the planted cause first in 90 % of all trials, and every lever helps. It ends with status 1 where one is missed.
 """
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
@@ -35,6 +35,7 @@ from processes import COMMAND, SOURCE, ServerProcess
 
 DEVICE = {"rows": 16, "blocks": 4_000, "max_model_len": 4_096, "step_seconds": 0.01, "token_seconds": 0.0002}
 LEAST_RIGHT, LEAST_GAIN = 0.90, 1.1
+NO_ENGINE = 503
 
 
 @dataclass
@@ -64,6 +65,8 @@ class Fault:
     then: tuple[dict[str, Any], list[str], Load] | None
     figure: str
     while_it_runs: Callable[[ServerProcess], None] | None = None
+    site: str = ""
+    """Code that the server's process runs first, on both sides."""
 
 
 def ids(rng: random.Random, count: int) -> list[int]:
@@ -92,26 +95,41 @@ def kill_engine(server: ServerProcess) -> None:
     os.kill(server.engine_pid(), signal.SIGKILL)
 
 
+SLOW_TOKENISER = """
+import time
+from ridgeline.text.tokenizer import ByteTokenizer
+encode = ByteTokenizer.encode
+def slow(self, text, *told, **more):
+    time.sleep(0.0002 * len(text))
+    return encode(self, text, *told, **more)
+ByteTokenizer.encode = slow
+"""
 HEAD = "You are a careful assistant of a library. Answer in one sentence, and never guess. " * 20
 FEW, MANY = {"rows": 2}, {"rows": 16}
 TIGHT, ROOMY = {"blocks": 100, "max_model_len": 1_000}, {"blocks": 1_000, "max_model_len": 1_000}
 SLOW_TOKENS = {"step_seconds": 0.002, "token_seconds": 0.004}
 CHATS, LONG = stream(40, 0.1, 40, 60), stream(14, 0.3, 1_500, 4)
 MIXED = beside(stream(4, 0.05, 30, 120), LONG)
+HEAVY, LIGHT = {"step_seconds": 0.06}, {"step_seconds": 0.02}
+"""Steps that read all weights, in 16 bits and in 4."""
 FAULTS = {
+    "ingress: slow tokeniser": Fault(
+        "war room: ingress", "FirstTokenLate", ("tokenise",), ({}, [], stream(10, 0.5, 0, 4, text=lambda n: f"{n} {HEAD}")),
+        ({}, [], stream(10, 0.5, 0, 4, text=lambda n: f"{n} {HEAD[:400]}")), "first", site=SLOW_TOKENISER,
+    ),
     "first token: long prompts": Fault(
         "004 why is TTFT high (prefill); war room: processing", "FirstTokenLate", ("prefill",),
         ({}, [], stream(10, 0.9, 2_800, 4)), ({}, [], stream(10, 0.9, 2_800, 4, shared=2_400)), "first",
     ),
     "first token: queue": Fault(
-        "004 why is TTFT high (queueing)", "FirstTokenLate", ("rows",), (FEW, [], CHATS), (MANY, [], CHATS), "first"
+        "004 why is TTFT high (queueing); 001 long initial pause", "FirstTokenLate", ("rows",), (FEW, [], CHATS), (MANY, [], CHATS), "first"
     ),
     "first token: saturated": Fault(
         "004 why is TTFT high (GPU saturated)", "FirstTokenLate", ("budget", "turn"),
         ({}, [], stream(24, 0.2, 1_500, 4)), ({}, [], stream(12, 0.4, 1_500, 4)), "first",
     ),
     "tokens: others' prompts": Fault(
-        "004 why is ITL degrading; 001 choppy stream", "TokensSlow", ("others_prefill",),
+        "004 why is ITL degrading, its p99 thrice its p50; 001 choppy stream", "TokensSlow", ("others_prefill",),
         ({}, ["--step-ms", "500"], MIXED), ({}, ["--step-ms", "20"], MIXED), "gaps",
     ),
     "tokens: KV pressure": Fault(
@@ -122,9 +140,21 @@ FAULTS = {
         "004 why is ITL degrading (too many requests); war room: generation", "TokensSlow", ("decode",),
         (MANY | SLOW_TOKENS, [], stream(16, 0.01, 20, 60)), ({"rows": 4} | SLOW_TOKENS, [], stream(16, 0.01, 20, 60)), "gaps",
     ),
+    "tokens: reading weights": Fault(
+        "004 why is ITL degrading (memory bandwidth), why is quantization worth it; war room: generation", "TokensSlow", ("decode",),
+        (HEAVY, [], stream(6, 0.3, 20, 30)), (LIGHT, [], stream(6, 0.3, 20, 30)), "gaps",
+    ),
     "memory: KV cache full": Fault(
         "004 why did it run out of memory; 003 only under load; war room: state", "QueueGrows", ("blocks",),
         (TIGHT, [], stream(16, 0.15, 500, 80)), (ROOMY, [], stream(16, 0.15, 500, 80)), "first",
+    ),
+    "memory: 95 % in use": Fault(
+        "004 why the KV cache hit 95 %; war room: usage", "KVCacheFull", ("blocks", "preempted", "recompute"),
+        (TIGHT, [], stream(16, 0.1, 200, 120)), (ROOMY, [], stream(16, 0.1, 200, 120)), "total",
+    ),
+    "throughput: KV pool too small": Fault(
+        "004 why is throughput low; 003 KV pool limits concurrency", "ThroughputLow", ("blocks", "preempted", "recompute"),
+        (TIGHT, [], stream(16, 0.1, 400, 60)), (ROOMY, [], stream(16, 0.1, 400, 60)), "total",
     ),
     "throughput: batch too small": Fault(
         "004 why is throughput low; 003 TTFT fine, throughput low", "ThroughputLow", ("rows",), (FEW, [], CHATS), (MANY, [], CHATS), "total"
@@ -144,10 +174,17 @@ FAULTS = {
 
 
 def send(url: str, ask: Ask, began: float) -> None:
+    """Sends a request at its time. One that comes while no engine runs is refused at once, and has no figures."""
     time.sleep(max(0.0, began + ask.at - time.monotonic()))
     due = began + ask.at
     body = {"prompt": ask.prompt, "max_tokens": ask.output, "ignore_eos": True, "stream": True}
-    with urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})) as answer:
+    try:
+        answer = urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}))
+    except HTTPError as error:
+        if error.code == NO_ENGINE:
+            return
+        raise
+    with answer:
         last = None
         for line in answer:
             now = time.monotonic()
@@ -177,7 +214,9 @@ def served(side: tuple[dict[str, Any], list[str], Load], fault: Fault, seed: int
     device, flags, load = side
     asks = load(random.Random(seed))
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess([f"fake:{json.dumps(DEVICE | device)}", "--max-num-queued-reqs", "4096", *flags], environment(folder))
+        (Path(folder) / "sitecustomize.py").write_text(fault.site)
+        words = [f"fake:{json.dumps(DEVICE | device)}", "--max-num-queued-reqs", "4096", *flags]
+        server = ServerProcess(words, environment(folder) | {"PYTHONPATH": f"{folder}:{SOURCE}"})
         try:
             began = time.monotonic() + 0.2
             threads = [threading.Thread(target=send, args=(server.url, ask, began)) for ask in asks]
