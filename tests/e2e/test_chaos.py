@@ -97,6 +97,20 @@ def test_each_fault_is_got_over(serving: Callable[..., Any], tmp_path: Path) -> 
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_server_that_is_told_to_end_answers_what_is_open_and_says_so(serving: Callable[..., Any], is_loaded: bool) -> None:
+    with serving(FAKE, "--allow-chaos") as server:
+        texts: list[str] = []
+        clients = streams(server, texts) if is_loaded else []
+        report = ask_admin(str(server.process.pid), None, "POST", "/chaos", {"fault": "end-server", "seconds": 20}, 60)
+        for each in clients:
+            each.join()
+        assert report["open_requests"] == len(clients) and f"{len(clients)} of {len(clients)} requests had ended" in report["what"]
+        assert not report["recovered"] and not report["failed"] and not report["engine_restarted"]
+        assert [len(text) for text in texts] == [150] * len(clients) and server.process.wait(20) == 0
+        assert "reason=SIGTERM aborted_requests=0" in server.output() and "Traceback" not in server.output()
+
+
 def test_a_clock_that_jumps_changes_no_answer(serving: Callable[..., Any], tmp_path: Path) -> None:
     """By a year ahead and two back, in front end and engine, in the middle of answers and of waits: no deadline, watch, rate or pause
     counts the time of day, which dates answers and lines of the log alone."""

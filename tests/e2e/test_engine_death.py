@@ -18,6 +18,10 @@ from ridgeline.config.env import model_stores
 from ridgeline.facts.hub.source import resolve_model
 
 FAKE = 'fake:{"step_seconds": 0.01}'
+KILLS = int(os.environ.get("KILLS", "100"))
+"""Of a real engine; `KILLS=25 pytest -m night tests/e2e/test_engine_death.py -s` is a shorter night."""
+SEED = int(os.environ.get("SEED", "5"))
+"""Of the moments at which it is killed."""
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
@@ -75,7 +79,7 @@ def test_every_answer_goes_on_in_the_next_engine(serving: Callable[..., Any]) ->
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_of_a_real_engine(serving: Callable[..., Any]) -> None:
     """Under sixteen streams of the demo, greedy and not, killed at random moments: each goes on within ten seconds as it would have."""
-    rng, pauses, killed = random.Random(5), list[float](), list[int]()
+    rng, pauses, killed = random.Random(SEED), list[float](), list[int]()
     asked = [
         {"prompt": f"Story {number}: once upon a time", "max_tokens": 120, "seed": number, "temperature": number % 2, "n": 1 + number // 15}
         for number in range(16)
@@ -84,11 +88,11 @@ def test_a_hundred_kills_of_a_real_engine(serving: Callable[..., Any]) -> None:
     async def main(server: Any) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
             undisturbed = await asyncio.gather(*(stream(client, body) for body in asked))
-            while len(pauses) < 100:
+            while len(pauses) < KILLS:
                 while (await client.get("/readyz")).status_code != 200:
                     await asyncio.sleep(0.05)
                 clients = asyncio.gather(*(stream(client, body) for body in asked))
-                while not clients.done() and len(pauses) < 100:
+                while not clients.done() and len(pauses) < KILLS:
                     enough = server.metric("vllm:generation_tokens_total") + 100 + rng.randrange(200)  # each stream gets some further
                     while server.metric("vllm:generation_tokens_total") < enough and not clients.done():
                         await asyncio.sleep(0.05)

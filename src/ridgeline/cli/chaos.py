@@ -11,6 +11,7 @@ PATIENCE_SECONDS: Final = 240.0
 FAULTS: Final = {
     "kill-engine": "SIGKILL of the engine's process",
     "stop-engine": "SIGSTOP of the engine for --seconds, or until it is found to hang",
+    "end-server": "SIGTERM of the server, which ends behind its open requests; told when they have, or after --seconds",
     "slow-engine": "the engine stands still for half of --seconds, so that steps take twice as long",
     "drop-connections": "every connection of a client is closed",
     "full-disk": "for --seconds no file of the server can grow",

@@ -79,8 +79,8 @@ class Chaos:
         self._is_busy = False
 
     async def inject(self, fault: str, seconds: float, authorization: str | None) -> ChaosReport:
-        """Injects a fault, for so many seconds where it lasts, and waits until the server is well again. `authorization`: the header with
-        the key of who asks, for requests of its own. Raises ConfigError where it may not."""
+        """Injects a fault, for so many seconds where it lasts, and waits until the server is well again, or has begun to end.
+        `authorization`: the header with the key of who asks, for requests of its own. Raises ConfigError where it may not."""
         if not self._service.config.allow_chaos:
             raise ConfigError("this server injects no faults; start it with --allow-chaos, and let nobody rely on it")
         if fault not in FAULTS:
@@ -101,7 +101,7 @@ class Chaos:
         before = metrics.continued, metrics.results[Result.FAILED], metrics.results[Result.ABORTED]
         began = time.monotonic()
         what = await FAULTS[fault](self, seconds)
-        while time.monotonic() - began < RECOVERY_SECONDS and not deployment.is_ready:
+        while time.monotonic() - began < RECOVERY_SECONDS and not (deployment.is_ready or deployment.is_draining):
             await asyncio.sleep(POLL_SECONDS)
         now = self._service.current_metrics()
         behind = now.continued, now.results[Result.FAILED], now.results[Result.ABORTED]
@@ -140,6 +140,15 @@ class Chaos:
                     os.kill(pid, signal.SIGCONT)
         end = "found to hang" if ended else "went on"
         return f"engine {pid} was stopped (SIGSTOP), and {end} after {time.monotonic() - began:.1f} s"
+
+    async def _end_server(self, seconds: float) -> str:
+        """As a service manager ends it. The answer comes before the server has gone, as soon as nothing is open."""
+        deployment = self._service.deployment
+        began, open_requests = time.monotonic(), deployment.open_requests
+        os.kill(os.getpid(), signal.SIGTERM)
+        await self._until(lambda: deployment.is_draining and not deployment.open_requests, seconds)
+        left, took = deployment.open_requests, time.monotonic() - began
+        return f"the server is ending (SIGTERM): {open_requests - left} of {open_requests} requests had ended after {took:.1f} s"
 
     async def _slow_engine(self, seconds: float) -> str:
         pid, pulses = self._engine(), 0
@@ -221,6 +230,7 @@ class Chaos:
 FAULTS: Final[Mapping[str, Callable[[Any, float], Awaitable[str]]]] = {
     "kill-engine": Chaos._kill_engine,
     "stop-engine": Chaos._stop_engine,
+    "end-server": Chaos._end_server,
     "slow-engine": Chaos._slow_engine,
     "drop-connections": Chaos._drop_connections,
     "full-disk": Chaos._full_disk,
