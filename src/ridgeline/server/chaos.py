@@ -142,7 +142,7 @@ class Chaos:
         return f"engine {pid} was stopped (SIGSTOP), and {end} after {time.monotonic() - began:.1f} s"
 
     async def _end_server(self, seconds: float) -> str:
-        """As a service manager ends it. The answer comes before the server has gone, as soon as nothing is open."""
+        """Ends it as a service manager does. The report comes before it has gone, once nothing is open."""
         deployment = self._service.deployment
         began, open_requests = time.monotonic(), deployment.open_requests
         os.kill(os.getpid(), signal.SIGTERM)
