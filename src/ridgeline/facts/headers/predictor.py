@@ -20,7 +20,7 @@ FIX: Final = {"--speculative": "suffix"}
 
 
 def read_predictor(path: Path, target: ModelFacts) -> DraftHeads:
-    """As `find_predictor`. Raises ConfigError where there is none."""
+    """Heads of the checkpoint at `path`, as `find_predictor` finds them. Raises ConfigError where there is none, ModelFormatError."""
     if not path.is_dir():
         raise ConfigError("--speculative mtp reads a directory of safetensors files; of GGUF files such layers are left out", fix=FIX)
     heads = find_predictor(path, target)
