@@ -14,6 +14,7 @@ from ridgeline.observe.investigate import ALERTS, LEVERS, PHASES, investigate
 from ridgeline.observe.ledger import FrontEnd, Ledger
 from ridgeline.observe.requests import ChoiceTimes
 from ridgeline.observe.shares import distribution
+from ridgeline.observe.steps import MAX_ROWS, MAX_STEPS, StepLog
 
 
 def check_sums(requests: int, seed: int) -> None:
@@ -152,3 +153,15 @@ def test_the_time_in_which_an_idle_engine_waits_is_what_it_waits_for(cause: str)
     found = charge(ledger, record, 0)
     assert found.first == cause and found.seconds[cause] == pytest.approx(0.5) and found.seconds["host"] == pytest.approx(0.05)
     assert found.total == pytest.approx(0.65)
+
+
+def test_the_ring_of_steps_is_bounded_and_keeps_the_last() -> None:
+    """A sixteenth of it, and twice as many steps as it has, whose rows change each time: the oldest give way, the last are whole."""
+    log, rows = StepLog(max_steps=MAX_STEPS // 16, max_rows=MAX_ROWS // 16), tuple(range(24))
+    counts = [array("i", [1 + each] * len(rows)) for each in range(2)]
+    for step in range(MAX_STEPS // 8):
+        log.planned(events.Scheduled(step, float(step), rows, counts[step % 2], 0, 9, 0))
+        log.committed(events.Computed(step, step + 0.5, rows, counts[0]), step + 0.6)
+    assert 16 * log.bytes <= 50_000_000 and log.end - log.first == MAX_STEPS // 16
+    assert log[log.end - 1].ended == log.end - 0.5 and log.rows(log.end - 1)[1] == counts[1]
+    assert not log.rows(log.first)[0], "there are fewer rows than steps times 24"

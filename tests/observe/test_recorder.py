@@ -78,7 +78,12 @@ def test_an_incident_says_what_was_served(tmp_path: Path) -> None:
     found = make_scenario(model, today, folder)
     assert found.knobs.max_num_seqs == 5 and isinstance(found.durations, ConstantDurations)
     assert found.durations.step == pytest.approx(0.01, rel=0.1), "what the steps took, and not the start"
+    told = CliRunner().invoke(make_app(), ["replay", str(folder)])
+    assert told.exit_code == 0 and "20 requests in" in told.output and "TTFT as it was, of the 20 requests that had ended" in told.output
     assert incident_settings(folder / "trace.jsonl") == (None, {})
+    for words, message in ((("--trace", "t.jsonl"), "has trace and steps already"), ((), "is no incident")):
+        with pytest.raises(ConfigError, match=message):
+            CliRunner().invoke(make_app(), ["replay", str(folder if words else tmp_path), *words], catch_exceptions=False)
     (folder / "incident.json").write_text(json.dumps({"model": "x", "settings": {}, "step_seconds": [1]}))
     with pytest.raises(ConfigError, match="object of fixed, row, token"):
         make_scenario("llama-3-8b", {"step_time": str(folder / "steps.jsonl")}, folder)

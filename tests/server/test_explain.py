@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,22 @@ def test_an_engine_that_ends_leaves_a_recording(new_site: Any, tmp_path: Path) -
     told = json.loads((folder / "incident.json").read_text())
     assert told["kind"] == "engine" and "ended" in told["reason"] and told["requests"] == 1 and told["steps"] >= 5
     assert json.loads((folder / "trace.jsonl").read_text())["output"] == 5
+
+
+def test_an_engine_that_hangs_leaves_a_recording(new_site: Any, tmp_path: Path) -> None:
+    """It is stopped in the middle of an answer, which the next engine ends."""
+    site = new_site(EngineConfig('fake:{"step_seconds": 0.01}', step_timeout_seconds=0.5))
+    site.service.recorder._folder = tmp_path / "incidents"
+    answers: list[Any] = []
+    asked = {"prompt": "one", "max_tokens": 60, "ignore_eos": True}
+    answering = threading.Thread(target=lambda: answers.append(site.complete(**asked)))
+    answering.start()
+    time.sleep(0.2)
+    os.kill(site.service.deployment.client.pid, signal.SIGSTOP)
+    answering.join()
+    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 60
+    for thread in [each for each in threading.enumerate() if each.name == "recorder"]:
+        thread.join()
+    (folder,) = (tmp_path / "incidents").iterdir()
+    told = json.loads((folder / "incident.json").read_text())
+    assert told["kind"] == "engine" and "0.5 s" in told["reason"] and told["requests"] == 1, told

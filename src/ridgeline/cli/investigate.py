@@ -32,7 +32,7 @@ def investigate(
     elif alert == causes.ANSWERS:
         found = causes.investigate_answers(ask_admin(server, key_file, "GET", "/status"))
     else:
-        told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else _read(incident)
+        told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else read_incident(incident)
         found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
     if found is None:
         raise ConfigError(f"no request has ended within {window}: nothing can be said of {alert}; widen --window")
@@ -53,19 +53,20 @@ def check(alert: str, incident: Path | None, window: str) -> None:
         hint = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"{alert[:60]!r} is no alert that can be investigated{hint} (known: {', '.join(known)})")
     if incident is not None:
-        _read(incident)
+        read_incident(incident)
         if alert in (PREFIXES, ANSWERS):
             raise ConfigError(f"a recorded incident has no prompts: {alert} asks a running server", fix={"--incident": None})
 
 
-def _read(incident: Path) -> dict[str, Any]:
+def read_incident(incident: Path) -> dict[str, Any]:
+    """Reads what the flight recorder told of an incident. Raises ConfigError."""
     from ridgeline.errors import ModelFormatError, ModelNotFoundError
     from ridgeline.facts.files.json_file import read_object
 
     try:
         return read_object(incident / "incident.json", 1 << 20)
     except (ModelFormatError, ModelNotFoundError) as error:
-        raise ConfigError(f"--incident {str(incident)!r:.200} is no incident: {error}") from None
+        raise ConfigError(f"{str(incident)!r:.200} is no incident: {error}") from None
 
 
 def _distribution(found: dict[str, Any] | None) -> Any:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -159,14 +161,19 @@ def prepare_whatif(given: Mapping[str, Any]) -> "tuple[str, dict[str, str], dict
 
 
 def replay(
-    recording: Annotated[Path, typer.Argument(help="A recording of `ridgeline serve MODEL --record FILE`.")],
+    recording: Annotated[Path, typer.Argument(help="A recording of `ridgeline serve MODEL --record FILE`, or a folder of an incident.")],
     trace: Annotated[Path | None, typer.Option(help="Write the requests here, for `sim --trace` and `whatif`: lengths, never ids.")] = None,
     step_log: Annotated[Path | None, typer.Option(help="Write the steps to this file, for `sim --set step_time=FILE`.")] = None,
 ) -> None:
-    """Replay a recording with this version's scheduler and compare the decisions."""
+    """Replay a recording with this version's scheduler and compare the decisions; of an incident, which has no ids, the times."""
     from ridgeline.cli.main import fail
     from ridgeline.sim.fleet import replay as recorded
 
+    if recording.is_dir():
+        if trace is not None or step_log is not None:
+            raise ConfigError(f"an incident has trace and steps already: {recording}", fix={"--trace": None, "--step-log": None})
+        replay_incident(recording)
+        return
     compared, difference = recorded.replay(recording)
     if trace is not None:
         _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
@@ -177,6 +184,25 @@ def replay(
     if difference is not None:
         fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, replayed {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")
+
+
+def replay_incident(folder: Path) -> None:
+    """Simulates the requests of an incident with its settings and step times, and prints that beside what had been measured. Raises
+    ConfigError."""
+    from ridgeline.cli.investigate import read_incident
+    from ridgeline.cli.scenarios import describe_scenario
+    from ridgeline.cli.sim_runs import SimulationRuns
+
+    told = read_incident(folder)
+    unset = dict.fromkeys(("model", "slo", "today", "change", "replicas", "html", "find_knee"))
+    _, settings, _, scenario, _ = prepare_whatif({"trace": folder, **unset})
+    with SimulationRuns(1, quiet=False) as runs:
+        runs.run("replayed", scenario)
+    for name, title in (("ttft", "TTFT"), ("total", "E2E")):
+        if part := told.get(name):
+            p50, p95 = (part[share] / 1e3 for share in ("p50_ms", "p95_ms"))
+            runs.notes.append(f"{title} as it was, of the {part['requests']} requests that had ended: p50 {p50:.3g} s, p95 {p95:.3g} s.")
+    _report(runs, None, False, describe_scenario(scenario, settings, folder))
 
 
 def _write(path: Path, entries: list[dict[str, float]]) -> None:
