@@ -15,7 +15,7 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.text.stream import OutputStream, StopAutomaton, TextDelta
+from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped, TextDelta
 from ridgeline.text.tokenizer import Tokenizer
 
 LAST_IDS: Final = 64
@@ -101,6 +101,22 @@ class ChoiceBuilder:
         """Sum of the log-probabilities of all outputs that count; None where none were computed."""
         return fsum(self._logprobs) if self._logprobs else None
 
+    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> tuple[TextDelta, Close | None]:
+        """The delta that `process` gives for new ids that do not end the choice in the engine, and the close where their text does: what
+        most outputs are, on the shortest path."""
+        self._count += len(ids)
+        self.last_ids.extend(ids)
+        if logprobs:
+            self._logprobs += [each.logprob for each in logprobs]
+        delta = self._stream.push(ids, logprobs)
+        return delta, None if delta.stopped is None else self._stop(delta.stopped)
+
+    def _stop(self, stopped: Stopped) -> Close:
+        """Ends the choice at a stop string."""
+        self.has_ended, self.stop_reason = True, stopped.stop
+        del self._logprobs[stopped.keep :]
+        return Close(self._request_id, self._choice, stopped.keep, Finish.STOP)
+
     def process(self, output: Output) -> tuple[list[TextDelta], Close | None]:
         """Deltas that are final now, and the close to send, at most once. Outputs after that close are ignored."""
         if self.has_ended:
@@ -118,9 +134,7 @@ class ChoiceBuilder:
             deltas.append(self._stream.finish())
         stopped = self._stream.stopped
         if stopped is not None:
-            self.has_ended, self.stop_reason = True, stopped.stop
-            del self._logprobs[stopped.keep :]
-            return deltas, Close(self._request_id, self._choice, stopped.keep, Finish.STOP)
+            return deltas, self._stop(stopped)
         if output.end is None:
             return deltas, None
         self.has_ended = True
@@ -140,11 +154,13 @@ class AnswerBuilder:
     """All choices of one request: the engine's outputs in, parts out; of each choice `ChoiceStart` first, `ChoiceEnd` last.
 
     open_choices  number of choices that have not ended
+    flowing       choices that have begun and not ended: each brings deltas alone, by `ChoiceBuilder.push`
     """
 
     def __init__(self, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int = 0) -> None:
         """`first_index`: the index of choice 0 in the parts."""
         self.open_choices = request.choices
+        self.flowing: dict[int, ChoiceBuilder] = {}
         self._prompt = request.prompt
         self._choices = [ChoiceBuilder(request, index, params, tokenizer) for index in range(request.choices)]
         self._first_index = first_index
@@ -169,6 +185,8 @@ class AnswerBuilder:
             for delta in deltas:
                 if delta.ids:
                     parts.append(ChoiceDelta(index, delta))
+            if choice.has_ended:
+                self.flowing.pop(number, None)
             if choice.has_ended and parts and isinstance(last := parts[-1], ChoiceDelta):
                 parts[-1] = ChoiceDelta(index, last.delta, is_last=True)
         else:
@@ -192,6 +210,8 @@ class AnswerBuilder:
         self._started.add(number)
         if self._prompt_logprobs is None and number == 0:
             self._prompt_logprobs = (None, *self._choices[0].prompt_logprobs)
+        if self._prompt_logprobs is not None and not self._held and not self._choices[number].has_ended:
+            self.flowing[number] = self._choices[number]
         return ChoiceStart(self._first_index + number, self._prompt, self._prompt_logprobs or ())
 
 

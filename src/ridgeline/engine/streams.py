@@ -7,7 +7,7 @@ import asyncio
 import math
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,8 @@ class Wakeup:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # asked for once: it costs a system call
         self._is_set = False
+        self.is_awaited = False
+        """The task waits, and has nothing to wake for."""
         self._waiter: asyncio.Future[bool] | None = None
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -42,13 +44,19 @@ class Wakeup:
             if self._timer is None and seconds is not None:
                 self._timer = loop.call_at(self._deadline, self._on_timer)
             self._waiter = loop.create_future()
+            self.is_awaited = True
             try:
                 if not await self._waiter:
                     return False
             finally:
-                self._waiter = None
+                self._waiter, self.is_awaited = None, False
         self._is_set = False
         return True
+
+    def postpone(self, seconds: float | None) -> None:
+        """The timeout of the wait under way begins now."""
+        if seconds is not None and self._loop is not None:
+            self._deadline = self._loop.time() + seconds
 
     def close(self) -> None:
         """Frees the timer."""
@@ -67,6 +75,7 @@ class Wakeup:
             self._end_wait(False)
 
     def _end_wait(self, was_set: bool) -> None:
+        self.is_awaited = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(was_set)
 
@@ -121,6 +130,7 @@ class RequestStream:
     goes_on      in the next engine, where one ends
     blame        see `engine.open_requests`; any output ends it
     engines      number of those that have had it
+    on_output    offered what brings ids or more while nothing older waits, where it arrives: True: it has been read, and wakes nobody
     """
 
     def __init__(self, request: Admitted, wakeup: Wakeup | None = None) -> None:
@@ -132,6 +142,7 @@ class RequestStream:
         self.goes_on = True
         self.blame = 0
         self.engines = 0
+        self.on_output: Callable[[Output], bool] | None = None
         self._items: deque[Output | Closed] = deque()
         self._error: Exception | None = None
         self._wakeup = wakeup or Wakeup()
@@ -204,6 +215,8 @@ class RequestStream:
         self.blame = 0
         if self._is_whole and len(choice.ids) > len(output.ids) and _is_plain(output):
             choice.kept += len(output.ids)
+            return
+        if self.on_output is not None and not self._items and self.on_output(output):
             return
         if choice.kept:
             output = output._replace(ids=tuple(choice.ids[-choice.kept - len(output.ids) :]))

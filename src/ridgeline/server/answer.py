@@ -7,7 +7,7 @@ The bodies are the endpoint's.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,6 +29,7 @@ from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
 from ridgeline.server.relay import Relay
 from ridgeline.server.routers import answer_created
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.transport import KEEP_ALIVE, OPENAI_EVENTS, EventGrammar, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
 
@@ -70,7 +71,7 @@ class UsageCounter:
     def add(self, part: Part) -> None:
         """Counts ids as they are answered; at its end a choice counts what the engine says."""
         if isinstance(part, ChoiceDelta):
-            self._completion[part.index] = self._completion.get(part.index, 0) + len(part.delta.ids)
+            self.count(part.index, len(part.delta.ids))
         elif isinstance(part, ChoiceEnd):
             self._finish_reasons[part.reason.value] = None
             self._completion[part.index] = part.usage.completion_tokens
@@ -79,8 +80,8 @@ class UsageCounter:
         elif self.first_token_at is None:
             self.first_token_at = time.monotonic()
 
-    def arrived(self, index: int, tokens: int) -> None:
-        """Counts ids of a choice that will not be answered."""
+    def count(self, index: int, tokens: int) -> None:
+        """Counts ids of a choice that are answered, or will not be."""
         self._completion[index] = self._completion.get(index, 0) + tokens
 
     def finish(self, reason: Finish) -> None:
@@ -107,11 +108,13 @@ class UsageCounter:
 
 
 class AnswerSource(Protocol):
-    """Yields the parts of one HTTP request's answer. `abort` it whatever happens. `relay`: a router is told of what it is made of."""
+    """Yields the parts of one HTTP request's answer. `abort` it whatever happens. `relay`: a router is told of what it is made of;
+    `shortcut`: the short way of its new text, where it has one."""
 
     id: str
     usage: UsageCounter
     relay: Relay | None
+    shortcut: Shortcut | None
 
     def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]: ...
 
@@ -189,7 +192,11 @@ async def respond(
 ) -> Response:  # fmt: skip
     """The answer of `n` choices per prompt, or of one that a vote elects; without `streaming` when it is whole. The source is aborted
     whatever happens."""
-    stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort, grammar)
+    stream = None
+    if streaming is not None:
+        teller = Teller(source, form, streaming)
+        source.shortcut = Shortcut(teller.tell)
+        stream = EventStream(_events(source, form, streaming, teller), source.abort, grammar)
     return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n, vote))
 
 
@@ -202,7 +209,7 @@ async def deliver(
     if stream is None or not stream.has_comments:
         source.relay = None
     if stream is not None:
-        stream.relay = source.relay
+        stream.relay, stream.shortcut = source.relay, source.shortcut
         stream.headers.update(headers)
         return stream
     try:
@@ -218,27 +225,41 @@ async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int, vote: V
     return await _encoded(tokens, form.full_body, choices, source.usage.usage(final=True))
 
 
-async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
-    texts = TextEvents(lambda delta: form.delta_event(delta, None)) if form.is_text_only and not streaming.continuous_usage else None
-    last: dict[int, ChoiceDelta] = {}
+class Teller:
+    """The events of one stream's new text, for its task and for its short way."""
+
+    def __init__(self, source: AnswerSource, form: AnswerFormat, streaming: StreamSettings) -> None:
+        self._usage = source.usage.usage if streaming.continuous_usage else lambda: None
+        self._form = form
+        is_text = form.is_text_only and not streaming.continuous_usage
+        self._texts = TextEvents(lambda delta: form.delta_event(delta, None)) if is_text else None
+        self.last: dict[int, ChoiceDelta] = {}
+        """Last parts of choices, whose events say why these ended."""
+
+    def tell(self, part: ChoiceDelta) -> Sequence[bytes]:
+        """The events, encoded."""
+        if part.is_last:
+            self.last[part.index] = part
+            return ()
+        if self._texts is not None:
+            return (self._texts.encode(part),)
+        event = self._form.delta_event(part, self._usage())
+        return () if event is None else (_ENCODE(event),)
+
+
+async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSettings, teller: Teller) -> AsyncGenerator[bytes, None]:
     async with aclosing(source.parts(streaming.keep_alive_seconds)) as parts:
         async for part in parts:
-            if isinstance(part, ChoiceDelta) and part.is_last:
-                last[part.index] = part  # its event says why the choice ended
-                continue
-            if texts is not None and isinstance(part, ChoiceDelta):
-                yield texts.encode(part)
+            if isinstance(part, ChoiceDelta):
+                for event in teller.tell(part):
+                    yield event
                 continue
             usage = source.usage.usage() if streaming.continuous_usage else None
             match part:
                 case ChoiceStart() if form.has_start_event:
                     yield await _encoded(len(part.prompt_logprobs), form.start_event, part, usage)
-                case ChoiceDelta():
-                    event = form.delta_event(part, usage)
-                    if event is not None:
-                        yield _ENCODE(event)
                 case ChoiceEnd():
-                    yield _ENCODE(form.end_event(part, last.pop(part.index, None), usage))
+                    yield _ENCODE(form.end_event(part, teller.last.pop(part.index, None), usage))
                 case Idle():
                     yield KEEP_ALIVE
     if streaming.final_usage:

@@ -12,6 +12,7 @@ from ridgeline.engine.answer import AnswerPart, ChoiceBuilder, ChoiceDelta, Choi
 from ridgeline.engine.beams import Beam, BeamSearch, next_token_logprobs
 from ridgeline.server.answer import AnswerSource, Part, UsageCounter, collect
 from ridgeline.server.relay import Relay
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_CONCURRENT_SEARCHES: Final = 4
@@ -39,6 +40,7 @@ class BeamGeneration:
         self._steps: set[AnswerSource] = set()
         self.id = requests[0].request_id
         self.relay: Relay | None = None
+        self.shortcut: Shortcut | None = None
         self.usage = UsageCounter(params.n, sum(len(request.prompt) for request in requests))
 
     def abort(self) -> None:

@@ -13,13 +13,14 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.errors import ApiError, Dialect
 from ridgeline.server.routes import dialect_of
-from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BufferedTransport, Writes
+from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BODY_WRITER_KEY, BufferedTransport, Writes
 
 log = logging.getLogger("ridgeline.access")
 
@@ -67,6 +68,23 @@ class ConnectionTable(Protocol):
     def remove(self, connection: "HttpConnection") -> None:
         """The connection is closed."""
         ...
+
+
+class ChunkWriter:
+    """Writes chunks of the body of an answer that has begun, without its task."""
+
+    def __init__(self, flow: FlowControl, transport: BufferedTransport) -> None:
+        self._flow = flow
+        self._transport = transport
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the client does not read."""
+        return self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Writes a chunk of some bytes."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -156,6 +174,7 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
         self._cycles = [each for each in self._cycles if not each.response_complete] + [self.cycle]
+        cast(dict[str, Any], self.scope)[BODY_WRITER_KEY] = ChunkWriter(self.flow, cast(BufferedTransport, self.transport))
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body = 0, False

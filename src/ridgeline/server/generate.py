@@ -13,7 +13,7 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.commit import NOT_FINITE
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Grammar, SamplingParams
-from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd, ChoiceStart
+from ridgeline.engine.answer import AnswerBuilder, ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Behind, RequestStream, Wakeup
@@ -30,6 +30,7 @@ from ridgeline.server.notes import Notes
 from ridgeline.server.relay import Relay, close_of
 from ridgeline.server.routers import is_continued
 from ridgeline.server.service import Service
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.targets import Deadline, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -168,6 +169,10 @@ class Generation:
         self._quota = current_caller().quota
         self.id = requests[0].request_id
         self.relay = relay
+        self.shortcut: Shortcut | None = None
+        self._idle_seconds: float | None = None
+        self._error: Exception | None = None
+        """Failure of the short way, which the task raises."""
         names = tuple([request.request_id for request in requests])
         self.usage = UsageCounter(requests[0].choices, sum(len(request.prompt) for request in requests), request_ids=names)
         self._prompts: list[tuple[AnswerBuilder, RequestStream]] = []
@@ -221,6 +226,30 @@ class Generation:
             return ApiError("grammar_failed", message)
         return ApiError("engine_failed", message or "the engine ended this request with an error")
 
+    def _take(self, shortcut: Shortcut, number: int, output: Output) -> bool:
+        """Tells of an output where it arrives. False: it needs the task. What goes wrong ends this stream alone."""
+        _, choice, ids, logprobs, end, prompt_logprobs, _ = output
+        builder, stream = self._prompts[number]
+        flowing = builder.flowing.get(choice)
+        if not self._wakeup.is_awaited or flowing is None or end is not None or prompt_logprobs is not None or not shortcut.is_open:
+            return False
+        try:
+            if self.relay is not None:
+                self.relay.note(number, output, stream.cached_of(choice))
+            delta, close = flowing.push(ids, logprobs)
+            if close is not None:
+                del builder.flowing[choice]
+                self._engine.send(close)
+            if delta.ids:
+                index = number * stream.request.choices + choice
+                self.usage.count(index, len(delta.ids))
+                shortcut.tell(ChoiceDelta(index, delta, is_last=close is not None))
+        except Exception as error:
+            self._error = error
+            self._wakeup.set()
+        self._wakeup.postpone(self._idle_seconds)
+        return True
+
     async def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
@@ -229,6 +258,7 @@ class Generation:
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error, or when its deadline has passed.
         """
         remaining = sum(request.choices for request in self._requests)
+        self._idle_seconds = idle_seconds
         timer = None if self._until is None else self._until.call(self._wakeup.set)
         if whole and self.relay is None:
             for _, stream in self._prompts:
@@ -237,9 +267,14 @@ class Generation:
             for part in self._replayed():
                 remaining -= isinstance(part, ChoiceEnd)
                 yield part
+            if self.shortcut is not None:
+                for number, (_, stream) in enumerate(self._prompts):
+                    stream.on_output = partial(self._take, self.shortcut, number)
             while remaining:
                 if not await self._wakeup.wait(idle_seconds):
                     yield Idle()
+                if self._error is not None:
+                    raise self._error
                 if self._until is not None and self._until.has_passed:
                     raise too_late(self._until.milliseconds)
                 for number, (builder, stream) in enumerate(self._prompts):
@@ -261,12 +296,14 @@ class Generation:
                             self.usage.add(part)
                             yield part
         finally:
+            for _, stream in self._prompts:
+                stream.on_output = None
             self._wakeup.close()
             if timer is not None:
                 timer.cancel()
             self.usage.continued = max(stream.continued for _, stream in self._prompts)
             for number, (_, stream) in enumerate(self._prompts):  # of an answer that nobody waits for any more
                 for choice, open_choice in stream.choices.items():
-                    self.usage.arrived(number * stream.request.choices + choice, open_choice.kept)
+                    self.usage.count(number * stream.request.choices + choice, open_choice.kept)
             if self._quota is not None:
                 self._quota.settle(self.usage.completion_tokens, time.monotonic())

@@ -34,6 +34,7 @@ from ridgeline.server.loading import Model
 from ridgeline.server.notes import Notes
 from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 from ridgeline.server.service import Service
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.transport import GGML_EVENTS, KEEP_ALIVE, EventStream, client_of, json_response, read_body, unless_disconnected
 from ridgeline.server.vectors import Asked, beside_loop, embed, numbers_json
 from ridgeline.text.token_text import token_text
@@ -64,6 +65,7 @@ def routes(service: Service) -> list[BaseRoute]:
         form = CompletionForm(service.model, payload, begun, notes)
         stream = None
         if payload.stream:
+            begun.source.shortcut = Shortcut(form.tell)
             events = _events(begun, form, service.config.sse_keep_alive_interval)
             stream = EventStream(events, begun.source.abort, GGML_EVENTS)
         return await deliver(request, begun.source, notes, stream, lambda: _whole(begun, form))
@@ -215,6 +217,11 @@ class CompletionForm:
         evaluated = len(self.begun.prompts[index // self.begun.params.n])
         return Chunk(index, text, list(ids), False, NO_SLOT, self._counts[index], evaluated, self._probs(ids, logprobs))
 
+    def tell(self, part: ChoiceDelta) -> Sequence[bytes]:
+        """The events of a stream's new text, encoded."""
+        new = part.delta
+        return (msgspec.json.encode(self.chunk(part.index, new.text, new.ids, new.logprobs)),) if new.ids or new.text else ()
+
     async def end(
         self, end: ChoiceEnd, text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> GgmlCompletion | dict[str, Any]:  # fmt: skip
@@ -290,11 +297,12 @@ async def _events(begun: StartedCompletion, form: CompletionForm, keep_alive_sec
     async with aclosing(begun.source.parts(keep_alive_seconds)) as parts:
         async for part in parts:
             match part:
-                case ChoiceDelta() if part.delta.ids or part.delta.text:
-                    yield msgspec.json.encode(form.chunk(part.index, part.delta.text, part.delta.ids, part.delta.logprobs))
+                case ChoiceDelta():
+                    for event in form.tell(part):
+                        yield event
                 case ChoiceEnd():
                     yield msgspec.json.encode(await form.end(part, "", (), ()))
                 case Idle():
                     yield KEEP_ALIVE
-                case ChoiceStart() | ChoiceDelta():
+                case ChoiceStart():
                     pass

@@ -5,7 +5,7 @@ Owns the bodies of answers and the order of a stream. How a request becomes a ch
 """
 
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +27,7 @@ from ridgeline.server.chat import start_chat, tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.server.service import Service
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.spoken import Speaker
 from ridgeline.server.transport import (
     ANTHROPIC_EVENTS,
@@ -61,7 +62,9 @@ def routes(service: Service) -> list[BaseRoute]:
         form = MessageFormat(f"msg_{source.id}", model.name, begun.is_cut, None if reading is None else Speaker(reading), thinking)
         stream = None
         if payload.stream:
-            events = _events(source, form, service.config.sse_keep_alive_interval)
+            teller = Teller(form)
+            source.shortcut = Shortcut(teller.tell)
+            events = _events(source, form, service.config.sse_keep_alive_interval, teller)
             stream = EventStream(events, source.abort, ANTHROPIC_EVENTS)
         return await deliver(request, source, notes, stream, lambda: _whole(source, form))
 
@@ -175,21 +178,34 @@ async def _whole(source: AnswerSource, form: MessageFormat) -> bytes:
     return msgspec.json.encode(form.message(content, form.end(choice.end), form.usage(source.usage)))
 
 
-async def _events(source: AnswerSource, form: MessageFormat, keep_alive_seconds: float) -> AsyncGenerator[bytes, None]:
-    blocks = BlockEvents(form.thinking)
-    texts = TextEvents(_text_event) if form.speaker is None else None
+class Teller:
+    """The events of one stream's new text, for its task and for its short way."""
+
+    def __init__(self, form: MessageFormat) -> None:
+        self._form = form
+        self.blocks = BlockEvents(form.thinking)
+        self._texts = TextEvents(_text_event) if form.speaker is None else None
+
+    def tell(self, part: ChoiceDelta) -> Sequence[bytes]:
+        """The events, encoded."""
+        if self._texts is not None and self.blocks.has_begun:
+            return (_NEW_TEXT + self._texts.encode(part),) if part.delta.text else ()
+        return [encode_event(event) for event in self.blocks.tell(self._form.hear(part.delta))]
+
+
+async def _events(
+    source: AnswerSource, form: MessageFormat, keep_alive_seconds: float, teller: Teller
+) -> AsyncGenerator[bytes, None]:  # fmt: skip
+    blocks = teller.blocks
     async with aclosing(source.parts(keep_alive_seconds)) as parts:
         async for part in parts:
             match part:
                 case ChoiceStart():  # from here on it is known what of the prompt was cached
                     yield encode_event(anthropic.MessageStart(form.message([], None, form.usage(source.usage, is_final=False))))
                     yield encode_event(anthropic.Ping())
-                case ChoiceDelta() if texts is not None and blocks.has_begun:
-                    if part.delta.text:
-                        yield _NEW_TEXT + texts.encode(part)
                 case ChoiceDelta():
-                    for event in blocks.tell(form.hear(part.delta)):
-                        yield encode_event(event)
+                    for told in teller.tell(part):
+                        yield told
                 case ChoiceEnd():
                     for event in (*blocks.tell(form.hear(None, is_last=True)), *blocks.finish()):
                         yield encode_event(event)

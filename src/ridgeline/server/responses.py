@@ -34,6 +34,7 @@ from ridgeline.server.routers import answer_created, goes_elsewhere
 from ridgeline.server.routes import MAX_ITEMS
 from ridgeline.server.service import Service
 from ridgeline.server.shelf import Shelf
+from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.tapes import Tape
 from ridgeline.server.transport import KEEP_ALIVE, RESPONSES_EVENTS, EventStream, client_of, encode_event, json_response, read_body
 from ridgeline.text.tools.families import SWITCHES
@@ -86,7 +87,10 @@ def routes(service: Service) -> list[BaseRoute]:
             background.headers.update(notes.tell())
             return background
         events = answer.events(store, service.config.sse_keep_alive_interval if payload.stream else None)
-        stream = EventStream(_told(answer, events, request), begun.source.abort, RESPONSES_EVENTS) if payload.stream else None
+        stream = None
+        if payload.stream:
+            begun.source.shortcut = Shortcut(answer.tell)
+            stream = EventStream(_told(answer, events, request), begun.source.abort, RESPONSES_EVENTS)
         return await deliver(request, begun.source, notes, stream, lambda: _whole(events))
 
     async def input_tokens(request: Request) -> Response:
@@ -272,6 +276,10 @@ class _Answer:
         await store(response)
         kind = shapes.Completed if response.status == "completed" else shapes.Incomplete
         yield kind(sequence_number=output.number(), response=response)
+
+    def tell(self, part: ChoiceDelta) -> list[bytes]:
+        """The events of new text, encoded: the short way of a stream."""
+        return [encode_event(event) for event in self._output.hear(part.delta, part.is_last)]
 
     def _ended(self, reason: Finish) -> shapes.ResponseObject:
         more: dict[str, Any] = {"completed_at": int(time.time()), "usage": self._usage()}

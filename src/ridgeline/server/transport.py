@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.errors import EngineDeadError
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
+from ridgeline.server.shortcut import BodyWriter, Shortcut
 
 BODY_LIMIT_KEY: Final = "ridgeline.max_body_bytes"
 """Key in a scope of the bytes that its body may have, as the table of routes says."""
@@ -31,6 +32,8 @@ FLUSH_BYTES: Final = 1 << 16
 DONE: Final = b"data: [DONE]\n\n"
 BODY_SEND_KEY: Final = "ridgeline.body"
 """Key in a scope of the server's own `send`, for bodies of streams: layers around an endpoint need nothing but the start of an answer."""
+BODY_WRITER_KEY: Final = "ridgeline.body_writer"
+"""Key in a scope of a `BodyWriter` of the answer; none where the server has none."""
 KEEP_ALIVE: Final = b""
 """Yielded by `events` for a sign of life, which clients skip."""
 COMMENT: Final = b": keep-alive\n\n"
@@ -180,7 +183,7 @@ class EventStream(Response):
     """Server-sent events, then the end that the grammar has for it. An error becomes an event of its own before the end, and is raised.
 
     `events` gives the payloads, for OpenAI's grammar JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the
-    client goes. While it does not read, `send` waits.
+    client goes. While it does not read, `send` waits. `shortcut` has what else makes events of the answer.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], grammar: EventGrammar = OPENAI_EVENTS) -> None:
@@ -190,6 +193,7 @@ class EventStream(Response):
         self._close = close
         self._grammar = grammar
         self.relay: Marks | None = None
+        self.shortcut: Shortcut | None = None
 
     @property
     def has_comments(self) -> bool:
@@ -199,19 +203,29 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, _in_own_task(self._write(send, scope.get(BODY_SEND_KEY, send))))
+                await unless_disconnected(receive, _in_own_task(self._write(scope, send)))
         finally:
+            if self.shortcut is not None:
+                self.shortcut.close()
             self._close()
 
-    async def _write(self, send: Send, send_body: Send) -> None:
+    def _framed(self, event: bytes) -> bytes:
+        """The bytes of an event; b"" for one that the client has of another server."""
+        data = self._grammar.start + event + self._grammar.stop
+        return data if self.relay is None else self.relay.mark(data)
+
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send_body: Send = scope.get(BODY_SEND_KEY, send)
+        writer: BodyWriter | None = scope.get(BODY_WRITER_KEY)
+        if self.shortcut is not None and writer is not None:
+            self.shortcut.open(writer, self._framed)
         failure: ApiError | None = None
-        grammar = self._grammar
-        start, idle, stop, relay = grammar.start, grammar.idle, grammar.stop, self.relay
+        grammar, relay = self._grammar, self.relay
         try:
             async for event in self._events:
-                data = idle if event is KEEP_ALIVE else start + event + stop
-                if relay is not None and event is not KEEP_ALIVE and not (data := relay.mark(data)):
+                data = grammar.idle if event is KEEP_ALIVE else self._framed(event)
+                if not data:
                     await asyncio.sleep(0)  # thousands may be made again: other streams go on meanwhile
                     continue
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
@@ -219,7 +233,7 @@ class EventStream(Response):
             if relay is not None and isinstance(error, EngineDeadError):
                 raise  # a router goes on with it elsewhere: the stream breaks off, and the client is not told
             failure = as_api_error(error)
-            data = grammar.error_start + failure.body(grammar.dialect) + stop
+            data = grammar.error_start + failure.body(grammar.dialect) + grammar.stop
             await send_body({"type": "http.response.body", "body": data, "more_body": True})
         await send_body({"type": "http.response.body", "body": grammar.end, "more_body": False})
         if failure is not None:

@@ -35,7 +35,13 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that is complete with this token and was not before it; often a word, "" inside a character."""
-        return self._decode(self._bytes(token))
+        piece = self._bytes(token)
+        if self._incomplete_bytes or self._inside_prompt:
+            return self._decode(piece)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return self._decode(piece)
 
     def finish(self) -> str:
         """The text of an incomplete character at the end: "" or U+FFFD."""
@@ -209,6 +215,8 @@ class OutputStream:
         leaves the string in the text, and likewise the text of a stop id."""
         self._detokenizer = Detokenizer(tokenizer, skip_special, prompt)
         self._stops = stops
+        self._has_stops = stops.has_stops
+        """There is any string to find."""
         self._state = stops.start
         self._min_tokens = min_tokens
         self._include_stop = include_stop
@@ -225,7 +233,7 @@ class OutputStream:
 
         `ends_with_stop_id`: the last id ended the sequence in the engine; it counts but adds no text.
         """
-        if len(ids) == 1 and not self._held and not self._stops.has_stops and not ends_with_stop_id:
+        if len(ids) == 1 and not self._held and not self._has_stops and not ends_with_stop_id:
             return self._push_alone(ids[0], logprobs)
         for index, token in enumerate(ids if self.stopped is None else ()):
             hidden = ends_with_stop_id and index == len(ids) - 1 and not self._include_stop
