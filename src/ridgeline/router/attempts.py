@@ -78,9 +78,11 @@ class Attempts:
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
 
-    async def begin(self, scope: Scope, replica: Replica, body: bytes, turn: Turn, more: Headers) -> Begun:
-        """Sends the request, with the headers `more`, and returns with the beginning of the answer. Raises Elsewhere, also where the
-        replica says that it takes nothing now.
+    async def begin(
+        self, scope: Scope, replica: Replica, body: bytes, turn: Turn, more: Headers, asked: Connection | None = None
+    ) -> Begun:  # fmt: skip
+        """Sends the request, with the headers `more`, and returns with the beginning of the answer. `asked`: a connection on which it has
+        been sent. Raises Elsewhere, also where the replica says that it takes nothing now.
 
         A kept connection that the replica has just closed says nothing about the replica: a fresh one is tried.
         """
@@ -89,10 +91,14 @@ class Attempts:
         request = replica.upstream.request(scope["method"], target, scope["headers"], body, own)
         is_fresh = False
         while True:
-            connection: Connection | None = None
+            connection, asked = asked, None
             try:
-                connection = await replica.upstream.connect(is_fresh)
-                begun = Begun(replica, turn, connection, await connection.send(request, scope["method"] == "HEAD"))
+                if connection is None:
+                    connection = await replica.upstream.connect(is_fresh)
+                    status = await connection.send(request, scope["method"] == "HEAD")
+                else:
+                    status = await connection.head()
+                begun = Begun(replica, turn, connection, status)
                 self._metrics.answers(replica.upstream.url, f"{begun.status // 100}xx").inc()
                 if begun.status in ELSEWHERE:
                     await self._hear_refusal(begun)

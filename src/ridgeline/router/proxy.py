@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -25,7 +25,7 @@ from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
 from ridgeline.router.replicas import CHECK_SECONDS, Replica, Replicas, Turn
-from ridgeline.router.upstream import Headers, UpstreamError
+from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routes import dialect_of, find_row
@@ -57,6 +57,16 @@ MOST_STALLS: Final = 2
 """Replicas that may end in a row while they have a stream that gets no further."""
 PAUSE_SECONDS: Final = 0.1
 """Between looks for a replica that goes on."""
+CHOSEN_KEY: Final = "ridgeline.chosen"
+"""Key in a scope of the `Chosen` of a request that began on the short way."""
+
+
+class Chosen(NamedTuple):
+    """A choice that has been made: the replica, the tokens of the prompt that it has cached, and the connection on which it was asked."""
+
+    replica: Replica
+    cached: int
+    connection: Connection | None = None
 
 
 class Proxy:
@@ -124,19 +134,21 @@ class Proxy:
         tried: set[int] = set()
         refused: Answer | None = None
         lost = 0
-        while (choice := await self._choose(receive, prompt, tried, len(body))) is not None:
-            replica, cached = choice
+        chosen: Chosen | None = scope.pop(CHOSEN_KEY, None)
+        while (choice := chosen or await self._choose(receive, prompt, tried, len(body))) is not None:
+            replica, cached, asked = choice
             tried.add(replica.number)
+            chosen = None
             try:
                 with replica.serving(prompt.tokens, cached) as turn:
-                    if self._hedge.takes(scope["method"], row, prompt.bound_to):
+                    if asked is None and self._hedge.takes(scope["method"], row, prompt.bound_to):
                         work = self._hedged(scope, send, body, prompt, tried, turn)
                     else:
-                        work = self._alone(scope, send, body, turn)
+                        work = self._alone(scope, send, body, turn, asked)
                     await unless_disconnected(receive, work)
                 return
             except Broken as broken:
-                await unless_disconnected(receive, self._go_on(scope, send, body, prompt, broken))
+                await unless_disconnected(receive, self.go_on(scope, send, body, prompt, broken))
                 return
             except Elsewhere as error:
                 refused = error.answer or refused
@@ -149,18 +161,19 @@ class Proxy:
         await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
 
-    async def _choose(self, receive: Receive, prompt: Prompt, tried: set[int], size: int) -> tuple[Replica, int] | None:
+    async def _choose(self, receive: Receive, prompt: Prompt, tried: set[int], size: int) -> Chosen | None:
         """A replica that has not been tried; the first that comes, while there is none at all and the request may wait."""
         choice = self._replicas.choose(prompt, tried)
         if choice is None and not self._replicas.ready() and await unless_disconnected(receive, self._replicas.room.wait(size)):
             tried.clear()
             choice = self._replicas.choose(prompt, tried)
-        return choice
+        return None if choice is None else Chosen(*choice)
 
-    async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn) -> None:
-        """The answer of one replica. Raises Elsewhere while nothing has been sent, Broken where it breaks off."""
+    async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn, asked: Connection | None) -> None:
+        """The answer of one replica, `asked` on this connection. Raises Elsewhere while nothing has been sent, Broken where it breaks
+        off."""
         journal = Journal(self._key)
-        begun = await self._attempts.begin(scope, turn.replica, body, turn, journal.headers)
+        begun = await self._attempts.begin(scope, turn.replica, body, turn, journal.headers, asked)
         await self._forward(scope, send, begun, journal)
 
     async def _hedged(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, tried: set[int], turn: Turn) -> None:
@@ -196,25 +209,26 @@ class Proxy:
                 replica.note_answer()
             else:
                 replica.note_failure()
-            if not _is_stream(headers):
+            if not is_stream(headers):
                 journal = Journal(None)
             await send({"type": "http.response.start", "status": begun.status, "headers": headers})
             await self._stream(scope, send, begun, journal)
             begun.turn.judge(is_good=begun.status < 500)
         except UpstreamError:
-            self._note_break(begun)
+            self.note_break(begun)
             raise Broken(begun, journal) from None
         finally:
             replica.upstream.release(connection)
 
-    def _note_break(self, begun: Begun) -> None:
+    def note_break(self, begun: Begun) -> None:
+        """Notes that a replica has ended in the middle of its answer."""
         begun.turn.judge(is_good=False)
         begun.replica.note_failure()
         self._metrics.broken.inc()
 
     # ── a stream whose replica has gone ─────────────────────────────────────────────────────────────────────────────
 
-    async def _go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken) -> None:
+    async def go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken) -> None:
         """Goes on with a stream at other replicas, one after the other. Where none can, it ends with an error.
 
         A request that ends replicas must not end all of them: two that end in a row, without an event between, are the last.
@@ -252,7 +266,7 @@ class Proxy:
         begun = await self._attempts.begin(scope, replica, journal.body(body), turn, journal.headers)
         connection = begun.connection
         try:
-            if begun.status != HTTPStatus.OK or not _is_stream(connection.headers):
+            if begun.status != HTTPStatus.OK or not is_stream(connection.headers):
                 answer = Answer(begun.status, connection.headers, begun.first or await whole(connection))
                 log.info("replica does not go on with a stream", extra=with_fields(replica=replica.upstream.url, status=begun.status))
                 raise Elsewhere(answer)
@@ -261,7 +275,7 @@ class Proxy:
             await self._stream(scope, send, begun, journal)
             turn.judge(is_good=True)
         except UpstreamError:
-            self._note_break(begun)
+            self.note_break(begun)
             raise Broken(begun, journal) from None
         finally:
             replica.upstream.release(connection)
@@ -285,7 +299,7 @@ class Proxy:
         await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
 
 
-def _is_stream(headers: Headers) -> bool:
+def is_stream(headers: Headers) -> bool:
     """True for server-sent events, in front of which a replica can tell more."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.config.secret import read_router_key
@@ -14,11 +15,13 @@ from ridgeline.core.routing import ROUTING
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.attempts import Hedge
+from ridgeline.router.front import Front
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import Sessions
 from ridgeline.router.proxy import Proxy
 from ridgeline.router.replicas import Replicas
 from ridgeline.router.roster import Roster
+from ridgeline.router.short_way import ShortWay
 from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler
 from ridgeline.server.auth import AccessGuard, check_exposure
@@ -74,11 +77,14 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     settings, metrics = config.server, RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
-    proxy = Proxy(replicas, metrics, key, Sessions.parse(config.session_affinity), Hedge(config.hedge_percentile))
-    app = AccessLog(ErrorHandler(AccessGuard(proxy, settings.host, keys, origins)), lambda *_: None)
+    sessions, hedge = Sessions.parse(config.session_affinity), Hedge(config.hedge_percentile)
+    proxy = Proxy(replicas, metrics, key, sessions, hedge)
+    guard = AccessGuard(proxy, settings.host, keys, origins)
+    app = AccessLog(ErrorHandler(guard), lambda *_: None)
+    connect = partial(Front, ShortWay(proxy, guard, replicas, metrics, key, sessions, hedge))
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
-        server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
+        server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout), connect)
         url = url_of(listener, certificate)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(replicas, roster, server, listener, config.shutdown_seconds, lambda: on_ready(url)))

@@ -7,7 +7,7 @@ where a request ends. While nobody reads an answer, its connection is not read.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -37,17 +37,24 @@ class UpstreamError(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a replica."""
+    """One connection to a replica. An answer is waited for (`send`, `read`), or told of as it comes (`ask`, `take`).
+
+    has_head  the head of the answer is there: `status`, `headers`
+    is_whole  its end has come
+    is_lost   the connection has ended
+    """
 
     def __init__(self) -> None:
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._on_change: Callable[[], None] = self._notify
         self._parts: list[bytes] = []
         self._waiting = 0
         self._head_bytes = 0
-        self._has_head = self._is_whole = self._is_lost = self._is_paused = False
-        self._is_bodyless = self._is_framed = self._is_kept = False
+        self.has_head = self.is_whole = self.is_lost = False
+        self._is_paused = self._is_bodyless = self._is_framed = self._is_kept = False
+        self.status = 0
         self.headers: Headers = []
         self.was_used = False
         """An exchange went before: the replica may have closed it since."""
@@ -58,50 +65,50 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None or self._is_whole:  # bytes that nobody asked for
+        if self._parser is None or self.is_whole:  # bytes that nobody asked for
             self.close()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
-        if not self._has_head:
+        if not self.has_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.close()
         if self._waiting > HIGH_WATER and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
-        self._notify()
+        self._on_change()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
-        self._notify()
+        self.is_lost = True
+        self._on_change()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self._is_framed = self._is_framed or name in FRAMING
-        if not self._has_head and (name not in HOP_BY_HOP or name == b"content-length"):
+        if not self.has_head and (name not in HOP_BY_HOP or name == b"content-length"):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._has_head:  # of an answer that nobody asked for
+        if self.has_head:  # of an answer that nobody asked for
             self.close()
-        elif self._parser.get_status_code() >= 200:
-            self._has_head = True
-            self._is_whole = self._is_bodyless
+        elif (status := self._parser.get_status_code()) >= 200:
+            self.has_head, self.status = True, status
+            self.is_whole = self._is_bodyless
             self._is_kept = bool(self._parser.should_keep_alive())  # it says so here alone
         else:  # an interim answer
             self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
-        if self._is_whole:
+        if self.is_whole:
             return
         self._parts.append(body)
         self._waiting += len(body)
 
     def on_message_complete(self) -> None:
-        self._is_whole = self._has_head
+        self.is_whole = self.has_head
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -116,33 +123,53 @@ class Connection(asyncio.Protocol):
     @property
     def is_usable(self) -> bool:
         """True if another request may be sent."""
-        return not self._is_lost and self._transport is not None and not self._transport.is_closing()
+        return not self.is_lost and self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, request: bytes, is_bodyless: bool = False) -> int:
-        """Sends a whole request; the status of its answer, whose `headers` are there then. `is_bodyless`: an answer to HEAD. Raises
-        UpstreamError."""
+    def ask(self, request: bytes, on_change: Callable[[], None], is_bodyless: bool = False) -> None:
+        """Sends a whole request. `on_change` is called when a part of the answer has come, and when the connection has ended.
+        `is_bodyless`: an answer to HEAD. Raises UpstreamError."""
         if not self.is_usable or self._transport is None:
             raise UpstreamError
         self._parser = httptools.HttpResponseParser(self)
-        self._has_head = self._is_whole = self._is_framed = self._is_kept = False
+        self.has_head = self.is_whole = self._is_framed = self._is_kept = False
         self._is_bodyless, self._head_bytes, self.headers = is_bodyless, 0, []
+        self._on_change = on_change
         self._transport.write(request)
-        while not self._has_head:
-            if self._is_lost:
+
+    async def send(self, request: bytes, is_bodyless: bool = False) -> int:
+        """Sends a whole request; the status of its answer, whose `headers` are there then. Raises UpstreamError."""
+        self.ask(request, self._notify, is_bodyless)
+        return await self.head()
+
+    async def head(self) -> int:
+        """Waits for the head of an answer that has been asked for; its status. Raises UpstreamError."""
+        self._on_change = self._notify
+        while not self.has_head:
+            if self.is_lost:
                 raise UpstreamError
             await self._wait()
-        return int(self._parser.get_status_code())
+        return self.status
 
     async def read(self) -> bytes:
         """Reads what has arrived of the body, b"" at its end. Raises UpstreamError if the connection ends before."""
+        self._on_change = self._notify
         while not self._parts:
-            if self._is_whole:
+            if self.has_ended:
                 return b""
-            if self._is_lost:
-                if self._is_framed:
-                    raise UpstreamError
-                return b""  # a body whose end is that of the connection
             await self._wait()
+        return self.take()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing more of the body will come. Raises UpstreamError if the connection has ended before the answer did."""
+        if self.is_lost and not self.is_whole and self._is_framed:
+            raise UpstreamError
+        return self.is_whole or self.is_lost  # a body without a frame ends with the connection
+
+    def take(self) -> bytes:
+        """The bytes of the body that have come and were not taken; b"" for none."""
+        if not self._parts:
+            return b""
         data = b"".join(self._parts)
         self._parts.clear()
         self._waiting = 0
@@ -151,10 +178,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
+    def rest(self) -> None:
+        """Ends the exchange: nobody is told any more."""
+        self._on_change = self._notify
+
     @property
     def can_be_kept(self) -> bool:
         """True if the answer has been read to its end, and the replica keeps the connection."""
-        return self._is_whole and not self._parts and self._is_kept and not self._is_bodyless and self.is_usable
+        return self.is_whole and not self._parts and self._is_kept and not self._is_bodyless and self.is_usable
 
     def close(self) -> None:
         """Closes at once: a replica ends the request of a client that has gone."""
@@ -176,13 +207,19 @@ class Upstream:
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
 
-    async def connect(self, fresh: bool = False) -> Connection:
-        """An idle connection, or, where there is none or `fresh` is asked for, a new one; `release` ends its use. Raises UpstreamError."""
-        while self._idle and not fresh:
+    def idle(self) -> Connection | None:
+        """A connection that is open and idle, if there is one; `release` ends its use."""
+        while self._idle:
             if (found := self._idle.pop()).is_usable:
                 found.was_used = True
                 self._busy.add(found)
                 return found
+        return None
+
+    async def connect(self, fresh: bool = False) -> Connection:
+        """An idle connection, or, where there is none or `fresh` is asked for, a new one; `release` ends its use. Raises UpstreamError."""
+        if not fresh and (found := self.idle()) is not None:
+            return found
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -195,6 +232,7 @@ class Upstream:
     def release(self, connection: Connection) -> None:
         """Keeps a connection whose exchange is over, or closes it."""
         self._busy.discard(connection)
+        connection.rest()
         if connection.can_be_kept and len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
@@ -210,14 +248,14 @@ class Upstream:
     def request(self, method: str, target: bytes, headers: Headers, body: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
         """The bytes of a request with those of the headers that go beyond one neighbour, and `more` in the place of their like."""
         lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: " + self.authority]
-        named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
-        written = {name for name, _ in more}
-        own_origin = next((b"//" + value for name, value in headers if name == b"host"), b"")
         lines += [name + b": " + value for name, value in more]
-        for name, value in headers:
-            if name in HOP_BY_HOP or name in named or name in written or (name == b"origin" and own_origin and value.endswith(own_origin)):
-                continue
-            lines.append(name + b": " + value)
+        skipped = HOP_BY_HOP.union([name for name, _ in more])
+        if named := [value for name, value in headers if name == b"connection"]:
+            skipped |= {part.strip().lower() for value in named for part in value.split(b",")}
+        lines += [name + b": " + value for name, value in headers if name not in skipped and name != b"origin"]
+        if origins := [value for name, value in headers if name == b"origin"]:
+            own = next((b"//" + value for name, value in headers if name == b"host"), b"")
+            lines += [b"origin: " + value for value in origins if b"origin" not in skipped and not (own and value.endswith(own))]
         if body or method in ("POST", "PUT", "PATCH"):
             lines.append(b"content-length: %d" % len(body))
         return b"\r\n".join(lines) + b"\r\n\r\n" + body

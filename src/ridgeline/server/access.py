@@ -93,6 +93,11 @@ def note_usage(scope: Scope, usage: Usage) -> None:
         access.usage = usage
 
 
+def id_of(given: bytes) -> bytes:
+    """The id of a request: what its client has given, b"" for nothing, where it is harmless, else a new one."""
+    return given if given and REQUEST_ID.fullmatch(given) else b"%032x" % _ids.getrandbits(128)
+
+
 OnEnd = Callable[[Access, str, Sequence[tuple[float, float]]], None]
 """Called with a request, the id in its answer's header, and the times in which its client did not read."""
 
@@ -110,8 +115,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if REQUEST_ID.fullmatch(given) else b"%032x" % _ids.getrandbits(128)
-        scope[ACCESS_KEY] = access = Access(request_id)
+        scope[ACCESS_KEY] = access = Access(request_id := id_of(given))
         scope[BODY_SEND_KEY] = send
 
         async def send_with_id(message: Message) -> None:
@@ -131,17 +135,18 @@ class AccessLog:
                 access.status, access.error = access.status or rejected.status, rejected.code
             if scope["path"] not in PROBES:
                 self._on_end(access, request_id.decode(), scope.get(PAUSED_KEY, ()))
-            _write(scope, request_id.decode(), access)
+            write_line(scope, access)
 
 
-def _write(scope: Scope, request_id: str, access: Access) -> None:
+def write_line(scope: Scope, access: Access) -> None:
+    """Writes the line of a request whose answer has ended."""
     path, status = scope["path"], access.status or DISCONNECTED_STATUS
     level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
     if not log.isEnabledFor(level):
         return
     client = scope["client"][0] if scope.get("client") else None
     log.log(level, "request", extra=with_fields(
-        id=request_id, client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
+        id=access.request_id.decode(), client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
         **_generation(access), total_seconds=time.monotonic() - access.began, trace_id=scope.get(TRACE_KEY),
     ))  # fmt: skip
 

@@ -60,7 +60,7 @@ class AccessGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            found = self._caller(scope)
+            found = self.caller(scope)
             if isinstance(found, ApiError):
                 await found.response(dialect_of(scope))(scope, receive, send)
                 return
@@ -68,7 +68,7 @@ class AccessGuard:
             with serving(found if targets is found.targets else replace(found, targets=targets)):
                 await self._app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller | ApiError:
+    def caller(self, scope: Scope) -> Caller | ApiError:
         """The sender of a request, or the reason why it is not taken."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers)

@@ -150,7 +150,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _probe(self, count: int) -> None:
         """Sends interim answers while there is no answer: the system of a client that has gone altogether ends the connection on them."""
-        if self.transport.is_closing() or self.cycle.response_started:
+        if self.transport.is_closing() or self._has_begun:
             return
         if count:
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
@@ -233,6 +233,11 @@ class HttpConnection(HttpToolsProtocol):
         with suppress(OSError):  # it is closed already, or the system has another form of it
             self._accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FORGET_UNSENT)
         self.drop()
+
+    @property
+    def _has_begun(self) -> bool:
+        """True if a part of the newest answer has been sent."""
+        return self.cycle.response_started
 
     @property
     def _is_answered(self) -> bool:

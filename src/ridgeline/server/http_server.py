@@ -21,6 +21,7 @@ from ridgeline.server.listener import Connections, Listener
 from ridgeline.server.tls import Certificate
 
 BACKLOG: Final = 2048
+Connect = Callable[..., HttpConnection]
 MIN_SHUTDOWN_SECONDS: Final = 2
 """Least time for the last bytes of answers."""
 
@@ -29,7 +30,8 @@ class HttpServer(uvicorn.Server):
     """Uvicorn with limits on connections, and without its own signal handlers, which would end the process with the signal after a clean
     stop."""
 
-    def __init__(self, app: ASGIApp, certificate: Certificate, connections: Connections) -> None:
+    def __init__(self, app: ASGIApp, certificate: Certificate, connections: Connections, connect: Connect = HttpConnection) -> None:
+        """`connect`: makes the protocol of a connection, from what `HttpConnection` takes."""
         config = uvicorn.Config(
             app, http=HttpConnection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=MIN_SHUTDOWN_SECONDS,
@@ -38,11 +40,12 @@ class HttpServer(uvicorn.Server):
         config.ssl = certificate.context
         super().__init__(config)
         self._connections = connections
+        self._connect = connect
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens on the sockets."""
         await self.lifespan.startup()
-        connect = partial(HttpConnection, self.config, self.server_state, self.lifespan.state, self._connections)
+        connect = partial(self._connect, self.config, self.server_state, self.lifespan.state, self._connections)
         listeners = [Listener(each, self._connections, connect, self.config.ssl) for each in sockets or ()]
         for each in listeners:
             each.start()

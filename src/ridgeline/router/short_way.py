@@ -1,0 +1,253 @@
+"""The short way of a request through the router: without a task, a scope or a layer, from the callbacks of its two connections.
+
+It is for what nearly all requests are: generation, in one message with a length, for a replica to which a connection is open. Everything
+else goes the long way (`proxy`): what is read here is read strictly, and whatever it is not, or must go elsewhere, is given back as it came
+while nothing of an answer has been sent. A stream that breaks off goes on as any other, by `Proxy.go_on`.
+"""
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Begun, Broken, Hedge
+from ridgeline.router.journal import Journal
+from ridgeline.router.metrics import RouterMetrics
+from ridgeline.router.prompts import Prompt, Sessions, read_prompt
+from ridgeline.router.proxy import Chosen, Proxy, is_stream
+from ridgeline.router.replicas import Replica, Replicas
+from ridgeline.router.upstream import Connection, Headers, UpstreamError
+from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, Access, id_of, write_line
+from ridgeline.server.auth import AccessGuard
+from ridgeline.server.errors import ApiError
+from ridgeline.server.routes import ROWS, Row, rows_of
+
+if TYPE_CHECKING:
+    from ridgeline.router.front import Front
+
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
+"""A head as RFC 9112 has it, without what only old clients write: every line is checked, so that nobody reads it otherwise."""
+_FIELDS: Final = re.compile(rb"(" + _TOKEN + rb"):([^\r]*)\r\n")
+_LENGTH: Final = re.compile(rb"[0-9]{1,9}")
+_LONG: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"))
+"""Headers that change what follows a head, or what the connection is. So may one that stands twice."""
+_NO_TRIES: Final = set[int]()
+BODYLESS: Final = (204, 304)
+PATHS: Final = {
+    row.path.encode(): row
+    for row in ROWS
+    if row.method == "POST" and row.is_queued and len(rows_of(row.path)) == 1 and not row.path.startswith("/v1/responses")
+}
+"""Paths of generation whose requests name no stored answer."""
+
+
+class Head(NamedTuple):
+    """The head of a request. `begin`: bytes in front of its body; `end`: bytes of all of it; `tenant`: of its key."""
+
+    row: Row
+    headers: Headers
+    begin: int
+    end: int
+    tenant: bytes
+
+
+class ShortWay:
+    """The parts of a router that requests on the short way share: those of `proxy`, and the guard in front of it."""
+
+    def __init__(
+        self, proxy: Proxy, guard: AccessGuard, replicas: Replicas, metrics: RouterMetrics, key: bytes | None, sessions: Sessions,
+        hedge: Hedge,
+    ) -> None:  # fmt: skip
+        self.proxy, self.metrics, self.key = proxy, metrics, key
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._guard, self._replicas, self._sessions, self.hedge = guard, replicas, sessions, hedge
+
+    def read(self, data: bytes) -> Head | None:
+        """The head with which bytes begin; None for one that goes the long way, also where the guard does not let it in."""
+        found = _HEAD.match(data)
+        if found is None or (row := PATHS.get(found[1])) is None:
+            return None
+        found_fields = _FIELDS.findall(found[2])
+        fields = {name.lower(): value.strip(b" \t") for name, value in found_fields}
+        length = fields.get(b"content-length", b"")
+        if len(fields) != len(found_fields) or _LENGTH.fullmatch(length) is None or not _LONG.isdisjoint(fields):
+            return None
+        if fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
+            return None
+        headers = list(fields.items())
+        caller = self._guard.caller({"method": "POST", "path": row.path, "headers": headers})
+        if int(length) > row.max_body_bytes or isinstance(caller, ApiError):
+            return None
+        return Head(row, headers, found.end(), found.end() + int(length), caller.tenant.encode())
+
+    def begin(self, client: "Front", head: Head, request: bytes) -> "Passing | None":
+        """Passes a whole request on to a replica; None where it went the long way."""
+        prompt = read_prompt(head.row.path, request[head.begin :], head.tenant, head.headers, self._sessions)
+        choice = None if prompt.bound_to or self.hedge.delay is not None else self._replicas.choose(prompt, _NO_TRIES)
+        if choice is None:
+            client.take_long_way(request, None)
+            return None
+        replica, cached = choice
+        if (connection := replica.upstream.idle()) is None:
+            client.take_long_way(request, Chosen(replica, cached))
+            return None
+        return Passing(self, client, head, request, prompt, connection, replica, cached)
+
+
+class Passing:
+    """A request that a replica has been asked for, and its answer.
+
+    access     facts about it, for its line in the log
+    has_begun  a part of the answer has been sent
+    is_last    the client's connection ends with it
+    """
+
+    def __init__(
+        self, way: ShortWay, client: "Front", head: Head, request: bytes, prompt: Prompt, connection: Connection, replica: Replica,
+        cached: int,
+    ) -> None:  # fmt: skip
+        given = next((value for name, value in head.headers if name == b"x-request-id"), b"")
+        self.access = Access(id_of(given))
+        self._journal = Journal(way.key)
+        own = [(b"x-request-id", self.access.request_id), *self._journal.headers]
+        asked = replica.upstream.request("POST", head.row.path.encode(), head.headers, request[head.begin :], own)
+        connection.ask(asked, self.heard)  # it was open a moment ago, without a wait since
+        self._way, self._client, self._head, self._request = way, client, head, request
+        self._prompt, self._connection, self._cached = prompt, connection, cached
+        self._turn = replica.serving(prompt.tokens, cached)
+        self.has_begun = self.is_last = False
+        self._is_chunked = self._is_whole = self._is_counted = self._has_first = False
+        self._task: asyncio.Task[None] | None = None
+
+    # ── the replica ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def heard(self) -> None:
+        """Passes on what has come, and sees whether it is all."""
+        connection, out = self._connection, b""
+        if not self.has_begun:
+            if not connection.has_head:
+                if connection.is_lost:
+                    self._go_long_way()
+                return
+            if connection.status in ELSEWHERE:
+                self._go_long_way()
+                return
+            out = self._begin()
+        elif self._client.is_paused and not connection.is_lost:  # the replica's connection is read no further meanwhile
+            return
+        data = connection.take()
+        try:
+            has_ended, is_broken = connection.has_ended, False
+        except UpstreamError:
+            has_ended, is_broken = False, True
+        if data:
+            out += self._framed(self._journal.take(data))
+        if has_ended:
+            out += self._framed(self._journal.end()) + (b"0\r\n\r\n" if self._is_chunked else b"")
+        if out:
+            self._client.write(out)
+        if not self._has_first:
+            self._count(data)
+        if has_ended:
+            self._turn.judge(is_good=connection.status < 500)
+            self._is_whole = True
+            self._end()
+        elif is_broken:
+            self._break()
+
+    def _count(self, data: bytes) -> None:
+        """Counts the beginning of an answer and of its body, behind their sending: nobody waits for it."""
+        status, replica = self._connection.status, self._turn.replica
+        if not self._is_counted:
+            self._is_counted = True
+            replica.note_answer() if status < 500 else replica.note_failure()
+            self._way.metrics.answers(replica.upstream.url, f"{status // 100}xx").inc()
+        if data:
+            self._has_first = True
+            seconds = self._turn.first_byte()
+            self._way.metrics.first_byte(replica.upstream.url).observe(seconds)
+            self._way.hedge.note(seconds)
+
+    def _begin(self) -> bytes:
+        """The head of the answer for the client."""
+        client, status, found = self._client, self._connection.status, self._connection.headers
+        self.has_begun, self.access.status = True, status
+        if not is_stream(found):
+            self._journal = Journal(None)
+        self._is_chunked = status not in BODYLESS and not any(name == b"content-length" for name, _ in found)
+        headers = [*client.server_state.default_headers, *(each for each in found if each[0] not in REWRITTEN)]
+        headers.append((b"x-request-id", self.access.request_id))
+        if self._head.row.dialect == "anthropic":
+            headers.append((b"request-id", self.access.request_id))
+        if self.is_last:
+            headers.append((b"connection", b"close"))
+        if self._is_chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % each for each in headers]) + b"\r\n"
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._is_chunked else data
+
+    def _go_long_way(self) -> None:
+        """Gives the request back with its choice: the long way hears what the replica says, and may ask another one."""
+        self._turn.end()
+        self._client.take_long_way(self._request, Chosen(self._turn.replica, self._cached, self._connection))
+
+    def _release(self) -> None:
+        self._turn.replica.upstream.release(self._connection)
+        self._turn.end()
+
+    def _end(self) -> None:
+        """The answer has ended, one way or another."""
+        self._release()
+        self._log()
+        self._client.has_passed(self._is_whole and not self.is_last)
+
+    def _log(self) -> None:
+        write_line(self._scope(), self.access)
+
+    def _scope(self) -> dict[str, Any]:
+        path, client = self._head.row.path, self._client
+        return {
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": self._head.headers,
+            "client": client.client, ACCESS_KEY: self.access,
+        }  # fmt: skip
+
+    # ── a replica, or a client, that goes ───────────────────────────────────────────────────────────────────────────
+
+    def _break(self) -> None:
+        """The replica has ended in the middle of its answer."""
+        begun = Begun(self._turn.replica, self._turn, self._connection, self._connection.status)
+        self._way.proxy.note_break(begun)
+        self._release()
+        self._task = asyncio.ensure_future(self._go_on(Broken(begun, self._journal)))
+        self._way.tasks.add(self._task)
+        self._task.add_done_callback(self._way.tasks.discard)
+
+    async def _go_on(self, broken: Broken) -> None:
+        try:
+            await self._way.proxy.go_on(self._scope(), self._send, self._request[self._head.begin :], self._prompt, broken)
+        except ApiError as error:
+            self.access.error = error.code
+        self._log()
+        self._client.has_passed(self._is_whole and not self.is_last)
+
+    async def _send(self, message: Message) -> None:
+        """Sends a part of the answer from another replica."""
+        await self._client.until_read()
+        self._is_whole = not message["more_body"]
+        if out := self._framed(message["body"]) + (b"0\r\n\r\n" if self._is_whole and self._is_chunked else b""):
+            self._client.write(out)
+
+    def client_has_gone(self) -> None:
+        """Ends the request at its replica."""
+        if self._task is None:
+            self._connection.close()
+            self._release()
+        else:
+            self._task.cancel()
+        self.access.error = self.access.error or CLIENT_DISCONNECTED
+        self._log()

@@ -1,0 +1,267 @@
+"""Requests that go the short way through the router: what a client gets is what the long way gives it, however its bytes are cut, and
+whatever becomes of the replica."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from ridgeline.config.groups import ServerConfig
+from ridgeline.core.routing import ROUTING
+from ridgeline.router.attempts import Hedge
+from ridgeline.router.front import Front
+from ridgeline.router.metrics import RouterMetrics
+from ridgeline.router.prompts import NO_SESSIONS
+from ridgeline.router.proxy import Proxy
+from ridgeline.router.replicas import Replicas
+from ridgeline.router.roster import Named
+from ridgeline.router.short_way import ShortWay
+from ridgeline.server.access import AccessLog
+from ridgeline.server.app import ErrorHandler
+from ridgeline.server.auth import AccessGuard
+from ridgeline.server.http_server import HttpServer, listening_socket
+from ridgeline.server.keys import ApiKeys
+from ridgeline.server.listener import Connections
+from ridgeline.server.tls import Certificate
+
+BODY = b'{"prompt": "a", "max_tokens": 1}'
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-own: 1\r\ncontent-length: 3\r\n\r\nabc"
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = STREAM + b"6\r\ndata:\n\r\n3\r\nx\n\n\r\n0\r\n\r\n"
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy"
+OWN = re.compile(rb"(date: [^\r]*|x-request-id: [0-9a-f]{32})\r\n")
+
+
+def request(body: bytes = BODY, more: bytes = b"", path: bytes = b"/v1/completions") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n%b" % (path, len(body), more, body)
+
+
+class Site:
+    """A router in front of replicas that answer POST with what `answers` says next, b"" being the end of the connection."""
+
+    def __init__(self, port: int, way: ShortWay, replicas: Replicas, heard: list[bytes], finish: Callable[[], None]) -> None:
+        self.port, self.way, self.replicas, self.heard, self.finish = port, way, replicas, heard, finish
+
+    async def talk(self, *parts: bytes, ends: bytes = b"") -> bytes:
+        """What the router answers to these parts, each sent by itself, until it has said `ends` or closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        found = b""
+        while part := await asyncio.wait_for(reader.read(1 << 16), 10):
+            found += part
+            if ends and found.endswith(ends):
+                break
+        writer.close()
+        return OWN.sub(b"", found)
+
+
+@asynccontextmanager
+async def site(*answers: bytes, replicas: int = 1) -> AsyncIterator[Site]:
+    left, heard, open_ends = list(answers), list[bytes](), list[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n")
+                    continue
+                found = re.search(rb"content-length: (\d+)", head)
+                assert found is not None
+                heard.append(head + await reader.readexactly(int(found[1])))
+                if not (answer := left.pop(0)):
+                    break
+                writer.write(answer)
+                open_ends.append(writer)
+                if answer.endswith(b"CUT"):
+                    break
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(replicas)]
+    named = [Named(f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}") for each in servers]
+    of, metrics, hedge = Replicas(named, ROUTING["least-requests"], seed=1), RouterMetrics(), Hedge(None)
+    proxy = Proxy(of, metrics)
+    guard = AccessGuard(proxy, "127.0.0.1", ApiKeys(), frozenset())
+    way = ShortWay(proxy, guard, of, metrics, None, NO_SESSIONS, hedge)
+    for each in of.all:
+        await each.check()  # one connection to each is open and idle
+    with listening_socket("127.0.0.1", 0) as listener:
+        app = AccessLog(ErrorHandler(guard), lambda *_: None)
+        server = HttpServer(app, Certificate(ServerConfig()), Connections(64, 64, 1.0), partial(Front, way))
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield Site(listener.getsockname()[1], way, of, heard, lambda: open_ends[-1].write(b"0\r\n\r\n"))
+            assert of.open_requests == 0 and not way.tasks
+        finally:
+            server.should_exit = True
+            await serving
+            of.close()
+            for each in servers:
+                each.close()
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), 30)
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each whole request that was read: whether it went the short way."""
+    found, begin = list[bool](), ShortWay.begin
+
+    def note(self: ShortWay, *arguments: object) -> object:
+        passing = begin(self, *arguments)  # type: ignore[arg-type]
+        found.append(passing is not None)
+        return passing
+
+    monkeypatch.setattr(ShortWay, "begin", note)
+    return found
+
+
+@pytest.mark.parametrize("answer", [WHOLE, EVENTS], ids=["whole", "events"])
+def test_both_ways_answer_alike(taken: list[bool], answer: bytes) -> None:
+    async def work() -> None:
+        async with site(answer, answer, answer, answer) as one:
+            ends = b"abc" if answer is WHOLE else b"0\r\n\r\n"
+            plain = await one.talk(request(), ends=ends)
+            cut = await one.talk(request()[:-5], request()[-5:], ends=ends)
+            long = await one.talk(request(more=b"TE: trailers\r\n"), ends=ends)  # one of the headers that go the long way
+            halved = await one.talk(request()[:20], request()[20:], ends=ends)
+            assert taken == [True, True] and plain == cut == long == halved, (plain, long)
+            assert len({re.sub(rb"x-request-id: \S+", b"", each) for each in one.heard}) == 1, "and so is what the replica hears"
+
+    run(work)
+
+
+def test_one_connection_carries_many_and_what_is_sent_ahead_waits(taken: list[bool]) -> None:
+    last = request(b"{}", b"Connection: close\r\n")
+
+    async def work() -> None:
+        async with site(*[WHOLE] * 6) as one:
+            assert (await one.talk(request(), request(), last[:30], last[30:])).count(b"\r\n\r\nabc") == 3 and len(taken) == 2
+            assert (await one.talk(request(b"{}") + last)).count(b"\r\n\r\nabc") == 2 and len(taken) == 2
+            assert len(one.heard) == 5
+
+    run(work)
+
+
+def test_what_comes_while_an_answer_does_waits(taken: list[bool]) -> None:
+    async def work() -> None:
+        async with site(EVENTS[:-5], WHOLE) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(request())
+            await reader.readuntil(b"x\n\n")
+            writer.write(request())
+            await asyncio.sleep(0.05)
+            assert len(one.heard) == 1 and taken == [True]
+            one.finish()
+            assert (await asyncio.wait_for(reader.readuntil(b"abc"), 10)).count(b"HTTP/1.1 200") == 1
+            assert len(one.heard) == 2
+            writer.close()
+
+    run(work)
+
+
+def test_heads_that_may_be_read_two_ways_go_the_long_way(taken: list[bool]) -> None:
+    odd = [
+        request(more=b"Content-Length: 32\r\n"), request(more=b"Transfer-Encoding: chunked\r\n"), request(more=b"X-A: 1\r\n 2\r\n"),
+        request(more=b"X-A : 1\r\n"), request(more=b"X-A: \x01\r\n"), request(more=b"X-A: 1\n\r\n"),
+        request(more=b"Expect: 100-continue\r\n"),
+        request().replace(b"HTTP/1.1", b"HTTP/1.0"), request().replace(b"Content-Length: ", b"Content-Length: +"),
+        request(more=b"Host: evil\r\n"), request().replace(b"localhost", b"evil.example"), request(more=b"Origin: http://evil\r\n"),
+        request(path=b"/v1/responses"), request(path=b"/v1/completions?x=1"), request(path=b"/metrics"),
+    ]  # fmt: skip
+
+    async def work() -> None:
+        async with site(*[WHOLE] * len(odd)) as one:
+            for each in odd:
+                assert one.way.read(each) is None, each
+            refused = await one.talk(request().replace(b"localhost", b"evil.example"))
+            assert b"403" in refused and b"host_not_allowed" in refused and not one.heard
+
+    run(work)
+    assert not taken
+
+
+def test_a_connection_that_had_closed_costs_nothing(taken: list[bool]) -> None:
+    async def work() -> None:
+        async with site(b"", WHOLE) as one:
+            assert (await one.talk(request(), ends=b"abc")).startswith(b"HTTP/1.1 200")
+            assert len(one.heard) == 2, "asked again on a fresh one, as nothing had come of an answer"
+
+    run(work)
+
+
+def test_a_refusal_is_asked_elsewhere_and_heard_once(taken: list[bool]) -> None:
+    async def work() -> None:
+        async with site(BUSY, WHOLE, replicas=2) as one:
+            assert (await one.talk(request(), ends=b"abc")).startswith(b"HTTP/1.1 200") and len(one.heard) == 2
+        async with site(BUSY) as one:
+            found = await one.talk(request(), ends=b"busy")
+            assert found.startswith(b"HTTP/1.1 503") and len(one.heard) == 1, "the replica that said so is not asked again"
+
+    run(work)
+    assert taken == [True, True]
+
+
+def test_an_answer_that_breaks_off_says_so(taken: list[bool]) -> None:
+    async def work() -> None:
+        async with site(EVENTS[:-5] + b"CUT", WHOLE[:-1] + b"CUT") as one:
+            found = await one.talk(request(), ends=b"0\r\n\r\n")
+            assert b"ended before its answer did" in found and found.endswith(b"0\r\n\r\n")
+
+    run(work)
+    assert taken == [True]
+
+
+def test_a_client_that_goes_ends_its_request(taken: list[bool]) -> None:
+    async def work() -> None:
+        async with site(EVENTS[:-5]) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(request())
+            await reader.readuntil(b"data:")
+            assert one.replicas.open_requests == 1
+            writer.close()
+            for _ in range(500):
+                if not one.replicas.open_requests:
+                    return
+                await asyncio.sleep(0.01)
+            pytest.fail("its replica still has the request")
+
+    run(work)
+
+
+def test_a_client_that_does_not_read_holds_the_replica_up_and_is_let_go(taken: list[bool]) -> None:
+    size = 64 << 20
+    flood = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size
+
+    async def work() -> None:
+        async with site(flood) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port, limit=1 << 12)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(request())
+            for _ in range(800):
+                await asyncio.sleep(0.01)
+                if one.heard and not one.replicas.open_requests:
+                    break
+            else:
+                pytest.fail("its request is still open")
+            writer.close()
+            assert reader is not None
+
+    run(work)
+    assert taken == [True]
