@@ -82,7 +82,7 @@ def test_a_prefix_goes_where_it_was_and_the_rest_where_least_is_to_do(replicas: 
     same = sorted(requests_of(each) - was for each, was in zip(replicas, before, strict=True))
     assert same == [0, 4]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ask(router.url, {"prompt": f"{n} " * 900, "max_tokens": 4}), range(8)))
+        list(pool.map(lambda n: ask(router.url, {"prompt": f"{n} " * 900, "max_tokens": 60, "ignore_eos": True}), range(8)))
     spread = sorted(requests_of(each) - was for each, was in zip(replicas, before, strict=True))
     assert spread[0] >= 3 and sum(spread) == 12
     assert router.metric("ridgeline_router_answers_total") >= 12
