@@ -1,7 +1,8 @@
 """What the ledger costs, and what the prefix cache saves: `python tests/speed/explain.py cost|prefix`, on a machine at rest.
 
 cost    µs of processor time that ledger and prompt log take per step and per request, as shares of steps of the demo, twenty seconds;
-        then output tokens per second of `serve demo` at 16 streams with and without them, in turn, and their ratio, three minutes
+        then output tokens per second of `serve demo` at 16 streams with and without them, in turn, and their ratio, three minutes: by
+        the clock, and by the processor time of the server's processes, which says nearly the same beside other load
 prefix  time to first token of a long prompt cold and warm, with a first token that changes, and what the doctor says was lost;
         and the first request of a server beside later ones: a minute
 """
@@ -24,6 +25,7 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
+from models import processor_seconds
 from ridgeline.core import events
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Timings
@@ -32,6 +34,7 @@ from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prefixes import PromptLog
 
 ROWS, TOKENS = 16, 64
+WARM, PAIRS = 2, 16
 WITHOUT = """
 from ridgeline.observe import ledger, prefixes
 ledger.Ledger.apply = lambda self, batch: None
@@ -79,15 +82,15 @@ def _times(metrics: Metrics, told: list[events.Event], name: str) -> Any:
 
 
 @contextmanager
-def demo(is_without: bool = False) -> Iterator[str]:
-    """The address of a server of the demo, with the ledger or without."""
+def demo(is_without: bool = False) -> Iterator[ServerProcess]:
+    """A server of the demo, with the ledger or without."""
     with TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCE}", "XDG_RUNTIME_DIR": folder}
         if is_without:
             (Path(folder) / "sitecustomize.py").write_text(WITHOUT)
         server = ServerProcess(["demo", "--max-model-len", "4096"], environment)
         try:
-            yield server.url
+            yield server
         finally:
             server.stop()
 
@@ -103,28 +106,36 @@ def ask(url: str, prompt: str, tokens: int) -> tuple[float, str]:
     return first, json.loads(line[6:])["id"]
 
 
-def rate(url: str) -> float:
-    """Output tokens per second at `ROWS` streams."""
-    began = time.perf_counter()
-    streams = [threading.Thread(target=ask, args=(url, f"Once upon a time {number}", TOKENS)) for number in range(ROWS)]
+def rate(server: ServerProcess) -> tuple[float, float]:
+    """Output tokens per second at `ROWS` streams, and per second of processor time."""
+    began, spent = time.perf_counter(), processor_seconds(server.process.pid)
+    streams = [threading.Thread(target=ask, args=(server.url, f"Once upon a time {number}", TOKENS)) for number in range(ROWS)]
     for stream in streams:
         stream.start()
     for stream in streams:
         stream.join()
-    return ROWS * TOKENS / (time.perf_counter() - began)
+    tokens = ROWS * TOKENS
+    return tokens / (time.perf_counter() - began), tokens / (processor_seconds(server.process.pid) - spent)
 
 
 def cost() -> None:
     cost_of_calls()
     with demo() as with_ledger, demo(is_without=True) as without:
-        pairs = [(rate(with_ledger), rate(without)) for _ in range(12)][2:]
-    ratios = [one / other for one, other in pairs]
-    print(f"with {median(each for each, _ in pairs):.0f}, without {median(each for _, each in pairs):.0f} tokens/s, "
-          f"ratio {median(ratios):.4f} ({min(ratios):.3f} … {max(ratios):.3f})")  # fmt: skip
+        rounds = []
+        for number in range(WARM + PAIRS):
+            sides = (with_ledger, without) if number % 2 else (without, with_ledger)
+            found = {side.url: rate(side) for side in sides}
+            rounds.append((found[with_ledger.url], found[without.url]))
+    for place, unit in enumerate(("s", "s of processor time")):
+        pairs = [(one[place], other[place]) for one, other in rounds[WARM:]]
+        ratios, sums = [one / other for one, other in pairs], [sum(1 / each for each in side) for side in zip(*pairs, strict=True)]
+        print(f"with {median(each for each, _ in pairs):.0f}, without {median(each for _, each in pairs):.0f} tokens/{unit}, "
+              f"ratio {median(ratios):.4f} ({min(ratios):.3f} … {max(ratios):.3f}), of all {sums[1] / sums[0]:.4f}")  # fmt: skip
 
 
 def prefix() -> None:
-    with demo() as url:
+    with demo() as server:
+        url = server.url
         began_first, _ = ask(url, "Hello", 1)
         rows = []
         for turn in range(5):
