@@ -13,7 +13,14 @@ from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
-from ridgeline.sim.fleet.durations import ConstantDurations, DurationsWithSpread, ObservedStep, RooflineDurations, fit_constant
+from ridgeline.sim.fleet.durations import (
+    ConstantDurations,
+    DurationsWithSpread,
+    ObservedStep,
+    RooflineDurations,
+    fit_constant,
+    prompt_factors,
+)
 from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.replica import ReplicaConfig
@@ -182,6 +189,16 @@ def test_steps_with_prompts_vary_around_what_they_take_and_the_same_plan_does_no
     assert DurationsWithSpread(usual, (1.5,)).seconds(plan) == pytest.approx(0.075)
     decode = Plan(1, array("i", [0]), array("i", [9]), array("i", [1]), array("i", [0]), bytearray([1]))
     assert DurationsWithSpread(usual, seen).seconds(decode) == DurationsWithSpread(usual, seen).decode([9], 0) == 0.05
+
+
+def test_steps_of_a_log_tell_how_much_prompts_vary() -> None:
+    """Decode steps do not, and a few prompts tell nothing."""
+    prompts = [ObservedStep(70, 70, 0.05 * each, 1) for each in (1.0, 1.0, 1.0, 0.8, 1.0, 1.2, 0.9, 4.1, 0.0)]
+    decodes = [ObservedStep(2, 40, 0.5, 2)] * 9
+    assert prompt_factors([*decodes, *prompts], ConstantDurations(0.05)) == pytest.approx((0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.2, 4.1))
+    assert prompt_factors([*decodes, *prompts[2:]], ConstantDurations(0.05)) == ()
+    many = prompt_factors([ObservedStep(70, 70, 0.05 + number, 1) for number in range(1_000)], ConstantDurations(1.0))
+    assert len(many) == 64 and many == tuple(sorted(many)) and median(many) == pytest.approx(500.0, rel=0.01)
 
 
 def test_right_drafts_bring_answers_sooner_and_wrong_ones_change_nothing() -> None:

@@ -18,7 +18,7 @@ from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, parse_objective
 from ridgeline.planning.served import served_settings
-from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant
+from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant, prompt_factors
 from ridgeline.sim.fleet.fleet import Failures, Outage, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 from ridgeline.sim.fleet.service import SETTLE_SECONDS, DaySample
@@ -205,6 +205,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
     )
     load = tuple(read_trace(trace, value["speed"])) if trace is not None else _load(value, deployment.context)
     sample = _sample(value, settings, trace)
+    durations, factors = _durations(value["step_time"])
     knobs = Knobs(**{name: value[name] for name in Knobs.__dataclass_fields__})
     return Scenario(
         deployment=deployment,
@@ -217,7 +218,8 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
         scaling=_scaling(value["autoscale"], value["cold_start"]),
         failures=None if value["mtbf"] is None else Failures(value["mtbf"]),
         outage=_outage(value["outage"]),
-        durations=_durations(value["step_time"]),
+        durations=durations,
+        factors=factors,
         objective=parse_objective(value["slo"]),
         patience=value["patience"],
         sample=sample,
@@ -325,17 +327,18 @@ def _outage(text: str | None) -> Outage | None:
     return Outage(*[_number(*each)("outage", part) for part, each in zip(parts, bounds, strict=True)])
 
 
-def _durations(text: str) -> Durations | None:
-    """Durations from `step_time`; None for the roofline, which needs the deployment. Raises ConfigError."""
+def _durations(text: str) -> tuple[Durations | None, tuple[float, ...]]:
+    """Durations from `step_time`, and how much those with prompts vary; None for the roofline, which needs the deployment. Raises
+    ConfigError."""
     if text == "roofline":
-        return None
+        return None, ()
     if text.startswith("constant:"):
         parts = text.removeprefix("constant:").split(",")
         if len(parts) > 3:
             raise ConfigError(
                 f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds", fix={"--step-time": None}
             )
-        return ConstantDurations(*[_number(0, 3600)("step_time", part) for part in parts])
+        return ConstantDurations(*[_number(0, 3600)("step_time", part) for part in parts]), ()
     path = Path(text)
     start = _read_incident(path.parent).get("step_seconds") if path.name == STEPS_FILE else None
     try:
@@ -346,4 +349,6 @@ def _durations(text: str) -> Durations | None:
         raise ConfigError(
             f"{path.parent / WHAT_FILE}: step_seconds is {start!r:.80}; an object of fixed, row, token was expected"
         ) from None
-    return fit_constant([ObservedStep(*each) for each in read_steps(path)], known)
+    steps = [ObservedStep(*each) for each in read_steps(path)]
+    found = fit_constant(steps, known)
+    return found, prompt_factors(steps, found)

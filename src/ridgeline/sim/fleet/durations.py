@@ -201,6 +201,22 @@ def fit_constant(steps: Sequence[ObservedStep], start: StepSeconds | None = None
             raise ConfigError("the step log fits no positive time per step; record it anew on an idle machine")
 
 
+MAX_FACTORS: Final = 64
+
+
+def prompt_factors(steps: Sequence[ObservedStep], durations: ConstantDurations) -> tuple[float, ...]:
+    """Seconds of steps with prompts over `durations`, in ascending order, at most `MAX_FACTORS` evenly chosen of them; empty where there
+    are too few to tell."""
+    found = []
+    for step in steps:
+        if 0 < step.rows < step.tokens and isfinite(step.seconds) and step.seconds > 0:
+            usual = durations.step + durations.token * step.tokens + durations.cached * step.cached + durations.row * step.rows
+            found.append(step.seconds / usual)
+    found.sort()
+    count = min(len(found), MAX_FACTORS)
+    return tuple([found[(2 * number + 1) * len(found) // (2 * count)] for number in range(count)]) if count >= MIN_STEPS else ()
+
+
 def _start_steps(steps: Sequence[ObservedStep], start: StepSeconds) -> list[ObservedStep]:
     """Steps as the start measured them, at the speed that the machine had in `steps`."""
 

@@ -67,6 +67,7 @@ class Scenario:
     """Everything that one simulation depends on. `load` is an open stream, a closed loop, or recorded arrivals.
 
     decode_replicas  0: every replica does both; else `replicas` prefill and so many others decode
+    durations        of steps in place of the planner's estimates; `factors`: how much those with prompts vary, see `DurationsWithSpread`
     sample           windows of a diurnal stream to simulate in place of all of it
     """
 
@@ -81,6 +82,7 @@ class Scenario:
     failures: Failures | None = None
     outage: Outage | None = None
     durations: Durations | None = None
+    factors: tuple[float, ...] = ()
     objective: Objective = field(default_factory=Objective)
     patience: float | None = None
     sample: DaySample | None = None
@@ -139,17 +141,23 @@ class Scenario:
         )
         size = block_bytes_of(deployment)
         shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
-        host = deployment.device.host_seconds or HOST_SECONDS[deployment.device.is_gpu]
-        durations = self.durations or RooflineDurations(deployment, host)
+        durations, factors = self._durations()
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
-        if self.durations is None and deployment.device.spread:
-            durations = DurationsWithSpread(durations, deployment.device.spread, seed)
+        if factors:
+            durations = DurationsWithSpread(durations, factors, seed)
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         return ReplicaConfig(
             limits, shape, durations, knobs.scheduling_policy, drafts=knobs.num_speculative_tokens, acceptance=knobs.acceptance,
             seconds=seconds, step_ms=knobs.step_ms, front_end_seconds=deployment.device.front_end_seconds,
         )  # fmt: skip
+
+    def _durations(self) -> tuple[Durations, tuple[float, ...]]:
+        """Durations of steps, and how much those with prompts vary."""
+        if self.durations is not None:
+            return self.durations, self.factors
+        device = self.deployment.device
+        return RooflineDurations(self.deployment, device.host_seconds or HOST_SECONDS[device.is_gpu]), device.spread
 
     def _can_share_blocks(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
         """True if a cached block can ever be reused: by a request with a shared prefix, or by one that resumes after a preemption.
