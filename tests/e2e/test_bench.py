@@ -31,7 +31,7 @@ def bench(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProc
     return run
 
 
-def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Callable[..., Any], tmp_path: Path) -> None:
+def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Callable[..., Any], browser: Any, tmp_path: Path) -> None:
     """Steps of 30 ms, long against what other tests take of the machine: a token each, to four streams at once; a page that loads nothing,
     and every request in the JSON."""
     page, out = tmp_path / "page.html", tmp_path / "out.json"
@@ -63,6 +63,14 @@ def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Call
     assert four["output_tokens_per_second"] > 2 * one["output_tokens_per_second"]
     assert "TTFT p50" in output and "TTFT max" in output and "TTFT p99" not in output and "4 streams" in output and "seed 3" in output
     assert "http://" not in page.read_text().replace("http://www.w3.org", "").replace(server.url, "")
+    browser.open(page.as_uri())
+    for width, height in ((390, 844), (1280, 900)):
+        browser.resize(width, height)
+        browser.wait(f"innerWidth === {width} && Number(document.querySelector('#ttft svg').viewBox.baseVal.width) < {width}")
+        assert browser.value("document.documentElement.scrollWidth") <= width
+    names = browser.value("[...document.querySelectorAll('#ttft .legend li')].map(e => e.textContent)")
+    assert names == ["1 stream", "4 streams"] and browser.problems == []
+    assert all(each.startswith("file://") for each in browser.requests)
 
 
 def test_chat_without_tokens_told_beforehand(bench: Callable[..., Any], serving: Callable[..., Any], tmp_path: Path) -> None:

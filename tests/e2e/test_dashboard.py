@@ -11,6 +11,11 @@ from pages import SLOW, text
 
 LOADED = "document.getElementById('board') && !document.getElementById('board').hidden && !!document.querySelector('#tokens svg path')"
 
+FIGURES = "Object.fromEntries([...document.querySelectorAll('#figures div')].map(each => [...each.children].map(e => e.textContent)))"
+LATENCIES = ("TTFT p50 · p90 · p99", "ITL p50 · p90 · p99")
+"""Of the figures below the verdict."""
+KV = ("held", "free")
+
 
 def ask(url: str, done: threading.Event) -> None:
     """One request after the other."""
@@ -31,6 +36,13 @@ def test_under_load_on_a_telephone_and_a_desk(serving: Callable[..., Any], brows
         browser.wait(LOADED)
         browser.wait("/batch [1-8]/.test(document.getElementById('verdict').textContent)")
         assert text(browser, "#model") == "fake"
+        browser.wait(f"!{[*LATENCIES]}.some(name => ({FIGURES})[name] === '–')")
+        shown = browser.value(FIGURES)
+        assert shown["running"].split()[0] in map(str, range(1, 9)) and shown["waiting"].isdecimal(), shown
+        assert float(shown["decode"].split()[0]) > 0 and all(len(shown[name].split(" · ")) == 3 for name in LATENCIES), shown
+        held, free = (browser.value(f"document.querySelector('#kv-map').textContent.match(/{part}[^0-9]*([0-9,]+)/)") for part in KV)
+        assert held and free, text(browser, "#kv-map")
+        assert browser.value("document.querySelectorAll('#rows svg path').length") >= 2
         for width, height in ((390, 844), (1280, 900)):
             browser.resize(width, height)
             browser.wait(f"document.querySelector('#tokens svg').viewBox.baseVal.width <= {width}")
