@@ -11,10 +11,10 @@ import argparse
 import json
 import os
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,7 @@ ROWS, TOKENS = 16, 64
 WARM, PAIRS = 2, 16
 WITHOUT = """
 from ridgeline.observe import ledger, prefixes
-ledger.Ledger.apply = lambda self, batch: None
+ledger.Ledger.apply = lambda self, *told: None
 ledger.Ledger.submitted = lambda self, *told: None
 prefixes.PromptLog.add = lambda self, *told: None
 """
@@ -108,13 +108,9 @@ def ask(url: str, prompt: str, tokens: int) -> tuple[float, str]:
 
 def rate(server: ServerProcess) -> tuple[float, float]:
     """Output tokens per second at `ROWS` streams, and per second of processor time."""
-    began, spent = time.perf_counter(), processor_seconds(server.process.pid)
-    streams = [threading.Thread(target=ask, args=(server.url, f"Once upon a time {number}", TOKENS)) for number in range(ROWS)]
-    for stream in streams:
-        stream.start()
-    for stream in streams:
-        stream.join()
-    tokens = ROWS * TOKENS
+    began, spent, tokens = time.perf_counter(), processor_seconds(server.process.pid), ROWS * TOKENS
+    with ThreadPoolExecutor(ROWS) as streams:
+        list(streams.map(lambda number: ask(server.url, f"Once upon a time {number}", TOKENS), range(ROWS)))
     return tokens / (time.perf_counter() - began), tokens / (processor_seconds(server.process.pid) - spent)
 
 
