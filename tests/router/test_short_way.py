@@ -206,6 +206,25 @@ def test_a_connection_that_had_closed_costs_nothing(taken: list[bool]) -> None:
     run(work)
 
 
+def test_requests_of_a_moment_see_each_other(taken: list[bool]) -> None:
+    """Choices are loads at once, on both ways: else all that come together would go to one replica."""
+
+    async def work() -> None:
+        async with site(*[EVENTS[:-5]] * 8, replicas=2) as one:
+            clients = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(8)]
+            for _, writer in clients:
+                writer.write(request())
+            for reader, _ in clients:
+                await asyncio.wait_for(reader.readuntil(b"x\n\n"), 10)
+            assert [each.load.requests for each in one.replicas.all] == [4, 4] and sorted(taken) == [False] * 6 + [True] * 2
+            for _, writer in clients:
+                writer.close()
+            while one.replicas.open_requests:
+                await asyncio.sleep(0.01)
+
+    run(work)
+
+
 def test_a_refusal_is_asked_elsewhere_and_heard_once(taken: list[bool]) -> None:
     async def work() -> None:
         async with site(BUSY, WHOLE, replicas=2) as one:

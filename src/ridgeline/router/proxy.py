@@ -24,7 +24,7 @@ from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Answer, Attempts, Be
 from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
-from ridgeline.router.replicas import CHECK_SECONDS, Replica, Replicas, Turn
+from ridgeline.router.replicas import CHECK_SECONDS, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
@@ -62,11 +62,17 @@ CHOSEN_KEY: Final = "ridgeline.chosen"
 
 
 class Chosen(NamedTuple):
-    """A choice that has been made: the replica, the tokens of the prompt that it has cached, and the connection on which it was asked."""
+    """A choice that has been made: the request's turn at a replica, and the connection on which that was asked already."""
 
-    replica: Replica
-    cached: int
+    turn: Turn
     connection: Connection | None = None
+
+    def drop(self) -> None:
+        """Ends it unused."""
+        self.turn.end()
+        if self.connection is not None:
+            self.connection.close()
+            self.turn.replica.upstream.release(self.connection)
 
 
 class Proxy:
@@ -99,7 +105,11 @@ class Proxy:
                 raise ApiError("admin_only", "this route is for keys that have scope=admin")
             await own()(scope, receive, send)
         else:
-            await self._pass_on(scope, receive, send)
+            try:
+                await self._pass_on(scope, receive, send)
+            finally:
+                if (unused := scope.pop(CHOSEN_KEY, None)) is not None:  # its client has gone before
+                    unused.drop()
 
     # ── its own routes ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,11 +146,11 @@ class Proxy:
         lost = 0
         chosen: Chosen | None = scope.pop(CHOSEN_KEY, None)
         while (choice := chosen or await self._choose(receive, prompt, tried, len(body))) is not None:
-            replica, cached, asked = choice
-            tried.add(replica.number)
+            turn, asked = choice
+            tried.add(turn.replica.number)
             chosen = None
             try:
-                with replica.serving(prompt.tokens, cached) as turn:
+                with turn:
                     if asked is None and self._hedge.takes(scope["method"], row, prompt.bound_to):
                         work = self._hedged(scope, send, body, prompt, tried, turn)
                     else:
@@ -167,7 +177,7 @@ class Proxy:
         if choice is None and not self._replicas.ready() and await unless_disconnected(receive, self._replicas.room.wait(size)):
             tried.clear()
             choice = self._replicas.choose(prompt, tried)
-        return None if choice is None else Chosen(*choice)
+        return None if choice is None else Chosen(choice[0].serving(prompt.tokens, choice[1]))
 
     async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn, asked: Connection | None) -> None:
         """The answer of one replica, `asked` on this connection. Raises Elsewhere while nothing has been sent, Broken where it breaks

@@ -92,7 +92,7 @@ class ShortWay:
             return None
         replica, cached = choice
         if (connection := replica.upstream.idle()) is None:
-            client.take_long_way(request, Chosen(replica, cached))
+            client.take_long_way(request, Chosen(replica.serving(prompt.tokens, cached)))
             return None
         return Passing(self, client, head, request, prompt, connection, replica, cached)
 
@@ -116,7 +116,7 @@ class Passing:
         asked = replica.upstream.request("POST", head.row.path.encode(), head.headers, request[head.begin :], own)
         connection.ask(asked, self.heard)  # it was open a moment ago, without a wait since
         self._way, self._client, self._head, self._request = way, client, head, request
-        self._prompt, self._connection, self._cached = prompt, connection, cached
+        self._prompt, self._connection = prompt, connection
         self._turn = replica.serving(prompt.tokens, cached)
         self.has_begun = self.is_last = False
         self._is_chunked = self._is_whole = self._is_counted = self._has_first = False
@@ -193,8 +193,8 @@ class Passing:
 
     def _go_long_way(self) -> None:
         """Gives the request back with its choice: the long way hears what the replica says, and may ask another one."""
-        self._turn.end()
-        self._client.take_long_way(self._request, Chosen(self._turn.replica, self._cached, self._connection))
+        self._connection.rest()
+        self._client.take_long_way(self._request, Chosen(self._turn, self._connection))
 
     def _release(self) -> None:
         self._turn.replica.upstream.release(self._connection)
