@@ -12,9 +12,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ridgeline.observe.ledger import MAX_REQUESTS
+
 FAKE = 'fake:{"rows": 96, "blocks": 40000, "max_model_len": 16384, "step_seconds": %s}'
 EVENTS = 1_800
 """Events that fill the buffers between engine and client."""
+LEDGER_FULL = 4 * MAX_REQUESTS // 3
+"""Clients that hang up, three quarters of which ask, until what is remembered of requests is full: memory is judged behind that."""
 BODY = b'{"prompt": "p", "max_tokens": %d, "stream": true, "ignore_eos": true, "n": %d}'
 
 
@@ -102,26 +106,26 @@ def stall(server: Any, readers: int, stalled: int, choices: int, rate: float, ti
     return beside / alone
 
 
-def leave(server: Any, disconnects: int) -> int:
-    """Bytes by which memory grew; files are as many as before."""
+def leave(server: Any, disconnects: int, before: int) -> int:
+    """Bytes by which memory grew behind so many that had hung up `before`; files are as many."""
 
     def is_idle() -> bool:
         return not server.metric("vllm:num_requests_running") and not server.metric("vllm:num_requests_waiting")
 
-    disconnect(server, max(25, disconnects // 10))
+    disconnect(server, before)
     until(is_idle, 10)
-    open_files, before = files(server), memory(server)
+    open_files, resident = files(server), memory(server)
     disconnect(server, disconnects)
     until(is_idle, 10)
     until(lambda: files(server) <= open_files, 10)
     assert "incident" not in server.output() and "Traceback" not in server.output()
-    return memory(server) - before
+    return memory(server) - resident
 
 
 def test_who_does_not_read_is_closed_and_who_hangs_up_leaves_nothing(serving: Callable[..., Any]) -> None:
     with serving(FAKE % 0.005, "--send-timeout", "1") as server:
         print(f"beside 5 that stall: {stall(server, 2, 5, 8, 200, 1):.3f}")
-        leave(server, 200)
+        leave(server, 200, 25)
 
 
 @pytest.mark.night
@@ -131,6 +135,6 @@ def test_64_that_do_not_read_and_10_000_that_hang_up(serving: Callable[..., Any]
     """Steps of 20 ms: what 80 rows cost more than 16 is then the engine's, and nothing here."""
     with serving(FAKE % 0.02) as server:
         ratio = stall(server, 16, 64, 1, 50, 10)
-        grown = leave(server, 10_000)
+        grown = leave(server, 10_000, LEDGER_FULL)
         print(f"beside 64 that stall: {ratio:.3f}; memory grew by {grown / 1e6:.1f} MB")
         assert ratio >= 0.95 and grown < 2e6

@@ -21,8 +21,8 @@ class AppLoop:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30)
 
-    def wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+    def wait(self, work: Any, seconds: float = 30) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
 
     def request(self, method: str, path: str, **more: Any) -> httpx.Response:
         return self.wait(self.client.request(method, path, **more))

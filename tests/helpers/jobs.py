@@ -15,6 +15,10 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.errors import OverloadedError
+from ridgeline.server.keys import Caller
+from ridgeline.server.targets import Targets
+from ridgeline.server.waiting_room import WaitingRoom
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.replica import SimulatedDevice
@@ -107,3 +111,18 @@ def serve(
                 del open_[event.request_id]
                 on_ended(len(open_), turn.time)
     return Served(clock.now(), counts, rows / steps, sum(had.values()) / clock.now())
+
+
+def front_end(rows: int, max_waiting: int = 256) -> dict[str, Any]:
+    """What `serve` asks of a front end: its word on a job with its target, and to hear of ends."""
+    room = WaitingRoom(max_waiting)
+
+    def is_admitted(job: Job, open_: int, now: float) -> bool:
+        patience = Targets(ttft_ms=job.fields.get("ttft_ms", 0)).patience(has_order=True)
+        try:
+            room.check(Caller(), 1, rows, {"": open_} if open_ else {}, now, patience)
+        except OverloadedError:
+            return False
+        return True
+
+    return {"is_admitted": is_admitted, "on_ended": lambda open_, now: room.on_ended(1, rows, open_, now)}

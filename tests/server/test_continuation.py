@@ -105,11 +105,11 @@ async def all_answered(site: Any) -> list[Any]:
     return await asyncio.gather(*(answered(site, path, body) for path, body in ASKED))
 
 
-def is_stopped(pid: int) -> bool:
-    """True while the process is there and stopped by a signal."""
+def is_there(pid: int) -> bool:
+    """True until the process has been ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except FileNotFoundError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -127,7 +127,7 @@ async def killed_under_load(
             break
         starts, pid, at = client.starts, client.pid, time.monotonic()
         os.kill(pid, how)
-        while is_stopped(pid):
+        while is_there(pid):
             await asyncio.sleep(0.005)
         found.append(time.monotonic() - at)
         while not (client.starts > starts and site.service.is_ready):
@@ -177,7 +177,7 @@ def test_many_ends_change_no_answer(new_site: Any, how: int, times: int) -> None
     site, rng, all_found, all_pauses = make_site(new_site), random.Random(times), list[float](), list[float]()
     undisturbed = site.wait(all_answered(site))
     while len(all_pauses) < times:
-        answers, found, pauses = site.wait(killed_under_load(site, 4 if how == signal.SIGKILL else 1, rng, how))
+        answers, found, pauses = site.wait(killed_under_load(site, 4 if how == signal.SIGKILL else 1, rng, how), 180)
         assert not differences(answers, undisturbed)
         all_found += found
         all_pauses += pauses

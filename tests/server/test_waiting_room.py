@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.server.keys import Caller
+from ridgeline.server.targets import Patience
 from ridgeline.server.waiting_room import WaitingRoom
 
 ROWS, QUEUE = 16, 64
@@ -42,6 +43,29 @@ def test_who_floods_fills_his_own_share() -> None:
     assert is_refused(room, A, 1, {"a": 20, "b": 1}) and not is_refused(room, A, 1, {"a": 19, "b": 60})
     assert not is_refused(room, A, 40, {"b": 60}), "a tenant with nothing open is not kept out by the size of its first request"
     assert not is_refused(WaitingRoom(0), B, 1, {"a": ROWS - 1}), "a free row is free for everybody"
+
+
+def test_a_target_counts_once_the_server_is_behind_and_a_deadline_always() -> None:
+    """Behind is who has more than a quarter of its rows waiting, those who were refused among them, until nobody would wait."""
+
+    def may_wait(patience: Patience, open_: int, now: float) -> bool:
+        try:
+            room.check(A, 1, ROWS, {"a": open_}, now, patience)
+        except OverloadedError:
+            return False
+        return True
+
+    room = WaitingRoom(QUEUE)
+    room.check(A, 1, ROWS, {"a": ROWS}, 0.0)
+    for end in range(1, 5):
+        room.on_ended(1, ROWS, ROWS, end / 4)  # four per second
+    brief = Patience(target=0.1)
+    assert may_wait(brief, ROWS + 1, 1.0) and not may_wait(Patience(deadline=0.1), ROWS + 1, 1.0)
+    assert [may_wait(brief, ROWS + 1, 1.0) for _ in range(3)] == [True, False, False], "the one that was refused would wait, too"
+    room.on_ended(1, ROWS, ROWS, 1.2)
+    assert not may_wait(brief, ROWS + 1, 1.2), "those who were refused would wait still"
+    assert may_wait(brief, ROWS - 1, 1.3) and not may_wait(brief, ROWS + 1, 1.4), "a free row for a moment is no lull"
+    assert may_wait(brief, ROWS - 1, 9.0) and may_wait(brief, ROWS + 1, 9.1), "behind a lull the server is not behind"
 
 
 Service = Callable[[Random, float], float]

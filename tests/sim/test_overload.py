@@ -2,16 +2,12 @@
 
 from random import Random
 
-from jobs import Job, serve
+from jobs import Job, front_end, serve
 
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.step_time import StepSeconds
-from ridgeline.errors import OverloadedError
-from ridgeline.server.keys import Caller
-from ridgeline.server.targets import Targets
-from ridgeline.server.waiting_room import WaitingRoom
 from ridgeline.sim.fleet.durations import ConstantDurations
 
 STEP, TOKEN, ROWS = 0.01, 0.0001, 32
@@ -24,24 +20,12 @@ CAPACITY = 21.0
 def at(load: float, ttft_ms: int = 0, seconds: float = 40.0, seed: int = 1) -> tuple[float, float, float]:
     """Goodput per second, p99 of the time to first token, and the share of requests that was refused. Times of the first fifth do not
     count. ttft_ms 0: nobody has a target, nobody is refused."""
-    rng, now, jobs, room = Random(seed), 0.0, [], WaitingRoom(256)
+    rng, now, jobs = Random(seed), 0.0, []
     while (now := now + rng.expovariate(load * CAPACITY)) < seconds:
         tokens = max(1, min(2_000, int(rng.lognormvariate(5.0, 0.7)))), max(1, min(400, int(rng.lognormvariate(4.0, 0.6))))
         jobs.append(Job(now, *tokens, fields={"ttft_ms": ttft_ms}))
-    patience = Targets(ttft_ms=ttft_ms).patience(has_order=True)
-
-    def is_admitted(job: Job, open_: int, now: float) -> bool:
-        try:
-            room.check(Caller(), 1, ROWS, {"": open_} if open_ else {}, now, patience)
-        except OverloadedError:
-            return False
-        return True
-
-    def on_ended(open_: int, now: float) -> None:
-        room.on_ended(1, ROWS, open_, now)
-
     pace = Pace(StepSeconds(STEP, TOKEN, TOKEN), 0.06)
-    serve(jobs, LIMITS, KV, ConstantDurations(STEP, TOKEN, 1e-7), "slo", pace, is_admitted=is_admitted, on_ended=on_ended)
+    serve(jobs, LIMITS, KV, ConstantDurations(STEP, TOKEN, 1e-7), "slo", pace, **front_end(ROWS))
     counted = [job for job in jobs if job.at > seconds / 5]
     ttft = sorted(job.ttft for job in counted if not job.is_refused)
     good = sum(each <= (ttft_ms or 1e9) / 1e3 for each in ttft) / (0.8 * seconds)
@@ -49,7 +33,7 @@ def at(load: float, ttft_ms: int = 0, seconds: float = 40.0, seed: int = 1) -> t
 
 
 def test_four_times_what_there_is_costs_little_goodput() -> None:
-    """The target is twice the p99 of 0.8 load, and who would wait for a quarter of it is refused at once."""
+    """The target is twice the p99 of 0.8 load, and who would wait for a quarter of it is refused once the server is behind."""
     _, p99, _ = at(0.8)
     target = round(2e3 * p99)
     found = {load: at(load, target) for load in (1.3, 4.0)}

@@ -1,9 +1,10 @@
 """Order by slack, and targets of streams, in the real engine over a device that only takes time: goodput against fcfs."""
 
 from random import Random
+from typing import Any
 
 import pytest
-from jobs import Job, Served, serve
+from jobs import Job, Served, front_end, serve
 
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
@@ -36,8 +37,8 @@ def goodput(jobs: list[Job], seconds: float) -> float:
     return sum(met) / seconds
 
 
-def under(policy: str, jobs: list[Job], limits: Limits = LIMITS) -> Served:
-    return serve(jobs, limits, KV, ConstantDurations(STEP, TOKEN, 1e-8), policy, Pace(StepSeconds(STEP, TOKEN, TOKEN), 0.06))
+def under(policy: str, jobs: list[Job], **front: Any) -> Served:
+    return serve(jobs, LIMITS, KV, ConstantDurations(STEP, TOKEN, 1e-8), policy, Pace(StepSeconds(STEP, TOKEN, TOKEN), 0.06), **front)
 
 
 @pytest.mark.parametrize("load", [0.8, 1.0])
@@ -50,6 +51,17 @@ def test_goodput_rises_at_the_knee_and_throughput_stays(load: float) -> None:
         print(f"{policy:5} at {load * KNEE:.1f}/s: goodput {found[policy][0]:.2f}/s, {served.tokens_per_second:.0f} tokens/s")
     assert found["slo"][0] >= 1.25 * found["fcfs"][0]
     assert found["slo"][1] >= 0.95 * found["fcfs"][1]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_refusals_cost_no_throughput_at_the_knee(seed: int) -> None:
+    """A queue that passes refuses nobody: those who will be late rank behind the others, and have what a lull leaves."""
+    found = {}
+    for policy in ("fcfs", "slo"):
+        jobs = mixed(KNEE, 40, seed)
+        served = under(policy, jobs, **(front_end(LIMITS.rows) if policy == "slo" else {}))
+        found[policy] = goodput(jobs, 40), served.tokens_per_second
+    assert found["slo"][0] >= 1.25 * found["fcfs"][0] and found["slo"][1] >= 0.98 * found["fcfs"][1], found
 
 
 @pytest.mark.parametrize(("itl_ms", "low", "high"), [(25, 0.0, 0.03), (0, 0.055, 0.07), (150, 0.12, 0.16)])

@@ -199,6 +199,11 @@ def goodput(found: Sequence[Answer], seconds: float) -> float:
     return sum(each.is_good for each in found) / (seconds - min(WARM_SECONDS, seconds / 4))
 
 
+def over(one: float, other: float) -> float:
+    """Their ratio; infinite where a short or overloaded run has nothing to divide by."""
+    return one / other if other else float("inf")
+
+
 async def capacity(load: Load, clients: int = ROWS + QUEUE, seconds: float = 8.0) -> float:
     found = await load.closed(clients, seconds)
     print(f"in a closed loop of {clients} clients: {found:.1f} requests/s", flush=True)
@@ -291,8 +296,8 @@ async def slo(seconds: float) -> None:
             ended = max(each.came + each.ended for each in found) - min(each.came for each in found)
             goods[policy], tokens[policy] = goodput(found, seconds), sum(each.tokens for each in found) / ended
             refused[policy] = sum(not each.tokens for each in found)
-        gains.append(goods["slo"] / goods["fcfs"])
-        throughputs.append(tokens["slo"] / tokens["fcfs"])
+        gains.append(over(goods["slo"], goods["fcfs"]))
+        throughputs.append(over(tokens["slo"], tokens["fcfs"]))
         told = ", ".join(f"{name} {goods[name]:.2f}/s, {tokens[name]:.0f} tokens/s, {refused[name]} refused" for name in goods)
         print(f"{number}: {told}: goodput {gains[-1]:.3f}, throughput {throughputs[-1]:.3f}", flush=True)
     print(f"slo over fcfs, medians: goodput {median(gains):.3f}, throughput {median(throughputs):.3f}")
@@ -330,7 +335,7 @@ async def ladder(seconds: float) -> None:
         ):
             both = await asyncio.gather(*(each.open({"a": most, "b": most}, seconds) for each in (plain, browned)))
         without, with_ladder = (goodput(found, seconds) for found in both)
-        ratios.append(with_ladder / without)
+        ratios.append(over(with_ladder, without))
         print(f"{number}: goodput {without:.1f}/s without, {with_ladder:.1f} with: {ratios[-1]:.3f}", flush=True)
     print(f"median {median(ratios):.3f}")
 

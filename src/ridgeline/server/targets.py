@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from ridgeline.engine.admit import TARGET_BOUND, check_bound
 from ridgeline.server import wire
@@ -23,6 +23,17 @@ WAIT_SHARE: Final = 1 / 4
 
 TIMER_SLACK_SECONDS: Final = 0.001
 """A timer may fire a tick early."""
+
+
+class Patience(NamedTuple):
+    """Seconds for which a request may wait in the queue; None: for ever.
+
+    target    if its first token is to come in time
+    deadline  if its end is: behind that its work would be for nothing
+    """
+
+    target: float | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +76,10 @@ class Targets:
         check_bound("deadline_ms", deadline_ms, TARGET_BOUND)
         return replace(self, deadline_ms=deadline_ms)
 
-    def patience(self, *, has_order: bool) -> float | None:
-        """Seconds that the request may wait in the queue and still be in time; None: for ever. has_order: targets count, as they do under
-        the slo policy."""
-        limits = [WAIT_SHARE * self.ttft_ms * has_order, self.deadline_ms]
-        return min([limit / 1e3 for limit in limits if limit], default=None)
+    def patience(self, *, has_order: bool) -> Patience:
+        """How long the request may wait. has_order: targets count, as they do under the slo policy."""
+        target = WAIT_SHARE * self.ttft_ms / 1e3 if has_order and self.ttft_ms else None
+        return Patience(target, self.deadline_ms / 1e3 if self.deadline_ms else None)
 
 
 NO_TARGETS: Final = Targets()

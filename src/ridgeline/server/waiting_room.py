@@ -13,8 +13,12 @@ from typing import Final
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.server.keys import Caller
 from ridgeline.server.promises import Promises
+from ridgeline.server.targets import Patience
 
 MIN_ENDS: Final = 96
+LASTING_SHARE: Final = 1 / 4
+"""Share of the rows: more than so many that would wait, had nobody been refused, are no passing queue."""
+NO_PATIENCE: Final = Patience()
 
 
 class QueuePace:
@@ -70,6 +74,38 @@ class QueuePace:
         return min(pace, ends / max(self._busy - began, 1e-3))
 
 
+class Backlog:
+    """What would wait if nobody had been refused: it tells a server that has fallen behind from one that is busy for a moment.
+
+    Who is too late for a target ranks behind all who are not, and costs them nothing. A lull will serve him, if there is one: refusing him
+    in a short queue loses his tokens and gains nothing, taking him under lasting overload fills the queue with those who are late.
+    """
+
+    def __init__(self) -> None:
+        self.is_lasting = False
+        """True from the moment at which the queue is no passing one until nobody would wait."""
+        self._sequences = 0.0
+        self._at = 0.0
+
+    def advance(self, now: float, waiting: int, pace: float) -> None:
+        """Counts the time since the last call, in which so many waited; 0: rows were free, and would have worked it off at this pace, in
+        sequences per second. Call it before every change."""
+        if waiting <= 0:
+            self._sequences -= pace * (now - self._at)
+        self._sequences = max(self._sequences, waiting, 0)
+        self._at = now
+
+    def add(self, count: int, rows: int) -> None:
+        """Counts so many more who come and would have to wait."""
+        self._sequences += count
+        if not self._sequences or self._sequences > LASTING_SHARE * rows:
+            self.is_lasting = self._sequences > 0
+
+    def on_ended(self, count: int) -> None:
+        """Counts so many ends while others waited."""
+        self._sequences = max(0.0, self._sequences - count)
+
+
 class WaitingRoom:
     """Admits sequences or refuses them. `refused` counts requests, by tenant."""
 
@@ -77,6 +113,7 @@ class WaitingRoom:
         self.refused: Counter[str] = Counter()
         self.max_waiting = max_waiting
         self._pace = QueuePace()
+        self._backlog = Backlog()
         self._weights: dict[str, int] = {}
         self._promises = Promises()
         """Promises to those of a tenant who were refused."""
@@ -88,18 +125,18 @@ class WaitingRoom:
         rows: int,
         open_: Mapping[str, int],
         now: float,
-        seconds: float | None = None,
+        patience: Patience = NO_PATIENCE,
         ahead: int | None = None,
     ) -> None:
         """Raises OverloadedError where `count` more sequences of the caller would have to wait and may not, RequestError where they never
         may.
 
-        open_    sequences of each tenant that has some
-        seconds  for which they may wait, by the pace of the queue; None: for ever
-        ahead    sequences of the caller's tenant that go first; None: all that wait
+        open_     sequences of each tenant that has some
+        patience  for how long they may wait, by the pace of the queue; a target counts under lasting overload
+        ahead     sequences of the caller's tenant that go first; None: all that wait
         """
         total, own = sum(open_.values()), open_.get(caller.tenant, 0)
-        self._pace.advance(now, total > rows)
+        self._advance(now, total, rows)
         places = rows + self.max_waiting
         if count > places:
             raise RequestError(
@@ -110,6 +147,9 @@ class WaitingRoom:
         share = caller.weight / sum(self._weights.get(tenant, 1) for tenant in {caller.tenant, *open_})
         limit = max(int(places * share), count if own == 0 else 1)
         waiting = max(0, own - int(rows * share))
+        self._backlog.add(max(0, min(count, total + count - rows)), rows)
+        limits = patience if self._backlog.is_lasting else (patience.deadline,)
+        seconds = min([each for each in limits if each is not None], default=None)
         wait = 0.0
         if seconds is not None and self._pace.is_known:
             wait = (waiting if ahead is None else ahead) / (self._pace.per_second() * share)
@@ -130,7 +170,7 @@ class WaitingRoom:
     def wait_seconds(self, total: int, rows: int, now: float) -> float:
         """Seconds until those who wait should have been served; `total` sequences are open. Before any has ended, the time for which they
         have waited."""
-        self._pace.advance(now, total > rows)
+        self._advance(now, total, rows)
         if total <= rows:
             return 0.0
         return (total - rows) / self._pace.per_second() if self._pace.is_known else self._pace.waited
@@ -142,7 +182,12 @@ class WaitingRoom:
 
     def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
         """Counts sequences that have ended; `total` are open still."""
-        was_full = total + count > rows
-        self._pace.advance(now, was_full)
-        if was_full:
+        self._advance(now, total + count, rows)
+        if total + count > rows:
             self._pace.on_ended(count, rows)
+            self._backlog.on_ended(count)
+
+    def _advance(self, now: float, total: int, rows: int) -> None:
+        """Counts the time since the last change, in which so many were open."""
+        self._pace.advance(now, total > rows)
+        self._backlog.advance(now, total - rows, self._pace.per_second() if self._pace.is_known else 0.0)
