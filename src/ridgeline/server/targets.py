@@ -77,7 +77,7 @@ class Targets:
         return replace(self, deadline_ms=deadline_ms)
 
     def patience(self, *, has_order: bool) -> Patience:
-        """How long the request may wait. has_order: targets count, as they do under the slo policy."""
+        """Seconds for which the request may wait. has_order: targets count, as they do under the slo policy."""
         target = WAIT_SHARE * self.ttft_ms / 1e3 if has_order and self.ttft_ms else None
         return Patience(target, self.deadline_ms / 1e3 if self.deadline_ms else None)
 

@@ -75,7 +75,7 @@ class QueuePace:
 
 
 class Backlog:
-    """What would wait if nobody had been refused: it tells a server that has fallen behind from one that is busy for a moment.
+    """Sequences that would wait if nobody had been refused: they tell a server that has fallen behind from one that is busy for a moment.
 
     Who is too late for a target ranks behind all who are not, and costs them nothing. A lull will serve him, if there is one: refusing him
     in a short queue loses his tokens and gains nothing, taking him under lasting overload fills the queue with those who are late.
