@@ -109,6 +109,9 @@ class _Variant:
     def render(self, variant: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
         return self._renderer.render(self._name, variables, now)
 
+    async def render_from_loop(self, variant: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str | None:
+        return await self._renderer.render_from_loop(self._name, variables, now)
+
     def close(self) -> None:
         """Others still need the process."""
 

@@ -93,6 +93,9 @@ class Turns:
     def unread(self, arguments: Any) -> frozenset[str]:
         return frozenset(arguments)
 
+    async def masked_from_loop(self, *asked: Any) -> None:
+        """A thread's alone."""
+
     def encode(self, conversation: Any, tokenizer: Any, *more: Any) -> list[int]:
         return list(str(conversation.messages[-1]["content"]).encode())
 

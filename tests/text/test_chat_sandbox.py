@@ -222,6 +222,84 @@ def test_closing_ends_both_processes() -> None:
         renderer.render("default", {}, NOW)
 
 
+# ── rendering from the event loop ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def rendered(renderer: Renderer, name: str) -> str:
+    """As the server renders: from the loop, or in a thread where that cannot be."""
+    text = await renderer.render_from_loop(name, VARIABLES, NOW)
+    return await asyncio.to_thread(renderer.render, name, VARIABLES, NOW) if text is None else text
+
+
+def test_many_render_from_the_loop_by_turns(renderer: Renderer) -> None:
+    renderer._turn = asyncio.Lock()  # a loop's own
+
+    async def scene() -> list[str | None]:
+        found = await asyncio.gather(*(renderer.render_from_loop("fine", VARIABLES, NOW) for _ in range(20)))
+        assert await asyncio.to_thread(renderer.render, "fine", VARIABLES, NOW) == "Hi"
+        return found
+
+    assert renderer.render("fine", VARIABLES, NOW) == "Hi"  # a process that has just taken another's place is a thread's
+    assert asyncio.run(scene()) == ["Hi"] * 20
+
+
+@pytest.mark.parametrize("name", ["loops", "huge output", "slices"])
+def test_bombs_from_the_loop_are_refused_and_hold_nobody_up(renderer: Renderer, name: str) -> None:
+    async def scene() -> tuple[list[float], list[BaseException | str]]:
+        gaps, over = [], asyncio.Event()
+
+        async def stream() -> None:
+            last = time.monotonic()
+            while not over.is_set():
+                await asyncio.sleep(0.005)
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+
+        ticker = asyncio.create_task(stream())
+        ends = await asyncio.gather(rendered(renderer, name), rendered(renderer, "fine"), rendered(renderer, name), return_exceptions=True)
+        over.set()
+        await ticker
+        return gaps, list(ends)
+
+    renderer._turn = asyncio.Lock()
+    gaps, (first, fine, second) = asyncio.run(scene())
+    for each in (first, second):
+        assert isinstance(each, RequestError) and each.code in ("template_failed", "template_budget")
+    assert fine == "Hi"
+    assert sorted(gaps)[-3] < 0.1, sorted(gaps)[-5:]
+
+
+def test_a_process_that_dies_under_the_loop_is_replaced(renderer: Renderer) -> None:
+    renderer.render("fine", VARIABLES, NOW)
+    first, spare = pids_of(renderer)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RequestError) as refused:
+        asyncio.run(renderer.render_from_loop("fine", VARIABLES, NOW))
+    assert refused.value.code == "template_budget"
+    assert asyncio.run(rendered(renderer, "fine")) == "Hi" and pids_of(renderer)[0] == spare
+
+
+def test_what_a_loop_must_not_wait_for_is_a_threads(renderer: Renderer) -> None:
+    renderer.render("fine", VARIABLES, NOW)
+    large = {**VARIABLES, "padding": "a" * chat_process.QUICK_BYTES}
+    assert asyncio.run(renderer.render_from_loop("fine", large, NOW)) is None
+    with renderer._lock:
+        assert asyncio.run(renderer.render_from_loop("fine", VARIABLES, NOW)) is None
+    assert asyncio.run(renderer.render_from_loop("fine", VARIABLES, NOW)) == "Hi"
+
+
+def test_who_waits_too_long_in_the_loop_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch, renderer: Renderer) -> None:
+    monkeypatch.setattr(chat_process, "QUEUE_SECONDS", 0.05)
+
+    async def scene() -> None:
+        async with renderer._turn:
+            await renderer.render_from_loop("fine", VARIABLES, NOW)
+
+    renderer._turn = asyncio.Lock()
+    with pytest.raises(OverloadedError, match="try again"):
+        asyncio.run(scene())
+
+
 def test_the_process_ends_with_its_parent_even_while_it_is_busy() -> None:
     program = (
         "import os, sys\nfrom ridgeline.text import chat_process\nchat_process.RENDER_SECONDS = 60\n"

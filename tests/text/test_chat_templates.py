@@ -1,5 +1,6 @@
 """Every real template on every kind of conversation: the text and the ids of transformers' `apply_chat_template`, or an error as there."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,12 +16,18 @@ from transformers.utils import chat_template_utils
 
 from gold import TEMPLATES, vocabulary
 from ridgeline.errors import RequestError
-from ridgeline.text.chat_content import Conversation
+from ridgeline.text.chat_content import Conversation, unmasked
 from ridgeline.text.files import load_tokenizer
 
 STEMS = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 FOLDED_BY_DAY = {*STEMS[2::3], "Qwen-Qwen3-0.6B"}
 """Templates of every lack; `test_chat_roles.py` looks at each fold by itself."""
+
+
+def is_quick(conversation: Conversation) -> bool:
+    """True where every content is a plain text, and nothing else is given."""
+    plain = all(isinstance(each.get("content"), str) and "tool_calls" not in each for each in conversation.messages)
+    return plain and not conversation.tools and not conversation.documents
 
 
 class _Clock(datetime):
@@ -90,6 +97,8 @@ def test_text_and_ids_are_those_of_transformers(
         assert template.render(conversation) == expected, name
         ids = reference(expected, add_special_tokens=False)["input_ids"]  # as apply_chat_template does with what it rendered
         assert template.encode(conversation, tokenizer) == ids, name
+        masked = asyncio.run(template.masked_from_loop(conversation))
+        assert (masked and unmasked(masked)) == (expected if is_quick(conversation) else None), name
 
 
 def _turn(role: str, content: str | None, **more: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, Collect
 from ridgeline.server import body, fields, reasoning, replies, tools, wire
 from ridgeline.server.answer import AnswerSource, Header, respond
 from ridgeline.server.callers import current_caller
+from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.loading import Model
@@ -282,12 +283,14 @@ _WORKERS: Final = Workers("template", 4, "chats wait for the template", TOKENISE
 async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
     """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
     template, asked = _asked(payload, model, notes)
-    salt = None
-    if isinstance(payload, wire.ChatCompletionRequest):
-        salt = payload.cache_salt
-    encoder = model.prompt_encoder(salt)
+    encoder = model.prompt_encoder(payload.cache_salt if isinstance(payload, wire.ChatCompletionRequest) else None)
     notes.encoding = time.monotonic()
-    ids = await _run_template(template.encode, asked, encoder, notes.note_rendered)
+    text = await template.masked_from_loop(asked)
+    if text is None:
+        ids = await _run_template(template.encode, asked, encoder, notes.note_rendered)
+    else:
+        notes.note_rendered()
+        ids = await run_encoding(model.tokenizer, len(text), partial(encoder.encode, text, add_bos=False, special=True), "messages")
     notes.tokenised = time.monotonic()
     return ids
 

@@ -18,15 +18,16 @@ _WORKERS: Final = Workers("encode", 4, "texts wait to be tokenised", ENCODE_SECO
 Result = TypeVar("Result")
 
 
-async def run_encoding(tokenizer: Tokenizer, characters: int, work: Callable[[], Result]) -> Result:
-    """The result of `work`, which encodes so many characters. Raises RequestError and OverloadedError where that takes too long."""
+async def run_encoding(tokenizer: Tokenizer, characters: int, work: Callable[[], Result], param: str = "prompt") -> Result:
+    """The result of `work`, which encodes so many characters of the field `param`. Raises RequestError and OverloadedError where that takes
+    too long."""
     if characters <= tokenizer.quick_characters:
         return work()
     try:
         return await _WORKERS.run(work)
     except TimeoutError:
         message = f"the model's tokenizer takes longer than {ENCODE_SECONDS:g} s for these {characters:,} characters; send a shorter text"
-        raise RequestError(message, param="prompt") from None
+        raise RequestError(message, param=param) from None
 
 
 async def encode_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -18,7 +18,7 @@ from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, dete
 from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, own_markup, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
-from ridgeline.text.tokenizer import Tokenizer, control_ranges
+from ridgeline.text.tokenizer import QUICK_CHARACTERS, Tokenizer, control_ranges
 from ridgeline.text.tools.detect import find_family
 from ridgeline.text.tools.families import Family, Reasoning, reasoning_of
 from ridgeline.text.tools.marks import ReasoningIds
@@ -29,6 +29,8 @@ MAX_TEMPLATE_BYTES: Final = 1 << 20
 MAX_JSON_BYTES: Final = 16 << 20
 """Gemma 3's tokenizer_config.json has 1.2 MB."""
 MAX_NAMES: Final = 64
+QUICK_MESSAGES: Final = 64
+"""Messages up to which a conversation of `QUICK_CHARACTERS` is made ready for its template within a millisecond or so."""
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 """The variants of a template that are used: the second for conversations with tools, where a model has it."""
@@ -217,6 +219,14 @@ class ChatTemplate:
         """
         return unmasked(self._masked(conversation))
 
+    async def masked_from_loop(self, conversation: Conversation) -> str | None:
+        """The text that `encode` encodes, without a thread; None for what might hold up the event loop. Raises as `render`."""
+        if not _is_quick(conversation) or self._renderer is None or self._reason:
+            return None
+        variables = self._builder.build(conversation)
+        text = await self._renderer.render_from_loop(*self._asked(variables))
+        return None if text is None else _cut(text, conversation, variables)
+
     def encode(self, conversation: Conversation, encoder: Encoder, on_rendered: Callable[[], None] = lambda: None) -> list[int]:
         """The prompt as ids. Contents of messages never become control tokens. Blocks; raises as `render`. `on_rendered` is called between
         the text and its ids."""
@@ -233,13 +243,16 @@ class ChatTemplate:
         if self._renderer is None or self._reason:
             raise RequestError(f"chat is not possible: {self._reason}", param="messages", code="no_chat_template")
         variables = self._builder.build(conversation)
-        text = self._render(variables)
-        return cut_at_tag(text, variables["messages"][-1]) if conversation.continue_final_message else text
+        return _cut(self._render(variables), conversation, variables)
 
     def _render(self, variables: dict[str, Any]) -> str:
         assert self._renderer is not None
+        return self._renderer.render(*self._asked(variables))
+
+    def _asked(self, variables: dict[str, Any]) -> tuple[str, dict[str, Any], tuple[int, ...]]:
+        """The variant that is rendered, with its variables and the time."""
         variant = TOOL_USE if variables["tools"] is not None and TOOL_USE in self._variants else DEFAULT
-        return self._renderer.render(variant, variables, self._clock().timetuple()[:6])
+        return variant, variables, self._clock().timetuple()[:6]
 
     def _attempt(self, conversation: Conversation) -> str:
         variables = self._builder.build(conversation)
@@ -262,6 +275,19 @@ class ChatTemplate:
         result = check_template(attempt, tokenizer, self._builder.unset)
         self._builder = replace(self._builder, format=form)
         return result
+
+
+def _cut(text: str, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+    """The rendered text, up to the end of the last message where that is continued."""
+    return cut_at_tag(text, variables["messages"][-1]) if conversation.continue_final_message else text
+
+
+def _is_quick(conversation: Conversation) -> bool:
+    """True for a conversation of a few plain texts."""
+    if conversation.tools or conversation.documents or len(conversation.messages) > QUICK_MESSAGES:
+        return False
+    values = [value for message in conversation.messages for value in message.values() if value is not None]
+    return all(isinstance(each, str) for each in values) and sum(map(len, values)) <= QUICK_CHARACTERS  # type: ignore[arg-type]
 
 
 def load_chat_template(path: Path | None, model: str, tokenizer: Tokenizer, file: Path | None) -> ChatTemplate | None:

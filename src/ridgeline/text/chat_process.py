@@ -3,6 +3,7 @@
 Owns the process in use and one spare, so that the next conversation after a timeout finds a process ready. Knows frames, not messages.
 """
 
+import asyncio
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Final
@@ -18,6 +19,8 @@ START_SECONDS: Final = 10.0
 """Wall time to start a process and compile its templates; 0.2 s is usual."""
 QUEUE_SECONDS: Final = 2.0
 """Time for which a conversation waits for those before it."""
+QUICK_BYTES: Final = 16 * 1024
+"""Bytes of variables, as JSON, that a socket takes at once, and that are made in a moment."""
 MAX_REASON: Final = 200
 
 
@@ -47,6 +50,8 @@ class Renderer:
         """Waits until the templates are compiled. Raises `ModelFormatError` where they cannot be."""
         self._templates = templates
         self._lock = Lock()
+        self._turn = asyncio.Lock()
+        """Order of those who render from the event loop: one of them has the lock above, the others wait without a thread."""
         self._closed = False
         self._current = TemplateProcess(templates)
         try:
@@ -58,24 +63,35 @@ class Renderer:
 
     def render(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
         """The text. Raises `RequestError` where the template fails or exceeds its limits, `OverloadedError` where many wait."""
-        try:
-            request = frame({"template": template, "variables": dict(variables), "now": now})
-        except FrameError as error:
-            raise _request_error(f"the conversation {error}: send a smaller one", "invalid_value") from None
+        request = _framed(template, variables, now)
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
-            raise OverloadedError(f"other conversations have kept the chat template busy for {QUEUE_SECONDS:g} s: try again", 1)
+            raise _busy()
         try:
             answer = self._ask(request)
         finally:
             self._lock.release()
-        if "text" in answer:
-            return str(answer["text"])
-        if "rejected" in answer:
-            raise _request_error(shorten(answer["rejected"]), "template_refused")
-        if "exceeded" in answer:
-            problem = f"the chat template {answer['exceeded']} for these messages"
-            raise _request_error(f"{problem}: send fewer or shorter ones", "template_budget")
-        raise _request_error(f"the chat template cannot render these messages: {shorten(answer['failed'])}", "template_failed")
+        return _text(answer)
+
+    async def render_from_loop(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str | None:
+        """The same without a thread; None where that cannot be, as for variables of more than `QUICK_BYTES`."""
+        request = _framed(template, variables, now)
+        if len(request) > QUICK_BYTES:
+            return None
+        try:
+            async with asyncio.timeout(QUEUE_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise _busy() from None
+        try:
+            if not self._lock.acquire(blocking=False):
+                return None
+            try:
+                answer = await self._ask_from_loop(request)
+            finally:
+                self._lock.release()
+        finally:
+            self._turn.release()
+        return None if answer is None else _text(answer)
 
     def close(self) -> None:
         """Ends both processes. Safe to call twice."""
@@ -103,9 +119,47 @@ class Renderer:
                 self._replace()
         return answer or {"exceeded": problem}
 
+    async def _ask_from_loop(self, request: bytes) -> dict[str, Any] | None:
+        """None: the process is about to be replaced, or has been, which takes a thread."""
+        if self._closed or not self._current.is_ready:
+            return None
+        answer, is_over = None, False
+        try:
+            answer = await self._current.ask_from_loop(request, RENDER_SECONDS)
+            is_over = answer is not None
+        except TimeoutError:
+            return {"exceeded": f"needs more than {RENDER_SECONDS:g} s"}
+        finally:
+            if not is_over:
+                await asyncio.to_thread(self._replace)
+        return answer or {"exceeded": "ends its process"}
+
     def _replace(self) -> None:
         self._current.end()
         self._current, self._spare = self._spare, TemplateProcess(self._templates)
+
+
+def _framed(template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> bytes:
+    try:
+        return frame({"template": template, "variables": dict(variables), "now": now})
+    except FrameError as error:
+        raise _request_error(f"the conversation {error}: send a smaller one", "invalid_value") from None
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    """The text of an answer of the process. Raises `RequestError` for one without."""
+    if "text" in answer:
+        return str(answer["text"])
+    if "rejected" in answer:
+        raise _request_error(shorten(answer["rejected"]), "template_refused")
+    if "exceeded" in answer:
+        problem = f"the chat template {answer['exceeded']} for these messages"
+        raise _request_error(f"{problem}: send fewer or shorter ones", "template_budget")
+    raise _request_error(f"the chat template cannot render these messages: {shorten(answer['failed'])}", "template_failed")
+
+
+def _busy() -> OverloadedError:
+    return OverloadedError(f"other conversations have kept the chat template busy for {QUEUE_SECONDS:g} s: try again", 1)
 
 
 def shorten(value: object) -> str:

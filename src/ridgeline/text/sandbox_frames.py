@@ -9,7 +9,7 @@ from typing import Any, Final
 
 MAX_FRAME_BYTES: Final = 32 << 20
 _LENGTH = struct.Struct("<I")
-_CHUNK_BYTES: Final = 1 << 16
+CHUNK_BYTES: Final = 1 << 16
 
 
 class FrameError(Exception):
@@ -43,18 +43,25 @@ def receive(stream: socket.socket, deadline: float | None = None) -> dict[str, A
     Each frame is the answer to one, so nothing comes behind it, and length and object are read together: each system call lets another
     thread have the interpreter.
     """
-    data, size = bytearray(), _LENGTH.size
-    while len(data) < size:
+    data = bytearray()
+    while (value := arrived(data)) is None:
         chunk = _chunk(stream, deadline)
         if not chunk:
             return None
         data += chunk
-        if size == _LENGTH.size and len(data) >= size:
-            (length,) = _LENGTH.unpack_from(data)
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are supported")
-            size += length
-    if len(data) > size:
+    return value
+
+
+def arrived(data: bytearray) -> dict[str, Any] | None:
+    """The object of a whole frame; None where bytes of it are yet to come. Raises `FrameError`."""
+    if len(data) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are supported")
+    if len(data) < _LENGTH.size + length:
+        return None
+    if len(data) > _LENGTH.size + length:
         raise FrameError("bytes behind a frame")
     try:
         value = json.loads(data[_LENGTH.size :])
@@ -68,7 +75,7 @@ def receive(stream: socket.socket, deadline: float | None = None) -> dict[str, A
 def _chunk(stream: socket.socket, deadline: float | None) -> bytes:
     while True:
         try:
-            return stream.recv(_CHUNK_BYTES)
+            return stream.recv(CHUNK_BYTES)
         except BlockingIOError:
             _wait(stream, select.POLLIN, deadline)
 
