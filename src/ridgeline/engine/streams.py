@@ -210,13 +210,13 @@ class RequestStream:
 
     def put(self, output: Output) -> None:
         """Appends an output and wakes the reader, unless it is to be read with a later one."""
-        choice = self.choices[output.choice]
-        choice.ids.extend(output.ids)
+        choice, ids = self.choices[output.choice], output.ids
+        choice.ids.extend(ids)
         self.blame = 0
-        if self._is_whole and len(choice.ids) > len(output.ids) and _is_plain(output):
-            choice.kept += len(output.ids)
-            return
         if self.on_output is not None and not self._items and self.on_output(output):
+            return
+        if self._is_whole and len(choice.ids) > len(ids) and _is_plain(output):
+            choice.kept += len(ids)
             return
         if choice.kept:
             output = output._replace(ids=tuple(choice.ids[-choice.kept - len(output.ids) :]))

@@ -296,6 +296,7 @@ class Generation:
                             self.usage.add(part)
                             yield part
         finally:
+            self.shortcut = None  # which may know of this
             for _, stream in self._prompts:
                 stream.on_output = None
             self._wakeup.close()
