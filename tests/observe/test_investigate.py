@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.observe.investigate import ALERTS, QUESTIONS, investigate_answers, investigate_prefixes
+from ridgeline.observe.investigate import ALERTS, QUESTIONS, investigate_answers, investigate_odd, investigate_prefixes
 
 
 def offender(cause: str, ms: float) -> dict[str, Any]:
@@ -34,3 +34,13 @@ def test_two_answers_to_one_prompt(runner: str, is_exact: bool, cause: str) -> N
     assert found.cause == cause and runner in found.evidence[0]
     assert ("--batch-invariant" in found.lever) is not is_exact
     assert not ALERTS & QUESTIONS
+
+
+@pytest.mark.parametrize(
+    ("loops", "ends", "findings", "cause"),
+    [(0, 0, [], "sound"), (9, 2, [], "endless"), (2, 9, [], "template"), (9, 0, ["chat template: it names no end of a turn"], "model")],
+)
+def test_answers_that_loop_or_end_at_once(loops: int, ends: int, findings: list[str], cause: str) -> None:
+    found = investigate_odd({"runaway_answers": loops, "immediate_ends": ends, "findings": findings})
+    assert found.cause == cause and str(loops) in found.evidence[0] and str(ends) in found.evidence[0] and found.lever
+    assert findings == [*found.evidence[1:]] or not findings

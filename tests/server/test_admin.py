@@ -327,6 +327,7 @@ def test_the_next_steps_for_perfetto(new_site: Any, tmp_path: Path, monkeypatch:
         events = json.loads(file.read_text())
         assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3}
         assert sum(event["name"] == "step" for event in events) == 4
+        assert any("perplexity" in each for each in opened.ask("GET", "/status")["findings"]), "its weights are random"
         idle = opened.ask("POST", "/profile", {"steps": 4, "seconds": 0.1})
         assert json.loads(Path(idle["file"]).read_text()) == [], "none ran"
         with pytest.raises(ConfigError, match="outside 1 … 1000"):

@@ -6,8 +6,8 @@ does the lever that it names help?
 Sockets and processes are real; the device sleeps for what its steps take. The server with the fault is asked for its first cause, over its
 admin socket; the same load then meets a server with the lever, and the figure of the alert (seconds to the first token, between tokens, or
 of whole answers, in the mean) must fall by a tenth at least. Of the prefix cache the figure is the share of prompt tokens that were not
-cached. A tokeniser is made slow by code that the server's process runs first: a fake model's takes next to nothing. Restarts and two
-answers to one prompt have levers that are no setting of a server: their cause alone is looked at.
+cached. A tokeniser is made slow by code that the server's process runs first: a fake model's takes next to nothing. Restarts, endless
+answers and two answers to one prompt have levers that are no setting of a server: their cause alone is looked at.
 
 Asked: the planted cause first in 90 % of all trials, and every lever helps. It ends with status 1 where one is missed.
 """
@@ -40,11 +40,12 @@ NO_ENGINE = 503
 
 @dataclass
 class Ask:
-    """A request of a load; `gaps` are seconds between the parts of its answer."""
+    """A request of a load; `gaps` are seconds between the parts of its answer. `is_free`: the answer may end by itself."""
 
     at: float
     prompt: list[int] | str
     output: int
+    is_free: bool = False
     first: float = 0.0
     total: float = 0.0
     gaps: list[float] = field(default_factory=list)
@@ -73,13 +74,16 @@ def ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randint(1, 200) for _ in range(count)]
 
 
-def stream(count: int, every: float, prompt: int, output: int, shared: int = 0, text: Callable[[int], str] | None = None) -> Load:
+def stream(
+    count: int, every: float, prompt: int, output: int, shared: int = 0, text: Callable[[int], str] | None = None, is_free: bool = False
+) -> Load:
     """Requests at even distances; `shared` tokens of each prompt are the same."""
 
     def make(rng: random.Random) -> list[Ask]:
         head = ids(rng, shared)
         return [
-            Ask(number * every, text(number) if text is not None else head + ids(rng, prompt - shared), output) for number in range(count)
+            Ask(number * every, text(number) if text is not None else head + ids(rng, prompt - shared), output, is_free)
+            for number in range(count)
         ]
 
     return make
@@ -167,6 +171,10 @@ FAULTS = {
     "memory: the engine is killed": Fault(
         "003 out of memory under load", "EngineRestarts", ("restart",), ({}, [], stream(20, 0.1, 40, 60)), None, "total", kill_engine
     ),
+    "answers: they never end": Fault(
+        "003 missing stop tokens: runaway generations", "OddAnswers", ("endless",),
+        ({"script": [["go", "ha ha " * 40]]}, [], stream(4, 0.1, 0, 100, text=lambda n: "go", is_free=True)), None, "total",
+    ),
     "answers: two to one prompt": Fault(
         "003 another answer at temperature 0", "AnswersDiffer", ("request",), ({}, [], stream(2, 0.1, 20, 4)), None, "total"
     ),
@@ -177,7 +185,7 @@ def send(url: str, ask: Ask, began: float) -> None:
     """Sends a request at its time. One that comes while no engine runs is refused at once, and has no figures."""
     time.sleep(max(0.0, began + ask.at - time.monotonic()))
     due = began + ask.at
-    body = {"prompt": ask.prompt, "max_tokens": ask.output, "ignore_eos": True, "stream": True}
+    body = {"prompt": ask.prompt, "max_tokens": ask.output, "ignore_eos": not ask.is_free, "stream": True}
     try:
         answer = urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}))
     except HTTPError as error:

@@ -29,8 +29,9 @@ def investigate(
     asked = f"window_seconds={make_query(None, None, window)['window_seconds']}"
     if alert == causes.PREFIXES:
         found = causes.investigate_prefixes(ask_admin(server, key_file, "GET", f"/prefix?{asked}"))
-    elif alert == causes.ANSWERS:
-        found = causes.investigate_answers(ask_admin(server, key_file, "GET", "/status"))
+    elif alert in (causes.ANSWERS, causes.ODD):
+        status = ask_admin(server, key_file, "GET", "/status")
+        found = causes.investigate_answers(status) if alert == causes.ANSWERS else causes.investigate_odd(status)
     else:
         told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else read_incident(incident)
         found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
@@ -44,7 +45,7 @@ def investigate(
 
 def check(alert: str, incident: Path | None, window: str) -> None:
     """Raises ConfigError for an alert that there is none of, and for a folder that is no incident."""
-    from ridgeline.observe.investigate import ALERTS, ANSWERS, PREFIXES, QUESTIONS
+    from ridgeline.observe.investigate import ALERTS, ANSWERS, ODD, PREFIXES, QUESTIONS
 
     make_query(None, None, window)
     known = sorted(ALERTS | QUESTIONS)
@@ -54,8 +55,8 @@ def check(alert: str, incident: Path | None, window: str) -> None:
         raise ConfigError(f"{alert[:60]!r} is no alert that can be investigated{hint} (known: {', '.join(known)})")
     if incident is not None:
         read_incident(incident)
-        if alert in (PREFIXES, ANSWERS):
-            raise ConfigError(f"a recorded incident has no prompts: {alert} asks a running server", fix={"--incident": None})
+        if alert in (PREFIXES, ANSWERS, ODD):
+            raise ConfigError(f"a recorded incident has no texts: {alert} asks a running server", fix={"--incident": None})
 
 
 def read_incident(incident: Path) -> dict[str, Any]:

@@ -12,7 +12,9 @@ FIRST_TOKEN: Final = frozenset({"FirstTokenLate", "QueueGrows", "GoodputLow", "R
 """Alerts about the time before an answer begins."""
 TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull", "EngineRestarts"})
 """Alerts about the answer itself: what stood before its first token does not count."""
-ALERTS: Final = FIRST_TOKEN | TOKENS
+ODD: Final = "OddAnswers"
+"""The alert about answers that are no sound model's."""
+ALERTS: Final = FIRST_TOKEN | TOKENS | {ODD}
 THROUGHPUT, PREFIXES, ANSWERS = "ThroughputLow", "PrefixMisses", "AnswersDiffer"
 QUESTIONS: Final = frozenset({THROUGHPUT, PREFIXES, ANSWERS})
 """Symptoms that people have without an alert: why so few tokens per second, why the prefix cache does not help, why the same prompt
@@ -122,3 +124,22 @@ def investigate_answers(status: Mapping[str, Any]) -> Finding:
     lever = "compare system_fingerprint, ids of the prompt (`/tokenize`) and parameters of both answers: one of them differs"
     exact = f"the runner is {runner}: bits depend on the sequence alone, never on a batch"
     return Finding(ANSWERS, "ingress", "request", (exact, text), lever)
+
+
+def investigate_odd(status: Mapping[str, Any]) -> Finding:
+    """Finds what is wrong with answers that loop, or end at once, by a server's status."""
+    loops, ends, findings = status["runaway_answers"], status["immediate_ends"], tuple(status["findings"])
+    seen = f"since the start {loops} answers repeated themselves up to their limit, {ends} ended at their first token"
+    if findings:
+        return Finding(
+            ODD, "ingress", "model", (seen, *findings), "mend what the checks of the model found: its file, template or end tokens"
+        )
+    if not loops and not ends:
+        return Finding(ODD, "decode", "sound", (seen, "the checks of the model found nothing"), "nothing: no answer is odd")
+    sound = "the checks of the model found nothing"
+    if ends > loops:
+        lever = "compare a prompt as it is rendered (/apply-template) with the model's own form: it seems to end there already"
+        return Finding(ODD, "ingress", "template", (seen, sound), lever)
+    return Finding(
+        ODD, "decode", "endless", (seen, sound), "give requests `stop` and a lower `max_tokens`, and look at temperature and template"
+    )

@@ -242,6 +242,7 @@ def describe(service: Service) -> shapes.Status:
     """The status of the server."""
     deployment, client, metrics = service.deployment, service.deployment.client, service.current_metrics()
     runner = deployment.model.engine.info.runner if deployment.has_started else None
+    found = deployment.model.findings if deployment.has_started else ()
     return shapes.Status(
         version=__version__,
         pid=os.getpid(),
@@ -262,6 +263,9 @@ def describe(service: Service) -> shapes.Status:
         runner=runner,
         fingerprint=deployment.model.fingerprint if deployment.has_started else None,
         is_exact=runner != "cuda" or deployment.engine_config.batch_invariant,
+        immediate_ends=metrics.ends.immediate,
+        runaway_answers=metrics.ends.runaway,
+        findings=tuple(str(each) for each in found if each.severity != "note"),
     )
 
 

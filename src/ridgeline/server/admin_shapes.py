@@ -32,6 +32,11 @@ class Status(Struct, frozen=True):
     """`system_fingerprint` of answers."""
     is_exact: bool
     """Answers do not depend on the batch."""
+    immediate_ends: int
+    runaway_answers: int
+    """Answers that ended at their first token; that repeated themselves up to their limit."""
+    findings: tuple[str, ...]
+    """Oddities that the checks of the model found at the start."""
 
 
 class Amount(Struct, frozen=True):
