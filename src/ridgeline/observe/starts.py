@@ -1,4 +1,4 @@
-"""The ledger of cold starts: seconds by phase, from the process's begin until requests are taken.
+"""The ledger of cold starts: seconds by phase, from the process's begin to its first token, the canary's; requests are taken from then on.
 
 The last starts are kept in the cache directory.
 """

@@ -105,7 +105,7 @@ class Deployment:
             await client.start()
         model = make_model(served_name(name, self._config), assets, await _ready(client))
         if path is not None:
-            self.note("checking answers", 0.0)
+            self.note("first token", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(client, model)))
         _tell_pins(client, self.adapters)
         self._model = model
