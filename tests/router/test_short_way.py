@@ -159,6 +159,26 @@ def test_one_connection_carries_many_and_what_is_sent_ahead_waits(taken: list[bo
     run(work)
 
 
+def test_a_head_that_came_before_means_what_it_did(taken: list[bool]) -> None:
+    """Heads are kept without their length; what differs in anything else is read and let in by itself."""
+    heads = [b"X-A: 1\r\n", b"X-A: 1\r\n", b"X-A: 2\r\n", b"Authorization: Bearer k\r\n", b"X-Request-Id: own\r\n"]
+
+    async def work() -> None:
+        async with site(*[WHOLE] * 6) as one:
+            for number, more in enumerate(heads):
+                body = b'{"prompt": "%b"}' % (b"a" * number * 9)
+                assert (await one.talk(request(body, more), ends=b"abc")).startswith(b"HTTP/1.1 200")
+                head, _, got = one.heard[-1].partition(b"\r\n\r\n")
+                assert got == body and b"content-length: %d" % len(body) in head and more.strip().lower() in head.lower()
+            assert (await one.talk(request(more=b"X-A: 1\r\n").replace(b"localhost", b"evil.com"))).startswith(b"HTTP/1.1 403")
+            assert (await one.talk(request(more=b"X-A: 1\r\nContent-Length: 3\r\n"))).startswith(b"HTTP/1.1 400")
+            kept = [b"".join(key) for key in one.way._heads]
+            assert len(kept) == 2 and not any(b"Bearer" in each for each in kept), "keys are not kept"
+
+    run(work)
+    assert taken == [True] * 5
+
+
 def test_what_comes_while_an_answer_does_waits(taken: list[bool]) -> None:
     async def work() -> None:
         async with site(EVENTS[:-5], WHOLE) as one:

@@ -5,9 +5,10 @@ Pure functions: loads and random numbers are passed in. The simulator and a rout
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 
 @dataclass(slots=True)
@@ -25,8 +26,7 @@ class ReplicaLoad:
     unloaded: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedRequest:
+class RoutedRequest(NamedTuple):
     """The router's view of a request: its number, its prompt length, a key that requests with the same prefix share, and per replica the
     tokens of the prompt that its prefix cache has, as far as the router knows. `session`: a key that binds it to others, b"" for none;
     `model`: as it was asked for."""
@@ -34,7 +34,7 @@ class RoutedRequest:
     number: int
     prompt_tokens: int
     prefix: bytes
-    cached: Mapping[int, int] = field(default_factory=dict)
+    cached: Mapping[int, int] = MappingProxyType({})
     session: bytes = b""
     model: str = ""
 

@@ -19,9 +19,9 @@ class Front(HttpConnection):
         super().__init__(*arguments)
         self._way = way
         self._head: Head | None = None
-        """A request whose body has yet to come, `_missing` bytes of it; `_held`: what has come."""
+        """A request whose body, from byte `_begin` on, has yet to come, `_missing` bytes of it; `_held`: what has come."""
         self._held: list[bytes] = []
-        self._missing = 0
+        self._begin = self._missing = 0
         self._passing: Passing | None = None
         self._next: list[bytes] = []
         """Bytes that the client has sent behind the request that is passed on."""
@@ -36,11 +36,11 @@ class Front(HttpConnection):
             return
         if self._head is None:
             is_free = self._is_answered and not (self._in_head or self._in_body or self._is_crowded or self.pipeline)
-            self._head = self._way.read(data) if is_free else None
-            if self._head is None:
+            read = self._way.read(data) if is_free else None
+            if read is None:
                 super().data_received(data)
                 return
-            self._missing = self._head.end
+            self._head, self._begin, self._missing = read
             if len(data) < self._missing:
                 self._table.await_client(self, UNREAD_BODY_SECONDS)
         self._held.append(data)
@@ -53,7 +53,7 @@ class Front(HttpConnection):
         head, request = self._head, data if len(self._held) == 1 else b"".join(self._held)
         self._head, self._held = None, []
         self._table.await_server(self)
-        self._passing = self._way.begin(self, head, request)
+        self._passing = self._way.begin(self, head, self._begin, request)
 
     def _go_long_way(self) -> None:
         """Gives what is held to the server's parser."""

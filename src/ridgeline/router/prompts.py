@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -49,8 +49,7 @@ class Asked(msgspec.Struct, frozen=True):
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt as a router knows it. `bound_to`: the stored response that it continues or asks for, b"" for none; `session`: digest of
     what it has in common with others of its session, b"" without one; `model`: by the name that was asked for."""
 

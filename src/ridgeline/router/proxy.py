@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from http import HTTPStatus
 from math import ceil
 from typing import Final, NamedTuple
@@ -247,7 +246,7 @@ class Proxy:
         until = time.monotonic() + CONTINUE_SECONDS
         while journal.can_continue and stalls < MOST_STALLS and time.monotonic() < until:
             journal.lose()
-            before, free = journal.events, replace(prompt, bound_to=b"")
+            before, free = journal.events, prompt._replace(bound_to=b"")
             choice = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing)
             if choice is None:
                 await asyncio.sleep(PAUSE_SECONDS)

@@ -1,6 +1,7 @@
 """The router's run on a socket, until a signal: it listens at once, and ends when the answers under way have."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -86,6 +87,8 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
         limit = connection_limit(settings.max_connections)
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout), connect)
         url = url_of(listener, certificate)
+        gc.collect()
+        gc.freeze()  # what has been loaded stays: a collection that walked over it would hold up every stream
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(replicas, roster, server, listener, config.shutdown_seconds, lambda: on_ready(url)))
 

@@ -18,7 +18,7 @@ from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import Prompt, Sessions, read_prompt
 from ridgeline.router.proxy import Chosen, Proxy, is_stream
 from ridgeline.router.replicas import Replica, Replicas
-from ridgeline.router.upstream import Connection, Headers, UpstreamError
+from ridgeline.router.upstream import Connection, Headers, UpstreamError, passed_on
 from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, Access, id_of, write_line
 from ridgeline.server.auth import AccessGuard
 from ridgeline.server.errors import ApiError
@@ -31,9 +31,12 @@ _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 """A head as RFC 9112 has it, without what only old clients write: every line is checked, so that nobody reads it otherwise."""
 _FIELDS: Final = re.compile(rb"(" + _TOKEN + rb"):([^\r]*)\r\n")
-_LENGTH: Final = re.compile(rb"[0-9]{1,9}")
+_LENGTH: Final = re.compile(rb"(?:\A|\n)[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r")
 _LONG: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"))
 """Headers that change what follows a head, or what the connection is. So may one that stands twice."""
+_OWN: Final = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-request-id", b"traceparent", b"cookie"))
+"""Headers that make a head one client's, or one request's: it is not kept."""
+MOST_HEADS: Final = 256
 _NO_TRIES: Final = set[int]()
 BODYLESS: Final = (204, 304)
 PATHS: Final = {
@@ -45,12 +48,14 @@ PATHS: Final = {
 
 
 class Head(NamedTuple):
-    """The head of a request. `begin`: bytes in front of its body; `end`: bytes of all of it; `tenant`: of its key."""
+    """The head of a request, but for its length. `line`: method and path; `passed`: lines for the replica; `given`: the client's id for
+    it; `tenant`: of its key."""
 
     row: Row
+    line: bytes
     headers: Headers
-    begin: int
-    end: int
+    passed: bytes
+    given: bytes
     tenant: bytes
 
 
@@ -63,29 +68,42 @@ class ShortWay:
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
         self.tasks: set[asyncio.Task[None]] = set()
+        self._heads: dict[tuple[bytes, bytes, bytes], Head] = {}
+        """Heads that have been read, and let in."""
         self._guard, self._replicas, self._sessions, self.hedge = guard, replicas, sessions, hedge
 
-    def read(self, data: bytes) -> Head | None:
-        """The head with which bytes begin; None for one that goes the long way, also where the guard does not let it in."""
-        found = _HEAD.match(data)
-        if found is None or (row := PATHS.get(found[1])) is None:
+    def read(self, data: bytes) -> tuple[Head, int, int] | None:
+        """(the head with which bytes begin, the bytes of it and of the whole request); None for one that goes the long way, also where the
+        guard does not let it in."""
+        if (found := _HEAD.match(data)) is None or (length := _LENGTH.search(lines := found[2])) is None:
             return None
-        found_fields = _FIELDS.findall(found[2])
-        fields = {name.lower(): value.strip(b" \t") for name, value in found_fields}
-        length = fields.get(b"content-length", b"")
-        if len(fields) != len(found_fields) or _LENGTH.fullmatch(length) is None or not _LONG.isdisjoint(fields):
+        key = found[1], lines[: length.start(1)], lines[length.end(1) :]
+        if (head := self._heads.get(key)) is None:
+            if (head := self._read(found[1], lines)) is None:
+                return None
+            if len(self._heads) < MOST_HEADS and _OWN.isdisjoint([name for name, _ in head.headers]):
+                self._heads[key] = head
+        end = found.end() + int(length[1])
+        return (head, found.end(), end) if end <= found.end() + head.row.max_body_bytes else None
+
+    def _read(self, path: bytes, lines: bytes) -> Head | None:
+        if (row := PATHS.get(path)) is None:
             return None
-        if fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
+        found = _FIELDS.findall(lines)
+        fields = {name.lower(): value.strip(b" \t") for name, value in found}
+        if len(fields) != len(found) or not _LONG.isdisjoint(fields) or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
             return None
         headers = list(fields.items())
         caller = self._guard.caller({"method": "POST", "path": row.path, "headers": headers})
-        if int(length) > row.max_body_bytes or isinstance(caller, ApiError):
+        if isinstance(caller, ApiError):
             return None
-        return Head(row, headers, found.end(), found.end() + int(length), caller.tenant.encode())
+        passed = passed_on(headers, (b"x-request-id",))
+        return Head(row, b"POST " + path, headers, passed, fields.get(b"x-request-id", b""), caller.tenant.encode())
 
-    def begin(self, client: "Front", head: Head, request: bytes) -> "Passing | None":
+    def begin(self, client: "Front", head: Head, body_begin: int, request: bytes) -> "Passing | None":
         """Passes a whole request on to a replica; None where it went the long way."""
-        prompt = read_prompt(head.row.path, request[head.begin :], head.tenant, head.headers, self._sessions)
+        body = request[body_begin:]
+        prompt = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
         choice = None if prompt.bound_to or self.hedge.delay is not None else self._replicas.choose(prompt, _NO_TRIES)
         if choice is None:
             client.take_long_way(request, None)
@@ -94,7 +112,7 @@ class ShortWay:
         if (connection := replica.upstream.idle()) is None:
             client.take_long_way(request, Chosen(replica.serving(prompt.tokens, cached)))
             return None
-        return Passing(self, client, head, request, prompt, connection, replica, cached)
+        return Passing(self, client, head, request, body, prompt, connection, replica, cached)
 
 
 class Passing:
@@ -106,16 +124,13 @@ class Passing:
     """
 
     def __init__(
-        self, way: ShortWay, client: "Front", head: Head, request: bytes, prompt: Prompt, connection: Connection, replica: Replica,
-        cached: int,
+        self, way: ShortWay, client: "Front", head: Head, request: bytes, body: bytes, prompt: Prompt, connection: Connection,
+        replica: Replica, cached: int,
     ) -> None:  # fmt: skip
-        given = next((value for name, value in head.headers if name == b"x-request-id"), b"")
-        self.access = Access(id_of(given))
-        self._journal = Journal(way.key)
+        self.access, self._journal = Access(id_of(head.given)), Journal(way.key)
         own = [(b"x-request-id", self.access.request_id), *self._journal.headers]
-        asked = replica.upstream.request("POST", head.row.path.encode(), head.headers, request[head.begin :], own)
-        connection.ask(asked, self.heard)  # it was open a moment ago, without a wait since
-        self._way, self._client, self._head, self._request = way, client, head, request
+        connection.ask(replica.upstream.asked(head.line, head.passed, body, own), self.heard)  # it was open a moment ago
+        self._way, self._client, self._head, self._request, self._body = way, client, head, request, body
         self._prompt, self._connection = prompt, connection
         self._turn = replica.serving(prompt.tokens, cached)
         self.has_begun = self.is_last = False
@@ -173,13 +188,13 @@ class Passing:
 
     def _begin(self) -> bytes:
         """The head of the answer for the client."""
-        client, status, found = self._client, self._connection.status, self._connection.headers
+        client, status = self._client, self._connection.status
+        found = [each for each in self._connection.headers if each[0] not in REWRITTEN]
         self.has_begun, self.access.status = True, status
         if not is_stream(found):
             self._journal = Journal(None)
-        self._is_chunked = status not in BODYLESS and not any(name == b"content-length" for name, _ in found)
-        headers = [*client.server_state.default_headers, *(each for each in found if each[0] not in REWRITTEN)]
-        headers.append((b"x-request-id", self.access.request_id))
+        self._is_chunked = status not in BODYLESS and b"content-length" not in dict(found)
+        headers = [*client.server_state.default_headers, *found, (b"x-request-id", self.access.request_id)]
         if self._head.row.dialect == "anthropic":
             headers.append((b"request-id", self.access.request_id))
         if self.is_last:
@@ -229,7 +244,7 @@ class Passing:
 
     async def _go_on(self, broken: Broken) -> None:
         try:
-            await self._way.proxy.go_on(self._scope(), self._send, self._request[self._head.begin :], self._prompt, broken)
+            await self._way.proxy.go_on(self._scope(), self._send, self._body, self._prompt, broken)
         except ApiError as error:
             self.access.error = error.code
         self._log()

@@ -7,7 +7,7 @@ where a request ends. While nobody reads an answer, its connection is not read.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -247,15 +247,21 @@ class Upstream:
 
     def request(self, method: str, target: bytes, headers: Headers, body: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
         """The bytes of a request with those of the headers that go beyond one neighbour, and `more` in the place of their like."""
-        lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: " + self.authority]
-        lines += [name + b": " + value for name, value in more]
-        skipped = HOP_BY_HOP.union([name for name, _ in more])
-        if named := [value for name, value in headers if name == b"connection"]:
-            skipped |= {part.strip().lower() for value in named for part in value.split(b",")}
-        lines += [name + b": " + value for name, value in headers if name not in skipped and name != b"origin"]
-        if origins := [value for name, value in headers if name == b"origin"]:
-            own = next((b"//" + value for name, value in headers if name == b"host"), b"")
-            lines += [b"origin: " + value for value in origins if b"origin" not in skipped and not (own and value.endswith(own))]
-        if body or method in ("POST", "PUT", "PATCH"):
-            lines.append(b"content-length: %d" % len(body))
-        return b"\r\n".join(lines) + b"\r\n\r\n" + body
+        return self.asked(method.encode() + b" " + target, passed_on(headers, [name for name, _ in more]), body, more, method)
+
+    def asked(self, line: bytes, passed: bytes, body: bytes, more: Sequence[tuple[bytes, bytes]], method: str = "POST") -> bytes:
+        """The same of a method and target, and of headers as `passed_on` has them."""
+        own = b"".join([b"\r\n%b: %b" % each for each in more])
+        length = b"\r\ncontent-length: %d" % len(body) if body or method in ("POST", "PUT", "PATCH") else b""
+        return b"%b HTTP/1.1\r\nhost: %b%b%b%b\r\n\r\n%b" % (line, self.authority, own, passed, length, body)
+
+
+def passed_on(headers: Headers, written: Collection[bytes]) -> bytes:
+    """The lines, each behind a line's end, of the headers that go beyond one neighbour; without those of the names `written`."""
+    skipped = HOP_BY_HOP.union(written)
+    if named := [value for name, value in headers if name == b"connection"]:
+        skipped |= {part.strip().lower() for value in named for part in value.split(b",")}
+    if b"origin" not in skipped and any(name == b"origin" for name, _ in headers):
+        own = next((b"//" + value for name, value in headers if name == b"host"), b"")
+        headers = [each for each in headers if not (each[0] == b"origin" and own and each[1].endswith(own))]
+    return b"".join([b"\r\n%b: %b" % each for each in headers if each[0] not in skipped])
