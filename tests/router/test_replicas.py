@@ -8,7 +8,7 @@ from math import inf
 from ridgeline.core.routing import ROUTING
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.proxy import _nobody
-from ridgeline.router.replicas import FAILURES, MOST_PAUSE_SECONDS, WATCHED, Replicas
+from ridgeline.router.replicas import FAILURES, FIRST_LOOK, MOST_PAUSE_SECONDS, WATCHED, Replicas
 from ridgeline.router.roster import Named
 
 SHORT = Prompt(10, ())
@@ -85,19 +85,25 @@ def test_every_canary_gets_its_share() -> None:
 def test_a_sound_canary_stays_and_a_worse_one_is_stopped() -> None:
     dice = random.Random(3)
 
-    def stopped(spread: float, slower: float, broken: float, batches: int) -> bool:
+    def stopped(spread: float, slower: float, broken: float, answers: int) -> int:
+        """Answers of a canary until it is stopped, looked at with each from the first look on; 0: it is not."""
         replicas = fleet(0, 0.05)
-        for _ in range(batches):
-            for each, factor, lost in zip(replicas.all, (1.0, slower), (0.0, broken), strict=True):
-                for _ in range(WATCHED):
+        plain, canary = replicas.all
+        for number in range(1, answers + 1):
+            for each, factor, lost, count in ((plain, 1.0, 0.0, 3), (canary, slower, broken, 1)):
+                for _ in range(count):
                     failed = dice.random() < lost
                     each.answers.append((not failed, inf if failed else factor * dice.lognormvariate(0, spread)))
-            replicas._judge(replicas.all[1])
-        return replicas.all[1].is_stopped
+            if len(canary.answers) >= FIRST_LOOK:
+                replicas._judge(canary)
+            if canary.is_stopped:
+                return number
+        return 0
 
-    assert not any(stopped(spread, 1.0, 0.0, 40) for spread in (0.3, 0.5, 0.8, 1.2) for _ in range(5))
-    assert all(stopped(spread, 5.0, 0.0, 2) for spread in (0.3, 0.5, 0.8))
-    assert stopped(0.5, 1.0, 0.9, 1)
+    assert not any(stopped(spread, 1.0, 0.0, 2_000) for spread in (0.3, 0.5, 0.8, 1.2) for _ in range(5))
+    assert all(stopped(spread, 5.0, 0.0, 2 * WATCHED) > 0 for spread in (0.3, 0.5, 0.8))
+    assert stopped(0.3, 4.0, 0.0, WATCHED) == FIRST_LOOK == stopped(0.3, 1.0, 1.0, WATCHED), "what is plain is seen at the first look"
+    assert stopped(0.5, 1.0, 0.9, WATCHED)
 
 
 def test_retries_have_a_budget() -> None:
