@@ -114,12 +114,13 @@ def stall(server: Any, readers: int, stalled: int, choices: int, rate: float, ti
 
 
 def fill_ledger(server: Any) -> None:
-    """Asks until what the server remembers of requests, and of choices, is full: memory is judged behind that."""
+    """Asks until what the server remembers of requests and choices is full, and the tables of both have grown once more, as Python's do
+    when a third of their places were used and left: memory is judged behind that."""
     address, clients = urlsplit(server.url), 16
 
     def ask_on() -> None:
         with closing(HTTPConnection(address.hostname or "", address.port, timeout=60)) as http:
-            for _ in range(MAX_REQUESTS // clients + 10):
+            for _ in range(4 * MAX_REQUESTS // 3 // clients + 10):
                 http.request("POST", "/v1/completions", json.dumps({"prompt": "p", "max_tokens": 1, "n": MAX_NAMES // MAX_REQUESTS}))
                 assert http.getresponse().read().startswith(b'{"id"')
 

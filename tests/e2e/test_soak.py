@@ -27,8 +27,9 @@ MOST_OVERTAKEN = 1_000
 """Requests that came later and were answered, in front of one that still waits; the longest has some 40 times the work of the shortest."""
 LAST_ANSWER_SECONDS = 600.0
 """For the requests that are open at the end, on a machine on which others compute."""
-WARM_REQUESTS, WARM_CHOICES, WARM_CLIENTS = 8_400, 4, 16
-"""More than the ledger keeps: what it remembers of requests, and of 32,768 choices, is full before memory is judged."""
+WARM_REQUESTS, WARM_CHOICES, WARM_CLIENTS = 11_200, 4, 16
+"""A third more than the ledger keeps: what it remembers of 8,192 requests and 32,768 choices is full before memory is judged, and the
+tables of both have grown once more, as Python's do when a third of their places were used and left."""
 STEP_BYTES = 65 + 10 * CLIENTS
 """What the ledger remembers of a step and of its rows, eight bytes each, five for four clients in the mean. Its log holds 131,072 steps,
 some hours of such traffic, and so it is the one thing that still grows."""
