@@ -251,7 +251,9 @@ class Replicas:
                 return replica, 0
             if replica is not None and not replica.shares_responses:
                 return None
-        ready = [each for each in self.ready() if each.number not in tried]
+        ready = self.ready()
+        if tried:
+            ready = [each for each in ready if each.number not in tried]
         if not ready:
             return None
         if self._has_canaries:
@@ -260,8 +262,9 @@ class Replicas:
             canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
             ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
         self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
-        number, cached = self.chooser.choose([each.load for each in ready], prompt)
-        return next(each for each in ready if each.number == number), cached
+        loads = [each.load for each in ready]
+        number, cached = self.chooser.choose(loads, prompt)
+        return ready[[load.number for load in loads].index(number)], cached
 
     def _find(self, number: int) -> Replica | None:
         return next((each for each in self.all if each.number == number), None)
