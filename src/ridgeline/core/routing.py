@@ -105,7 +105,7 @@ def with_affinity(policy: RoutingPolicy) -> RoutingPolicy:
     bear more than a prefix would ask of it, as what it keeps is worth more."""
 
     def choose(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
-        if any([load.names or load.unloaded for load in loads]):
+        if any(load.names or load.unloaded for load in loads):
             names = (request.model, request.model.rpartition(":")[2])
             loads = [load for load in loads if load.names and not load.names.isdisjoint(names)] or loads
             loads = _loaded(loads, names)
