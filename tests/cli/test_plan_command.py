@@ -104,21 +104,28 @@ def test_errors_are_one_line_and_status_2(
     [(["plan", "llama-3-70b", "--device", "h100", "--count", "4"], 0), (["bench", "serve", "--url", "http://127.0.0.1:9"], 2)],
 )
 def test_starts_in_half_a_second_without_array_libraries(words: list[str], status: int, tmp_path: Path) -> None:
-    """Processor time, since other work on this machine is not the verb's; with compiled modules, as an installation has them."""
+    """Processor time, since other work on this machine is not the verb's; with compiled modules, as an installation has them. A machine
+    that is slow today has 3.5 times what a start with the libraries of the command line takes, 0.16 s on a usual one."""
     program = (
         f"import sys; sys.modules['numpy'] = sys.modules['torch'] = None; sys.argv = ['ridgeline', *{words!r}];"
         "from ridgeline.cli.main import main; main()"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    spent = []  # the first compiles
-    while len(spent) < 4 and min(spent, default=9.0) > 0.5:
+
+    def start(program: str, status: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == status, done.stderr
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) <= 0.5
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    spent = [start(program, status)]  # compiles
+    bare = min(start("import msgspec, typer, rich.console, rich.table", 0) for _ in range(3))
+    allowed = max(0.5, 3.5 * bare)
+    while len(spent) < 4 and min(spent) > allowed:
+        spent.append(start(program, status))
+    assert min(spent) <= allowed, (spent, bare)
 
 
 def test_a_trace_says_the_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

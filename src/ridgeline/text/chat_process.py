@@ -3,15 +3,17 @@
 Owns the process in use and one spare, so that the next conversation after a timeout finds a process ready. Knows frames, not messages.
 """
 
-import asyncio
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
 from ridgeline.text.sandbox_frames import FrameError, frame
 from ridgeline.text.sandbox_process import SandboxProcess
 from ridgeline.text.tokenizer import MASK
+
+if TYPE_CHECKING:
+    from asyncio import Lock as AsyncLock
 
 RENDER_SECONDS: Final = 0.4
 """Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
@@ -50,7 +52,7 @@ class Renderer:
         """Waits until the templates are compiled. Raises `ModelFormatError` where they cannot be."""
         self._templates = templates
         self._lock = Lock()
-        self._turn = asyncio.Lock()
+        self._turn: AsyncLock | None = None
         """Order of those who render from the event loop: one of them has the lock above, the others wait without a thread."""
         self._closed = False
         self._current = TemplateProcess(templates)
@@ -74,9 +76,13 @@ class Renderer:
 
     async def render_from_loop(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str | None:
         """The same without a thread; None where that cannot be, as for variables of more than `QUICK_BYTES`."""
+        import asyncio  # a server has loaded it; `LLM` does without
+
         request = _framed(template, variables, now)
         if len(request) > QUICK_BYTES:
             return None
+        if self._turn is None:
+            self._turn = asyncio.Lock()
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 await self._turn.acquire()
@@ -131,7 +137,9 @@ class Renderer:
             return {"exceeded": f"needs more than {RENDER_SECONDS:g} s"}
         finally:
             if not is_over:
-                await asyncio.to_thread(self._replace)
+                from asyncio import to_thread
+
+                await to_thread(self._replace)
         return answer or {"exceeded": "ends its process"}
 
     def _replace(self) -> None:

@@ -3,7 +3,6 @@
 Owns the process and the frames' deadlines. The module's `main` limits memory and rights, and answers each frame with one frame.
 """
 
-import asyncio
 import select
 import socket
 import subprocess
@@ -116,6 +115,8 @@ class SandboxProcess:
         return answer
 
     async def _is_readable(self, seconds: float) -> bool:
+        import asyncio  # a server has loaded it; `LLM` does without
+
         loop = asyncio.get_running_loop()
         readable: asyncio.Future[bool] = loop.create_future()
 
