@@ -4,6 +4,7 @@
     against  output tokens per second at 32 streams over HTTP and of `LLM` in another process, in turn, and their ratio
 
 `cost` has a fake engine whose steps take 10 ms; with `--model demo` the weights drive the front end out of the caches, as they do in use.
+`--before CHECKOUT` has a server of another checkout asked in turn.
 Its figures count user and system time of every thread. `against` takes the demo: run it on a machine at rest, six minutes.
 """
 
@@ -95,30 +96,39 @@ def bodies(kind: str, tokens: int, stream: bool) -> bytes:
     return post("/v1/completions", {**body, "prompt": PROMPT})
 
 
-def cost(model: str, tokens: int, rounds: int) -> None:
+def cost(model: str, tokens: int, rounds: int, sources: list[Path]) -> None:
+    """Of servers of each of these source folders, in turn."""
+    servers: list[ServerProcess] = []
     with TemporaryDirectory() as folder:
         template = Path(folder) / "template.jinja"
         template.write_text(TEMPLATE)
-        server = ServerProcess([model, "--chat-template", str(template)], {**os.environ, "PYTHONPATH": str(SOURCE)})
         try:
-            ask(server.url, [[bodies(kind, 4, True)] * 20 for kind in ("completions", "chat")])
+            for source in sources:
+                servers.append(ServerProcess([model, "--chat-template", str(template)], {**os.environ, "PYTHONPATH": str(source)}))
+                ask(servers[-1].url, [[bodies(kind, 4, True)] * 20 for kind in ("completions", "chat")])
             for kind in ("completions", "chat"):
                 for streams in (1, 16, 32):
-                    found = []
-                    for _ in range(rounds):
-                        before = cpu_seconds(server.process.pid)
-                        ask(server.url, [[bodies(kind, tokens, True)]] * streams)
-                        found.append((cpu_seconds(server.process.pid) - before) / (tokens * streams))
-                    low, middle, high = (each * 1e6 for each in (min(found), median(found), max(found)))
-                    print(f"{kind}, {streams} streams: {middle:.1f} µs per token ({low:.1f}–{high:.1f})")
-                found = []
-                for _ in range(rounds):
-                    before = cpu_seconds(server.process.pid)
-                    ask(server.url, [[bodies(kind, 4, False)] * 20] * 16)
-                    found.append((cpu_seconds(server.process.pid) - before) / (20 * 16))
-                print(f"{kind}, not streamed, 4 tokens, 16 at once: {median(found) * 1e3:.3f} ms per request", flush=True)
+                    requests = [[bodies(kind, tokens, True)]] * streams
+                    compare(f"{kind}, {streams} streams, µs per token", servers, requests, tokens * streams / 1e6, rounds)
+                requests = [[bodies(kind, 4, False)] * 20] * 16
+                compare(f"{kind}, not streamed, 4 tokens, 16 at once, ms per request", servers, requests, 20 * 16 / 1e3, rounds)
         finally:
-            server.stop()
+            for server in servers:
+                server.stop()
+
+
+def compare(title: str, servers: list[ServerProcess], requests: list[list[bytes]], number: float, rounds: int) -> None:
+    """Prints the processor time of these requests over `number`, by server: median, least and most; and the ratio of the last to the
+    first."""
+    found: list[list[float]] = [[] for _ in servers]
+    for turn in range(rounds):
+        for each, server in [*zip(found, servers, strict=True)][:: -1 if turn % 2 else 1]:
+            before = cpu_seconds(server.process.pid)
+            ask(server.url, requests)
+            each.append((cpu_seconds(server.process.pid) - before) / number)
+    told = "; ".join(f"{median(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in found)
+    ratios = [last / first for first, last in zip(found[0], found[-1], strict=True)]
+    print(f"{title}: {told}" + (f"; ratio {median(ratios):.3f}" if len(found) > 1 else ""), flush=True)
 
 
 def against(model: str, tokens: int, rounds: int) -> None:
@@ -152,9 +162,11 @@ def main() -> None:
     parser.add_argument("--model", help="a model instead of the fake one, or of the demo")
     parser.add_argument("--tokens", type=int, default=256, help="of each stream")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="another checkout, whose server has the same requests in turn")
     asked = parser.parse_args()
     if asked.what == "cost":
-        cost(asked.model or "fake:" + FAKE, asked.tokens, asked.rounds)
+        before = [] if asked.before is None else [asked.before.resolve() / "src"]
+        cost(asked.model or "fake:" + FAKE, asked.tokens, asked.rounds, [*before, SOURCE])
     else:
         against(asked.model or "demo", asked.tokens, asked.rounds)
 
