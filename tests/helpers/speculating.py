@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
+from ridgeline.core.drafts.depth import Offer
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence as Running
@@ -167,3 +168,14 @@ def waves(requests: Sequence[Admitted], draw: Random) -> list[list[Admitted]]:
     shuffled = draw.sample(requests, len(requests))
     middle = draw.choice((0, len(shuffled) // 2))
     return [wave for wave in (shuffled[:middle], shuffled[middle:]) if wave]
+
+
+class AsMuchAsFits:
+    """For a drafter in front of its own class: drafts as much as there is room for, whatever it costs."""
+
+    def _depths(self, tokens: int, offers: list[Offer], rows: int, max_drafts: int) -> list[int]:
+        depths = []
+        for *_, most in offers:
+            depths.append(min(most, max_drafts))
+            max_drafts -= depths[-1]
+        return depths

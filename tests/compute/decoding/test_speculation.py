@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from serving import Run, serve
-from speculating import Scripted, plant, request, settings, waves
+from speculating import AsMuchAsFits, Scripted, plant, request, settings, waves
 from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
@@ -188,17 +188,10 @@ def test_heads_change_no_bit(model: tuple[str, Path], kind: str, seeds: range, t
     assert hits or len(seeds) < 50
 
 
-class Eager(ModelDrafter):
+class Eager(AsMuchAsFits, ModelDrafter):
     """Drafts as much as there is room for, whatever it costs. Counts drafts, and those of them that were right, of rows that go on."""
 
     drafted = accepted = 0
-
-    def _depths(self, tokens: int, offers: list[Offer], rows: int, max_drafts: int) -> list[int]:
-        depths = []
-        for *_, most in offers:
-            depths.append(min(most, max_drafts))
-            max_drafts -= depths[-1]
-        return depths
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         ids_of = dict(zip(plan.row, result.sampled, strict=True))

@@ -8,9 +8,9 @@ import pytest
 from checkpoint_fixtures import checkpoint, stored
 from heads import Reference, add_predictor, write_eagle, write_eagle3, write_medusa
 from serving import serve
+from speculating import AsMuchAsFits
 
 from ridgeline.core.drafts.auto import AutoDrafter
-from ridgeline.core.drafts.depth import Offer
 from ridgeline.core.drafts.heads import HeadDrafter
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.params import Admitted, Sampling
@@ -23,17 +23,10 @@ __all__ = ["checkpoint", "stored"]
 VOCAB, OUTPUTS = 288, 16
 
 
-class Watched(HeadDrafter):
+class Watched(AsMuchAsFits, HeadDrafter):
     """Drafts as much as there is room for, and notes what came: (known ids, drafts)."""
 
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]]
-
-    def _depths(self, tokens: int, offers: list[Offer], rows: int, max_drafts: int) -> list[int]:
-        depths = []
-        for *_, most in offers:
-            depths.append(min(most, max_drafts))
-            max_drafts -= depths[-1]
-        return depths
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         by_row = {sequence.row: (sequence, ids) for sequence, ids in zip(sequences, result.sampled, strict=True)}
