@@ -42,6 +42,7 @@ EVENTS = [
     events.Waiting("r", 0, events.Wait.PREFIX, None),
     events.Ready("r", 1, events.Wait.PREFIX),
     events.PrefixMiss("r", 0, 1),
+    events.Published((3, 4), b"12345678abcdefgh"),
     events.Drafting(64, 0.5, 3, 2, 0.75, 1.5, 0.25),
 ]
 UNSENT: list[events.Event] = [events.EndedProvisionally("r", 0, events.Finish.STOP)]
@@ -63,6 +64,7 @@ MESSAGES: list[Message] = [
     messages.Fatal("out of memory", False),
     messages.Profile("a.pstats"),
     messages.TraceSteps("a.json", 20),
+    commands.TellBlocks(),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.server.auth import check_exposure
+from ridgeline.server.routers import BLOCKS_PATH
 from ridgeline.server.routes import ADMIN, PUBLIC, ROWS
 
 KEY = "open sesame"
@@ -56,8 +57,11 @@ async def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]
     return sent[0]["status"], answered, b"".join(message.get("body", b"") for message in sent[1:])
 
 
-def test_public_routes() -> None:
-    assert {path for _, path in PUBLIC if not path.startswith("/ui/")} == OPEN and {method for method, _ in PUBLIC} == {"GET"}
+def test_public_routes(site: Any) -> None:
+    """One of them has a key of its own, the router's."""
+    assert {path for _, path in PUBLIC if not path.startswith("/ui/")} == OPEN | {BLOCKS_PATH}
+    assert {method for method, _ in PUBLIC} == {"GET"}
+    assert site.get(BLOCKS_PATH).status_code == 403
 
 
 def every_spelling() -> Iterator[tuple[str, str]]:

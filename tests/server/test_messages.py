@@ -18,7 +18,7 @@ from gold import TEMPLATES
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server import fields
 from ridgeline.server.anthropic_chat import as_chat
-from ridgeline.server.chat import tokenise_chat
+from ridgeline.server.chat_prompts import tokenise_chat
 from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.text.tools.parser import CallArguments, CallBegin, CallEnd, Text
 

@@ -1,9 +1,9 @@
 """Four servers behind `ridgeline route`, behind nginx with least connections, and in the simulator, on one trace like Mooncake's.
 
-    python tests/speed/affinity.py [--requests 300] [--rate 12]
+    python tests/speed/affinity.py [--requests 300] [--rate 12] [--exact]
 
 The servers are fake models that take the time of some H100 with 8 B weights. Prints of each way the share of prompt tokens that came from
-caches, and the time to the first token, p50; some two minutes a way.
+caches, and the time to the first token, p50; some two minutes a way. `--exact`: the router by what servers hold, in place of nginx.
 """
 
 import argparse
@@ -130,15 +130,18 @@ def nginx(urls: Sequence[str]) -> Iterator[str]:
                 process.kill()
 
 
-def live(trace: Sequence[Arrival], by_prefix: bool) -> Figures:
-    """Fresh servers behind the router or behind nginx."""
+def live(trace: Sequence[Arrival], by_prefix: bool, *more: str) -> Figures:
+    """Fresh servers behind the router, with `more` settings, or behind nginx."""
     with ExitStack() as stack:
-        servers = [ServerProcess([FAKE, "--max-num-batched-tokens", str(BUDGET)], ENVIRONMENT) for _ in range(REPLICAS)]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        keys = ["--router-key-file", f"{folder}/key"]
+        shared = ["--max-num-batched-tokens", str(BUDGET), *keys, "--cache-secret-file", f"{folder}/secret"]
+        servers = [ServerProcess([FAKE, *shared], ENVIRONMENT) for _ in range(REPLICAS)]
         for each in servers:
             stack.callback(each.stop)
         urls = [each.url for each in servers]
         if by_prefix:
-            router = ServerProcess([word for url in urls for word in ("--replica", url)], ENVIRONMENT, "route")
+            router = ServerProcess([*(word for url in urls for word in ("--replica", url)), *keys, *more], ENVIRONMENT, "route")
             stack.callback(router.stop)
             address = router.url.partition("://")[2]
         else:
@@ -154,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--rate", type=float, default=12.0)
+    parser.add_argument("--exact", action="store_true")
     arguments = parser.parse_args()
     trace = conversations(1, arguments.requests, rate=arguments.rate, pause=15.0)
     print(
@@ -165,6 +169,11 @@ def main() -> None:
     print(f"simulated, least requests            {simulated(trace, 'least-requests')}", flush=True)
     found = live(trace, by_prefix=True)
     print(f"ridgeline route                      {found}", flush=True)
+    if arguments.exact:
+        exact = live(trace, True, "--exact-affinity", FAKE)
+        print(f"ridgeline route --exact-affinity     {exact}")
+        print(f"hits over those by what was sent {exact.hits / found.hits:.3f}, first token {exact.first / found.first:.2f}")
+        return
     other = live(trace, by_prefix=False)
     print(f"nginx, least connections             {other}")
     print(f"first token over nginx's {found.first / other.first:.2f}; hits over predicted {found.hits / predicted.hits:.3f}")

@@ -160,7 +160,11 @@ def main() -> None:
         key = ["--router-key-file", f"{folder}/key"]
         server = ServerProcess([FAKE, "--no-enable-prefix-caching", *key], ENVIRONMENT)
         stack.callback(server.stop)
-        begun = [relay(server), nginx(server, folder), router(server, "router"), router(server, "router with a key", *key)]
+        exact = [*key, "--exact-affinity", FAKE]
+        begun = [
+            relay(server), nginx(server, folder), router(server, "router"), router(server, "router with a key", *key),
+            router(server, "router, exact", *exact),
+        ]  # fmt: skip
         direct = Way("direct", server.url.partition("://")[2], server.process.pid)
         ways = [direct, *(stack.enter_context(each) for each in begun)]
         for name, found in first_tokens(ways, arguments.requests):

@@ -24,6 +24,10 @@ SESSIONS: Final = typer.Option(
     help="What requests of a session have in common, and go to one server by: header:NAME, cookie:NAME, user, safety_identifier or "
     "prompt_cache_key. Repeatable; the first that a request has counts.",
 )
+EXACT: Final = typer.Option(
+    help="Model of the servers, whose tokenizer and template are read here: a prompt goes where the most of its blocks is held, as servers "
+    "tell that have the same --router-key-file, in place of where it was sent."
+)
 HEDGE: Final = typer.Option(
     help="Ask a second server where the first has not begun to answer within this percentile of first bytes, within the budget of "
     "retries [never]."
@@ -39,6 +43,8 @@ def route(
     canary: Annotated[list[str] | None, CANARY] = None,
     routing: Annotated[str, ROUTING] = "cache-aware",
     session_affinity: Annotated[list[str] | None, SESSIONS] = None,
+    exact_affinity: Annotated[str | None, EXACT] = None,
+    chat_template: Annotated[str | None, typer.Option(help="The servers' --chat-template, for --exact-affinity.")] = None,
     hedge_percentile: Annotated[float | None, HEDGE] = None,
     hold_timeout: Annotated[float, typer.Option(min=0, max=3600, help=HOLD)] = 0.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -73,9 +79,9 @@ def config_of(given: Mapping[str, Any]) -> "RouterConfig":
     from ridgeline.config.groups import ServerConfig
     from ridgeline.router.run import RouterConfig
 
-    names = ("host", "port", "api_key_file", "router_key_file", "ssl_certfile", "ssl_keyfile")
+    names = ("host", "port", "api_key_file", "router_key_file", "ssl_certfile", "ssl_keyfile", "chat_template")
     server = ServerConfig(**{name: given[name] for name in names})
     return RouterConfig(
         server, given["replica"] or (), given["canary"] or (), given["routing"], given["session_affinity"] or (), given["hedge_percentile"],
-        given["hold_timeout"], given["shutdown_timeout"], given["replicas_file"],
+        given["hold_timeout"], given["shutdown_timeout"], given["replicas_file"], given["exact_affinity"],
     )  # fmt: skip

@@ -103,7 +103,12 @@ class PinAdapter:
     is_pinned: bool
 
 
-Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob | PinAdapter | BlocksFetched
+@dataclass(frozen=True, slots=True)
+class TellBlocks:
+    """Tells which blocks have which content from now on (`Published`), those first that have some already."""
+
+
+Command = Admit | Close | Abort | GrammarReady | AdapterReady | SetKnob | PinAdapter | BlocksFetched | TellBlocks
 
 
 class Output(NamedTuple):

@@ -147,6 +147,14 @@ class Preempted:
     why: str
 
 
+class Published(NamedTuple):
+    """Blocks have content that other prompts may use, until they are evicted. Told where somebody has asked (`TellBlocks`), and of one KV
+    group. `digests`: the first `DIGEST_BYTES` of each block's key, in order."""
+
+    block_ids: tuple[int, ...]
+    digests: bytes
+
+
 class Evicted(NamedTuple):
     """The content of a published block is lost."""
 
@@ -251,6 +259,7 @@ Event = (
     | PrefixHit
     | PrefixMiss
     | Preempted
+    | Published
     | Evicted
     | Moved
     | EndedProvisionally

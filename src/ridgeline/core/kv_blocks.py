@@ -8,11 +8,34 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from ridgeline.core.block_pool import BlockPool, HostBlocks
-from ridgeline.core.events import Event, Evicted, Moved
+from ridgeline.core.events import Event, Evicted, Moved, Published
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix_cache import PrefixIndex
+from ridgeline.core.prefix_cache import DIGEST_BYTES, PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.errors import LawViolation
+
+
+class BlockNews:
+    """Tells of blocks that are published, once it has been asked to `begin`: those of one KV group, all of which a hit needs if there is
+    such a group."""
+
+    def __init__(self, index: PrefixIndex, emit: Callable[[Event], None]) -> None:
+        self._index, self._emit = index, emit
+        self._group = next((g for g, group in enumerate(index.shape.groups) if not group.window), 0)
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Tells of the blocks that there are, and from now on of each that comes."""
+        self._has_begun = self._index.shared
+        self.tell(list(self._index.by_block_id))
+
+    def tell(self, block_ids: Items[int]) -> None:
+        """These have been published."""
+        if self._has_begun:
+            entries, group = self._index.by_block_id, self._group
+            told = [block_id for block_id in block_ids if entries[block_id].block_ids[group] == block_id]
+            if told:
+                self._emit(Published(tuple(told), b"".join([entries[block_id].key[:DIGEST_BYTES] for block_id in told])))
 
 
 class KVBlocks:
@@ -20,6 +43,7 @@ class KVBlocks:
 
     copies  (from, to): block copies that the next plan carries out, in this order
     fresh   (block of its sequence, block id) published since the list was emptied last, for tiers that keep them; None: there are none
+    news    tells of blocks that are published
     unused  numbers of content that tiers have brought in vain
     """
 
@@ -32,6 +56,7 @@ class KVBlocks:
         self.fresh: list[tuple[int, int]] | None = None
         self.unused: list[int] = []
         self._emit = emit
+        self.news = BlockNews(self.index, emit)
 
     def _on_evict(self, block_id: int) -> None:
         """Moves the content of an evicted device block to the host tier, or forgets it."""
@@ -93,6 +118,7 @@ class KVBlocks:
             (block_id,) = self.pool.allocate(1)
             self.index.add(sequence, block, group, block_id)
             self.pool.published[block_id] = 1
+            self.news.tell((block_id,))
             self.pool.drop(block_id)
             self.copies.append((-number, block_id))
             landed.add(block)
@@ -213,12 +239,15 @@ class KVBlocks:
             self._mark_published(sequence, filled)
             return
         self.index.keys(sequence, filled)
+        taken: list[int] = []
         for block in range(sequence.published, filled):
             published = self.index.publish(sequence, block)
             for block_id in published:
                 self.pool.published[block_id] = 1
             if self.fresh is not None:
                 self.fresh += [(block, block_id) for block_id in published]
+            taken += published
+        self.news.tell(taken)
         self._mark_published(sequence, filled)
 
     def _mark_published(self, sequence: Sequence, blocks: int) -> None:

@@ -4,11 +4,18 @@ A key is SHA-256 over the parent's key and the block's token ids; the parent of 
 domain. Ids and identity are stored and compared on a hit, so that a collision cannot serve wrong content. Blocks belong to their pools.
 """
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from hashlib import sha256
 from struct import Struct
+from typing import Final
 
+from ridgeline.core.params import Adapter
 from ridgeline.core.plan import KVShape
 from ridgeline.core.sequence import Sequence
+
+DIGEST_BYTES: Final = 8
+"""Bytes of a key by which others name a block: two of 10⁶ blocks are taken for each other with a chance of 3 · 10⁻⁸, which costs a miss."""
 
 
 class PrefixBlock:
@@ -50,10 +57,8 @@ class PrefixIndex:
         """Returns the scope in which the sequence's blocks are shared: its tenant, or the request alone, and its adapter."""
         if not sequence.identity:
             request = sequence.request
-            scope: tuple[bytes, ...] = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
-            if request.adapter is not None:
-                scope += b"adapter", request.adapter.digest
-            sequence.identity = b"".join(len(part).to_bytes(4, "little") + part for part in scope)
+            scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
+            sequence.identity = _identity(scope, request.adapter)
         return sequence.identity
 
     def keys(self, sequence: Sequence, blocks: int) -> list[bytes]:
@@ -184,3 +189,21 @@ class PrefixIndex:
             return None
         in_flight = owner.scheduled >= (block + 1) * self.shape.block_tokens
         return owner if in_flight or owner.rank < sequence.rank else None
+
+
+def _identity(scope: tuple[bytes, ...], adapter: Adapter | None) -> bytes:
+    parts = scope if adapter is None else (*scope, b"adapter", adapter.digest)
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+def root_key(fingerprint: bytes, domain: bytes, adapter: Adapter | None) -> bytes:
+    """The parent of the first block's key, for prompts of one model, domain and adapter in an engine that shares blocks."""
+    return sha256(fingerprint + _identity((b"tenant", domain), adapter)).digest()
+
+
+def block_keys(root: bytes, ids: Items[int], block_tokens: int) -> Iterator[bytes]:
+    """The keys of the full blocks of a prompt, one after the other, behind `root_key`."""
+    pack, parent = Struct(f"<{block_tokens}I").pack, root
+    for begin in range(0, len(ids) - block_tokens + 1, block_tokens):
+        parent = sha256(parent + pack(*ids[begin : begin + block_tokens])).digest()
+        yield parent

@@ -12,7 +12,19 @@ from heapq import merge
 from itertools import chain, compress
 from typing import Final
 
-from ridgeline.core.commands import Abort, AdapterReady, Admit, BlocksFetched, Close, Command, GrammarReady, Output, PinAdapter, SetKnob
+from ridgeline.core.commands import (
+    Abort,
+    AdapterReady,
+    Admit,
+    BlocksFetched,
+    Close,
+    Command,
+    GrammarReady,
+    Output,
+    PinAdapter,
+    SetKnob,
+    TellBlocks,
+)
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Drafting, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -89,6 +101,8 @@ class Scheduler:
                     self.lifecycle.on_fetched(command)
                 case PinAdapter(digest, is_pinned):
                     self.lifecycle.adapters.pin(digest, is_pinned)
+                case TellBlocks():
+                    self.cache.news.begin()
                 case SetKnob("step_ms", value) if self.pace is not None:
                     self.pace.target = value / 1e3
                     self.limits = self.pace.limited(self.limits)

@@ -144,6 +144,7 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
     commands.PinAdapter,
     commands.BlocksFetched,
     TraceSteps,
+    commands.TellBlocks,
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted,
@@ -164,6 +165,7 @@ EVENT_TYPES: Final[tuple[type, ...]] = (
     events.PrefixMiss,
     events.TierUsed,
     events.Drafting,
+    events.Published,
 )
 """Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}

@@ -7,12 +7,12 @@ to run it: so what tells of steps alone waits for the next ones. Whatever tells 
 from collections.abc import Sequence
 from typing import Final
 
-from ridgeline.core.events import Computed, Event, Scheduled, StepTimed
+from ridgeline.core.events import Computed, Event, Published, Scheduled, StepTimed
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.live import Live
 from ridgeline.observe.metrics import Metrics
 
-OF_STEPS: Final = frozenset({Scheduled, Computed, StepTimed})
+OF_STEPS: Final = frozenset({Scheduled, Computed, StepTimed, Published})
 MAX_FRAMES: Final = 16
 MAX_SECONDS: Final = 0.25
 """Seconds for which a frame waits at most, where steps follow each other as quickly."""

@@ -18,13 +18,14 @@ from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.replicas import Replica, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.access import ACCESS_KEY
+from ridgeline.server.routers import PREFIX_HEADER
 from ridgeline.server.routes import Row
 
 MOST_ERROR_BYTES: Final = 1 << 16
 ELSEWHERE: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses of a replica that takes nothing now, where another may."""
-REWRITTEN: Final = (b"x-request-id", b"request-id", b"date")
-"""Headers of a replica's answer that the router's own takes the place of."""
+REWRITTEN: Final = (b"x-request-id", b"request-id", b"date", PREFIX_HEADER.encode())
+"""Headers of a replica's answer that the router's own takes the place of, and one that is for the router alone."""
 OWN_LIMITS: Final = (b"rate_limit_exceeded", b"insufficient_quota")
 """Codes of a 429 that is about the key and not about the replica."""
 LEAST_SAMPLES: Final = 50

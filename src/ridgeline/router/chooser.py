@@ -4,10 +4,12 @@ It knows loads and prompts alone, so that every front of several engines decides
 """
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from ridgeline.core.routing import PrefixMap, ReplicaLoad, RoutedRequest, RoutingPolicy, with_affinity
+from ridgeline.router.holdings import Holdings
 from ridgeline.router.prompts import BYTES_PER_TOKEN, PART_BYTES, Prompt
 
 MOST_PARTS: Final = 1 << 17
@@ -67,6 +69,8 @@ class Chooser:
         self._random = random.Random(seed)
         self._prefixes = PrefixMap(MOST_PARTS)
         self._requests = 0
+        self.held: Holdings | None = None
+        """Blocks that replicas have told of; None: they are not asked."""
 
     def draw(self) -> float:
         """A random number in [0, 1)."""
@@ -78,10 +82,14 @@ class Chooser:
         self._requests += 1
         tokens = PART_BYTES // BYTES_PER_TOKEN
         cached = {number: parts * tokens for number, parts in self._prefixes.match(prompt.chain).items()}
+        if self.held is not None and prompt.ids:
+            cached = self.held.refine(prompt, cached, time.monotonic())
         key = prompt.chain[0] if prompt.chain else self._requests.to_bytes(8, "big")
         request = RoutedRequest(self._requests, prompt.tokens, key, cached, prompt.session, prompt.model)
         number = self._policy(loads, request, self.draw()).number
         self._prefixes.learn(prompt.chain, number)
+        if self.held is not None and prompt.ids:
+            self.held.expect(prompt, number, time.monotonic())
         matched = cached.get(number, 0)
         self.matched_tokens += matched
         self.prompt_tokens += prompt.tokens
@@ -90,3 +98,5 @@ class Chooser:
     def forget(self, number: int) -> None:
         """Notes that a replica has lost its cache."""
         self._prefixes.forget(number)
+        if self.held is not None:
+            self.held.forget(number)

@@ -32,6 +32,7 @@ class RouterMetrics:
         self._open = Gauge("ridgeline_router_requests_running", "Requests that a replica has.", ("replica",), registry=own)
         self._held = Gauge("ridgeline_router_requests_held", "Requests that wait for a replica while there is none.", registry=own)
         self._ready = Gauge("ridgeline_router_replica_ready", "1 while a replica gets requests.", ("replica",), registry=own)
+        self._blocks = Gauge("ridgeline_router_known_blocks", "Blocks that a replica has told of.", ("replica",), registry=own)
         self._matched = Gauge("ridgeline_router_matched_tokens", "Prompt tokens, about, sent where they had been before.", registry=own)
         self._prompts = Gauge("ridgeline_router_prompt_tokens", "Prompt tokens (about) of all requests.", registry=own)
 
@@ -43,10 +44,13 @@ class RouterMetrics:
         """All of it, as text."""
         ready = {each.number for each in replicas.ready()}
         self._open.clear()
+        self._blocks.clear()
         self._ready.clear()  # of replicas that have left
         for each in replicas.all:
             self._open.labels(each.upstream.url).set(each.load.requests)
             self._ready.labels(each.upstream.url).set(each.number in ready)
+            if replicas.held is not None:
+                self._blocks.labels(each.upstream.url).set(replicas.held.blocks(each.number))
         self._held.set(replicas.room.count)
         self._matched.set(replicas.chooser.matched_tokens)
         self._prompts.set(replicas.chooser.prompt_tokens)

@@ -51,13 +51,16 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 class Prompt(NamedTuple):
     """A prompt as a router knows it. `bound_to`: the stored response that it continues or asks for, b"" for none; `session`: digest of
-    what it has in common with others of its session, b"" without one; `model`: by the name that was asked for."""
+    what it has in common with others of its session, b"" without one; `model`: by the name that was asked for; `ids`: where the router
+    tokenises; `scope`: digest of the tenant, model and salt within which prefixes are shared."""
 
     tokens: int
     chain: tuple[bytes, ...]
     bound_to: bytes = b""
     session: bytes = b""
     model: str = ""
+    ids: Sequence[int] = ()
+    scope: bytes = b""
 
 
 _decode: Final = msgspec.json.Decoder(Asked).decode

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from http import HTTPStatus
 from math import ceil
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -27,6 +27,7 @@ from ridgeline.router.replicas import CHECK_SECONDS, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
+from ridgeline.server.routers import BLOCKS_PATH
 from ridgeline.server.routes import dialect_of, find_row
 from ridgeline.server.transport import (
     ANTHROPIC_EVENTS,
@@ -40,6 +41,9 @@ from ridgeline.server.transport import (
     read_body,
     unless_disconnected,
 )
+
+if TYPE_CHECKING:
+    from ridgeline.router.tokens import PromptTokens
 
 log = logging.getLogger("ridgeline.router")
 
@@ -79,15 +83,17 @@ class Proxy:
 
     def __init__(
         self, replicas: Replicas, metrics: RouterMetrics, key: bytes | None = None, sessions: Sessions = NO_SESSIONS,
-        hedge: Hedge | None = None,
+        hedge: Hedge | None = None, tokens: "PromptTokens | None" = None,
     ) -> None:  # fmt: skip
-        """`key`: shared with the replicas; None: streams end with their replica. `hedge`: None: no request gets a second replica."""
+        """`key`: shared with the replicas; None: streams end with their replica. `hedge`: None: no request gets a second replica.
+        `tokens`: None: prompts are not tokenised here."""
         self._replicas = replicas
         self._key = key
         self._metrics = metrics
         self._attempts = Attempts(metrics)
         self._sessions = sessions
         self._hedge = hedge or Hedge(None)
+        self._tokens = tokens
         self._own: dict[str, Callable[[], Response]] = {
             "/livez": lambda: PlainTextResponse("ok\n"),
             "/readyz": self._readyz,
@@ -129,6 +135,7 @@ class Proxy:
                 "weight": each.load.weight, "canary": each.share or None, "stopped": each.is_stopped, "leaving": each.is_leaving,
                 "requests": each.load.requests, "waiting_tokens": each.load.waiting_tokens, "held_tokens": each.load.held_tokens,
                 "names": sorted(each.load.names), "unloaded": sorted(each.load.unloaded),
+                "blocks": None if self._replicas.held is None else self._replicas.held.blocks(each.number),
             }
             for each in self._replicas.all
         ]})  # fmt: skip
@@ -139,7 +146,12 @@ class Proxy:
         row = find_row(scope)
         scope[BODY_LIMIT_KEY] = row.max_body_bytes if row is not None else MOST_BODY_BYTES
         body = b"" if scope["method"] in BODYLESS else await read_body(Request(scope, receive))
-        prompt = read_prompt(scope["path"], body, current_caller().tenant.encode(), scope["headers"], self._sessions)
+        if scope["path"] == BLOCKS_PATH:  # with the router's key in front of it, a replica would tell
+            raise ApiError("router_only", "replicas tell their router alone which blocks they hold")
+        tenant = current_caller().tenant
+        prompt = read_prompt(scope["path"], body, tenant.encode(), scope["headers"], self._sessions)
+        if self._tokens is not None:
+            prompt = await self._tokens.fill(prompt, scope["path"], body, tenant)
         tried: set[int] = set()
         refused: Answer | None = None
         lost = 0
@@ -153,7 +165,7 @@ class Proxy:
                     if asked is None and self._hedge.takes(scope["method"], row, prompt.bound_to):
                         work = self._hedged(scope, send, body, prompt, tried, turn)
                     else:
-                        work = self._alone(scope, send, body, turn, asked)
+                        work = self._alone(scope, send, body, prompt, turn, asked)
                     await unless_disconnected(receive, work)
                 return
             except Broken as broken:
@@ -178,12 +190,12 @@ class Proxy:
             choice = self._replicas.choose(prompt, tried)
         return None if choice is None else Chosen(choice[0].serving(prompt.tokens, choice[1]))
 
-    async def _alone(self, scope: Scope, send: Send, body: bytes, turn: Turn, asked: Connection | None) -> None:
+    async def _alone(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, turn: Turn, asked: Connection | None) -> None:
         """The answer of one replica, `asked` on this connection. Raises Elsewhere while nothing has been sent, Broken where it breaks
         off."""
         journal = Journal(self._key)
         begun = await self._attempts.begin(scope, turn.replica, body, turn, journal.headers, asked)
-        await self._forward(scope, send, begun, journal)
+        await self._forward(scope, send, prompt, begun, journal)
 
     async def _hedged(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, tried: set[int], turn: Turn) -> None:
         """The answer of one replica, or of another one where that is slow to begin. Raises what `_alone` does."""
@@ -207,9 +219,9 @@ class Proxy:
                 turn.end()
             else:
                 turns.close()
-            await self._forward(scope, send, begun, journal)
+            await self._forward(scope, send, prompt, begun, journal)
 
-    async def _forward(self, scope: Scope, send: Send, begun: Begun, journal: Journal) -> None:
+    async def _forward(self, scope: Scope, send: Send, prompt: Prompt, begun: Begun, journal: Journal) -> None:
         """Sends an answer to the client. Raises Broken where it breaks off."""
         replica, connection = begun.replica, begun.connection
         try:
@@ -218,6 +230,8 @@ class Proxy:
                 replica.note_answer()
             else:
                 replica.note_failure()
+            if self._replicas.held is not None:
+                self._replicas.held.hear(prompt, replica.number, connection.headers)
             if not is_stream(headers):
                 journal = Journal(None)
             await send({"type": "http.response.start", "status": begun.status, "headers": headers})

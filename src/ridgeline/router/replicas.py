@@ -20,9 +20,10 @@ from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.chooser import Chooser, LoadShare
 from ridgeline.router.holding import HoldingRoom
+from ridgeline.router.holdings import ASK_SECONDS, SILENT_SECONDS, Holdings
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.roster import Named, Roster
-from ridgeline.router.upstream import Upstream, UpstreamError
+from ridgeline.router.upstream import Headers, Upstream, UpstreamError
 from ridgeline.server.routers import KEY_HEADER, NAMES_HEADER, SHARED_HEADER, UNLOADED_HEADER, read_names
 
 log = logging.getLogger("ridgeline.router")
@@ -61,7 +62,7 @@ class Replica:
     def __init__(self, number: int, named: Named, key: bytes | None = None) -> None:
         """`key`: the router's, as 32 bytes, for which the server tells what only routers may know."""
         self.upstream = Upstream(named.url)
-        self._key = [] if key is None else [(KEY_HEADER, key.hex().encode())]
+        self.key: Headers = [] if key is None else [(KEY_HEADER, key.hex().encode())]
         self.load = ReplicaLoad(number, weight=named.weight)
         self.share = named.share
         self.is_leaving = False
@@ -155,7 +156,7 @@ class Replica:
     async def _ask_ready(self) -> tuple[int, str]:
         connection = await self.upstream.connect()
         try:
-            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"", self._key)), b""
+            status, body = await connection.send(self.upstream.request("GET", b"/readyz", [], b"", self.key)), b""
             told = dict(connection.headers)
             self._ready_at = time.monotonic() + _seconds(told.get(b"retry-after", b"")) if status != 200 else 0.0
             if status == 200:
@@ -219,6 +220,11 @@ class Replicas:
         self._responses: OrderedDict[bytes, int] = OrderedDict()
         self._retries = MOST_RETRIES
         self.follow(named)
+
+    @property
+    def held(self) -> Holdings | None:
+        """Blocks that they have told of; None: they are not asked."""
+        return self.chooser.held
 
     def follow(self, named: Sequence[Named]) -> None:
         """Takes these for the replicas. Others get requests only while none of these is ready, and go behind their last answer."""
@@ -293,6 +299,8 @@ class Replicas:
                     if each.number not in watched:
                         watched.add(each.number)
                         group.create_task(self._watch_one(each))
+                        if self.held is not None:
+                            group.create_task(_follow_blocks(each, self.held))
                 if self._has_leaving:
                     self._let_go()
                 await asyncio.sleep(CHECK_SECONDS)
@@ -344,6 +352,14 @@ class Replicas:
     def turn_away(self) -> None:
         """Ends the wait of requests that no replica has."""
         self.room.release(is_served=False)
+
+
+async def _follow_blocks(replica: Replica, held: Holdings) -> None:
+    """Asks a replica which blocks have come and gone, until it has left."""
+    while not replica.has_left:
+        tells = replica.is_ready and await held.ask(replica.number, replica.upstream, replica.key)
+        await asyncio.sleep(ASK_SECONDS if tells else SILENT_SECONDS if replica.is_ready else ASK_SECONDS)
+    held.forget(replica.number)
 
 
 def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:

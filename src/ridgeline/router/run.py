@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from ridgeline.errors import ConfigError, nearest
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.attempts import Hedge
 from ridgeline.router.front import Front
+from ridgeline.router.holdings import Holdings
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import Sessions
 from ridgeline.router.proxy import Proxy
@@ -44,6 +46,7 @@ class RouterConfig:
     session_affinity    where requests say which session they belong to, see `prompts.Sessions`
     hold_seconds        for which a request waits while there is no replica
     hedge_percentile    of first bytes, behind which a request gets a second replica; None: never
+    exact_affinity      model by whose tokenizer prompts are held against the blocks that replicas have; None: by what they were sent
     """
 
     server: ServerConfig
@@ -55,6 +58,7 @@ class RouterConfig:
     hold_seconds: float = 0.0
     shutdown_seconds: float = 30.0
     replicas_file: str | None = None
+    exact_affinity: str | None = None
 
 
 def check_config(config: RouterConfig) -> Roster:
@@ -65,6 +69,11 @@ def check_config(config: RouterConfig) -> Roster:
     check_exposure(config.server)
     Sessions.parse(config.session_affinity)
     Hedge(config.hedge_percentile)
+    if config.exact_affinity is not None and config.server.router_key_file is None:
+        raise ConfigError(
+            "--exact-affinity needs a key that router and servers share: servers tell nobody else which blocks they hold",
+            fix={"--router-key-file": "router-key"},
+        )
     return Roster(config.replicas, config.canaries, config.replicas_file)
 
 
@@ -75,21 +84,26 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     """
     roster, key = check_config(config), read_router_key(config.server.router_key_file)
     replicas = Replicas(roster.named, ROUTING[config.routing], key, hold_seconds=config.hold_seconds)
-    settings, metrics = config.server, RouterMetrics()
+    settings, tokens = config.server, None
+    if config.exact_affinity is not None:
+        from ridgeline.router.tokens import PromptTokens  # what reads models takes a while to import
+
+        tokens, replicas.chooser.held = PromptTokens(config.exact_affinity, settings.chat_template), Holdings()
+    metrics = RouterMetrics()
     certificate = Certificate(settings)
     keys, origins = ApiKeys(settings.api_key, settings.api_key_file), parse_origins(settings.allowed_origins)
     sessions, hedge = Sessions.parse(config.session_affinity), Hedge(config.hedge_percentile)
-    proxy = Proxy(replicas, metrics, key, sessions, hedge)
+    proxy = Proxy(replicas, metrics, key, sessions, hedge, tokens)
     guard = AccessGuard(proxy, settings.host, keys, origins)
     app = AccessLog(ErrorHandler(guard), lambda *_: None)
-    connect = partial(Front, ShortWay(proxy, guard, replicas, metrics, key, sessions, hedge))
+    connect = partial(Front, ShortWay(proxy, guard, replicas, metrics, key, sessions, hedge, tokens))
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout), connect)
         url = url_of(listener, certificate)
         gc.collect()
         gc.freeze()  # what has been loaded stays: a collection that walked over it would hold up every stream
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner, nullcontext() if tokens is None else closing(tokens):
             runner.run(_serve(replicas, roster, server, listener, config.shutdown_seconds, lambda: on_ready(url)))
 
 

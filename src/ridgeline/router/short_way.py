@@ -26,6 +26,7 @@ from ridgeline.server.routes import ROWS, Row, rows_of
 
 if TYPE_CHECKING:
     from ridgeline.router.front import Front
+    from ridgeline.router.tokens import PromptTokens
 
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
@@ -64,13 +65,13 @@ class ShortWay:
 
     def __init__(
         self, proxy: Proxy, guard: AccessGuard, replicas: Replicas, metrics: RouterMetrics, key: bytes | None, sessions: Sessions,
-        hedge: Hedge,
+        hedge: Hedge, tokens: "PromptTokens | None" = None,
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
         self.tasks: set[asyncio.Task[None]] = set()
         self._heads: dict[tuple[bytes, bytes, bytes], Head] = {}
         """Heads that have been read, and let in."""
-        self._guard, self._replicas, self._sessions, self.hedge = guard, replicas, sessions, hedge
+        self._guard, self._replicas, self._sessions, self.hedge, self._tokens = guard, replicas, sessions, hedge, tokens
 
     def read(self, data: bytes) -> tuple[Head, int, int] | None:
         """(the head with which bytes begin, the bytes of it and of the whole request); None for one that goes the long way, also where the
@@ -100,12 +101,20 @@ class ShortWay:
         passed = passed_on(headers, (b"x-request-id",))
         return Head(row, b"POST " + path, headers, passed, fields.get(b"x-request-id", b""), caller.tenant.encode())
 
+    def hear(self, prompt: Prompt, replica: Replica, headers: Headers) -> None:
+        """Notes what the head of an answer says of its prompt."""
+        if self._replicas.held is not None:
+            self._replicas.held.hear(prompt, replica.number, headers)
+
     def begin(self, client: "Front", head: Head, body_begin: int, request: bytes) -> "Passing | None":
         """Passes a whole request on to a replica; None where it went the long way."""
         body = request[body_begin:]
-        prompt = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
-        choice = None if prompt.bound_to or self.hedge.delay is not None else self._replicas.choose(prompt, _NO_TRIES)
-        if choice is None:
+        prompt: Prompt | None = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
+        if prompt is not None and self._tokens is not None:
+            prompt = self._tokens.fill_now(prompt, head.row.path, body, head.tenant.decode())
+        is_long = prompt is None or prompt.bound_to or self.hedge.delay is not None
+        choice = None if prompt is None or is_long else self._replicas.choose(prompt, _NO_TRIES)
+        if prompt is None or choice is None:
             client.take_long_way(request, None)
             return None
         replica, cached = choice
@@ -191,6 +200,7 @@ class Passing:
         client, status = self._client, self._connection.status
         found = [each for each in self._connection.headers if each[0] not in REWRITTEN]
         self.has_begun, self.access.status = True, status
+        self._way.hear(self._prompt, self._turn.replica, self._connection.headers)
         if not is_stream(found):
             self._journal = Journal(None)
         self._is_chunked = status not in BODYLESS and b"content-length" not in dict(found)

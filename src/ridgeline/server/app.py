@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import (
     adapters,
+    blocks,
     chat,
     completions,
     embeddings,
@@ -93,7 +94,7 @@ def _endpoints(service: Service, judge: live.Judge) -> ASGIApp:
         *models.routes(service), *completions.routes(service), *chat.routes(service),
         *messages.routes(service), *responses.routes(service), *embeddings.routes(service), *explain.routes(service),
         *ollama.routes(service), *ollama_embed.routes(service), *ollama_models.routes(service),
-        *ggml.routes(service), *vllm.routes(service), *adapters.routes(service),
+        *ggml.routes(service), *vllm.routes(service), *adapters.routes(service), *blocks.routes(service),
     ]  # fmt: skip
     routes.check(built)
     for route in built:

@@ -28,7 +28,7 @@ from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.relay import Relay, close_of
-from ridgeline.server.routers import is_continued
+from ridgeline.server.routers import is_continued, tell_prefix
 from ridgeline.server.service import Service
 from ridgeline.server.shortcut import Shortcut
 from ridgeline.server.targets import Deadline, Targets, too_late
@@ -70,6 +70,8 @@ async def start_generation(
         grammar=grammar,
     )  # fmt: skip
     requests = [admit(prompt) for prompt in prompts]
+    if relay is not None and len(requests) == 1:
+        notes.headers.update(tell_prefix(requests[0], model.limits.kv.fingerprint))
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = model.tokenizer
     if not payload.use_beam_search:

@@ -24,7 +24,7 @@ from ridgeline.engine.admit import LOGIT_BIAS_BOUND
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.server import body, fields, ggml_shapes
 from ridgeline.server.answer import Idle, collect, deliver
-from ridgeline.server.chat import render_chat
+from ridgeline.server.chat_prompts import render_chat
 from ridgeline.server.completions import StartedCompletion, start_completion
 from ridgeline.server.embeddings import texts_of
 from ridgeline.server.encoding import run_encoding

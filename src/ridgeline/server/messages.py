@@ -23,7 +23,8 @@ from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields
 from ridgeline.server.answer import AnswerSource, Idle, TextEvents, UsageCounter, collect, deliver
 from ridgeline.server.anthropic_chat import as_chat
-from ridgeline.server.chat import start_chat, tokenise_chat
+from ridgeline.server.chat import start_chat
+from ridgeline.server.chat_prompts import tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.message_blocks import BlockEvents, ThinkingForm, whole_blocks
 from ridgeline.server.service import Service

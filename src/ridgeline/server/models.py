@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields, replies, wire
 from ridgeline.server.body import decode, parse
-from ridgeline.server.chat import tokenise_chat
+from ridgeline.server.chat_prompts import tokenise_chat
 from ridgeline.server.deployments import Deployments
 from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError

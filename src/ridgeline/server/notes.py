@@ -37,6 +37,7 @@ class Notes:
     arrived  when the request had been read: time to first token counts from here, the prompt's rendering and tokenising included
     encoding, rendered, tokenised  when the making of ids began, when a template's text was there (None: no template), when prompts were ids
     grammar_seconds  in which its grammar was compiled
+    headers  of the answer, beside those about what it does not follow
     """
 
     ignored: dict[str, str] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Notes:
     rendered: float | None = None
     tokenised: float | None = None
     grammar_seconds: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
 
     def note_rendered(self) -> None:
         """A template has rendered its text."""
@@ -59,7 +61,7 @@ class Notes:
 
     def tell(self) -> dict[str, str]:
         """The headers of the answer; logs what is new in them."""
-        headers = {}
+        headers = dict(self.headers)
         if self.ignored:
             told = [name for name in self.ignored if _TELLABLE.fullmatch(name)][:MAX_TOLD]
             headers[IGNORED_FIELDS] = ", ".join(told)

@@ -20,7 +20,7 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import anthropic, chat, ggml_shapes, ollama_shapes, wire
+from ridgeline.server import anthropic, chat_prompts, ggml_shapes, ollama_shapes, wire
 from ridgeline.server.auth import KEY_HEADERS
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
@@ -235,8 +235,8 @@ _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         }
     },
     "messages": {"array": {"minItems": 1, "maxItems": MAX_MESSAGES}},
-    "tools": {"array": {"maxItems": chat.MAX_TOOLS}},
-    "documents": {"array": {"maxItems": chat.MAX_DOCUMENTS}},
+    "tools": {"array": {"maxItems": chat_prompts.MAX_TOOLS}},
+    "documents": {"array": {"maxItems": chat_prompts.MAX_DOCUMENTS}},
     "tokens": {"array": {"items": _ID}},
 }  # fmt: skip
 """Field → JSON type → JSON Schema keywords that are added to the branch of this type."""

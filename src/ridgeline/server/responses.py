@@ -23,7 +23,8 @@ from ridgeline.server import responses_shapes as shapes
 from ridgeline.server.access import note_error
 from ridgeline.server.answer import Idle, deliver
 from ridgeline.server.callers import current_caller
-from ridgeline.server.chat import StartedChat, start_chat, tokenise_chat
+from ridgeline.server.chat import StartedChat, start_chat
+from ridgeline.server.chat_prompts import tokenise_chat
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.notes import Notes

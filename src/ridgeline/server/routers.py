@@ -6,13 +6,17 @@ Owns their headers. What a router is told, and takes back, is `server.relay`'s.
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.core.params import Admitted
+from ridgeline.core.prefix_cache import root_key
 from ridgeline.errors import EngineDeadError
 from ridgeline.server.callers import current_caller, serving
 from ridgeline.server.errors import ApiError
@@ -28,6 +32,11 @@ NAMES_HEADER: Final = "x-ridgeline-names"
 """Header in answers of /readyz to a router with the key: names of models and adapters that are answered to, with commas."""
 UNLOADED_HEADER: Final = "x-ridgeline-unloaded"
 """Those of them that have to be loaded first."""
+PREFIX_HEADER: Final = "x-ridgeline-prefix"
+"""Header in answers to a router with the key: what prefix keys of requests like this begin with, and a digest of the prompt's ids, by which
+the router sees that it tokenises alike."""
+BLOCKS_PATH: Final = "/router/blocks"
+"""Path at which such a router is told which blocks are held."""
 MOST_NAMES_TOLD: Final = 256
 _TELLABLE: Final = re.compile(r"[!-+\--~]{1,128}")
 _NUMBERS: Final = re.compile(rb"(\d{1,8}) (\d{1,8})")
@@ -39,6 +48,17 @@ def tell_names(names: Iterable[str], unloaded: Iterable[str] = ()) -> dict[str, 
         return {}
     told = {NAMES_HEADER: names, UNLOADED_HEADER: unloaded}
     return {header: ",".join([each for each in found if _TELLABLE.fullmatch(each)][-MOST_NAMES_TOLD:]) for header, found in told.items()}
+
+
+def tell_prefix(request: Admitted, fingerprint: bytes) -> dict[str, str]:
+    """The header of an answer to a request of a router with the key. `fingerprint`: of the model's KV cache."""
+    root = root_key(fingerprint, request.domain, request.adapter)
+    return {PREFIX_HEADER: f"{root.hex()} {ids_digest(request.prompt).hex()}"}
+
+
+def ids_digest(ids: Sequence[int]) -> bytes:
+    """A short digest of token ids."""
+    return blake2b(array("I", ids).tobytes(), digest_size=8).digest()
 
 
 def read_names(header: bytes) -> frozenset[str]:

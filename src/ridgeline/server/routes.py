@@ -15,10 +15,12 @@ from starlette.types import Scope
 
 from ridgeline.server import anthropic, ggml_shapes, ollama_shapes, replies, vector_shapes, vllm_shapes, wire
 from ridgeline.server import responses_shapes as shapes
+from ridgeline.server.blocks import BlockChanges
 from ridgeline.server.errors import Dialect
 from ridgeline.server.explain_shapes import Explanation
 from ridgeline.server.live_shapes import Live
 from ridgeline.server.page import FILES
+from ridgeline.server.routers import BLOCKS_PATH
 from ridgeline.server.transport import BODY_LIMIT_KEY
 
 Access = Literal["public", "client", "admin"]
@@ -234,6 +236,7 @@ ROWS: Final = (
     Row("POST", "/tokenize", TOKENIZE, replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/tokenize", TOKENIZE, replies.LlamaTokens, BODY, wire.LlamaTokenizeRequest, body_field="content"),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Row("GET", BLOCKS_PATH, "", BlockChanges, NEEDS_MODEL, access="public"),
     Row("GET", "/v1/requests/{id}/explain", "Where the time of a request went", Explanation, (404, 503)),
     *_OLLAMA,
     *_GGML,

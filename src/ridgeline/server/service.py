@@ -38,6 +38,7 @@ from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
 from ridgeline.observe.starts import keep_start
 from ridgeline.observe.tracing import Tracer
+from ridgeline.server.blocks import HeldBlocks
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
 from ridgeline.server.deployment import Deployment
@@ -97,6 +98,7 @@ class Service:
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         secret_file = config.cache_secret_file or tier_secret_file(engine_config)
         self._secret: bytes = read_cache_secret(secret_file) if beside is None else beside._secret
+        self.blocks = HeldBlocks(self._secret)
         self.router_key = read_router_key(config.router_key_file)
         self._draw_seed = make_seed_source(engine_config.seed)
 
@@ -155,6 +157,7 @@ class Service:
                     self.live.apply(other)
             return
         self._detect_restart()
+        self.blocks.hear(source.client, events)
         if not self._intake.add(time.monotonic(), events):
             return
         ended = 0
