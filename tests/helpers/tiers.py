@@ -22,6 +22,7 @@ from ridgeline.engine.tiers.file import FileTier
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.store import BlockStore
 from ridgeline.engine.tiers.tier import Tier
+from ridgeline.engine.tiers.worth import NOWHERE, Place
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.executor import SimExecutor, fake_executor
 from ridgeline.sim.laws.model import FakeModel
@@ -105,7 +106,7 @@ class MemoryTier:
         time.sleep(self.seconds)
         return [self.values.get(name) for name in names]
 
-    def put(self, name: bytes, value: bytes) -> None:
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         if self.fails:
             raise OSError("gone")
         self.values[name] = value

@@ -42,7 +42,8 @@ class KVBlocks:
     """Keeps block pools, prefix index and the tables of sequences consistent.
 
     copies  (from, to): block copies that the next plan carries out, in this order
-    fresh   (block of its sequence, block id) published since the list was emptied last, for tiers that keep them; None: there are none
+    fresh   (block of its sequence, block id, key of the block before it) published since the list was emptied last, for tiers that keep
+            them; None: there are none
     news    tells of blocks that are published
     unused  numbers of content that tiers have brought in vain
     """
@@ -53,7 +54,7 @@ class KVBlocks:
         self.pool = BlockPool(shape.blocks, self._on_evict)
         self.host = HostBlocks(shape.blocks + 1, shape.host_blocks, self._forget)
         self.copies: list[tuple[int, int]] = []
-        self.fresh: list[tuple[int, int]] | None = None
+        self.fresh: list[tuple[int, int, bytes]] | None = None
         self.unused: list[int] = []
         self._emit = emit
         self.news = BlockNews(self.index, emit)
@@ -245,7 +246,8 @@ class KVBlocks:
             for block_id in published:
                 self.pool.published[block_id] = 1
             if self.fresh is not None:
-                self.fresh += [(block, block_id) for block_id in published]
+                before = sequence.keys[block - 1] if block else b""
+                self.fresh += [(block, block_id, before) for block_id in published]
             taken += published
         self.news.tell(taken)
         self._mark_published(sequence, filled)

@@ -1,8 +1,8 @@
 """The file tier: one file of slots of equal size in a private folder, which a later engine finds again.
 
-Owns the file's layout: 4,096 bytes that say its sizes, a table with an entry per slot (name, worth), the slots. Nothing is flushed and
-nothing is repaired: what a crash tears has a wrong checksum, and is a miss. The file is sparse and never mapped, so a full disk is an error
-of one write.
+Owns the file's layout: 4,096 bytes that say its sizes, a table with an entry per slot (name, place, worth), the slots. Nothing is flushed
+and nothing is repaired: what a crash tears has a wrong checksum, and is a miss. The file is sparse and never mapped, so a full disk is an
+error of one write.
 """
 
 import fcntl
@@ -15,13 +15,14 @@ from threading import Lock
 from typing import Final
 
 from ridgeline.engine.tiers.seal import NAME_BYTES
-from ridgeline.engine.tiers.worth import Worth
+from ridgeline.engine.tiers.worth import NOWHERE, Place, Worth
 
 SUFFIX: Final = ".kv"
 HEAD_BYTES: Final = 4_096
 _HEAD: Final = Struct("<32sQQ")
-_MAGIC: Final = b"ridgeline kv tier 1\n".ljust(32, b"\0")
-_ENTRY: Final = Struct(f"<{NAME_BYTES}sd")
+_MAGIC: Final = b"ridgeline kv tier 2\n".ljust(32, b"\0")
+_ENTRY: Final = Struct(f"<{NAME_BYTES}s{NAME_BYTES}sId")
+"""Name, place (the name before it, its position), worth."""
 _EMPTY: Final = bytes(NAME_BYTES)
 _READ_BYTES: Final = 1 << 20
 
@@ -75,7 +76,7 @@ class FileTier:
     def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
         return [self._read(name) for name in names]
 
-    def put(self, name: bytes, value: bytes) -> None:
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         with self._lock:
             if name in self._slots:
                 return
@@ -83,7 +84,7 @@ class FileTier:
             self._slots[name] = slot
             try:
                 _write_all(self._file, value, self._first + slot * self._slot_bytes)
-                self._enter(slot, name)
+                self._enter(slot, name, self._worth.enter(name, place))
             except OSError:
                 del self._slots[name]
                 self._worth.forget(name)
@@ -96,7 +97,7 @@ class FileTier:
             if slot is not None:
                 self._worth.forget(name)
                 self._free.append(slot)
-                _write_all(self._file, _ENTRY.pack(_EMPTY, 0.0), HEAD_BYTES + slot * _ENTRY.size)
+                _write_all(self._file, _ENTRY.pack(_EMPTY, _EMPTY, 0, 0.0), HEAD_BYTES + slot * _ENTRY.size)
 
     def close(self) -> None:
         with self._lock:
@@ -112,12 +113,13 @@ class FileTier:
                 return None
             value = os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
             with suppress(OSError):  # a full disk still reads
-                self._enter(slot, name)
+                self._enter(slot, name, self._worth.use(name))
             return value
 
-    def _enter(self, slot: int, name: bytes) -> None:
-        """Notes a use of a value, also for the next engine."""
-        _write_all(self._file, _ENTRY.pack(name, self._worth.use(name)), HEAD_BYTES + slot * _ENTRY.size)
+    def _enter(self, slot: int, name: bytes, worth: float) -> None:
+        """Notes what a value is worth for the next engine."""
+        before, position = self._worth.place(name)
+        _write_all(self._file, _ENTRY.pack(name, before, position, worth), HEAD_BYTES + slot * _ENTRY.size)
 
     def _evict(self) -> int:
         """Drops the block of least worth; returns its slot. Called where every slot has a name."""
@@ -131,17 +133,17 @@ class FileTier:
             os.ftruncate(self._file, self._first)
             with suppress(OSError):  # of a full disk: found empty again by the next engine
                 _write_all(self._file, head, 0)
-        found = list[tuple[bytes, float]]()
-        for slot, (name, worth) in enumerate(self._entries()):
+        found = list[tuple[bytes, Place, float]]()
+        for slot, (name, before, position, worth) in enumerate(self._entries()):
             if name == _EMPTY or name in self._slots or not 0 <= worth < 1e15:
                 self._free.append(slot)
                 continue
             self._slots[name] = slot
-            found.append((name, worth))
+            found.append((name, Place(before.rstrip(b"\0") and before, position), worth))
         self._worth.load(found, is_full=not self._free)
         self._free.reverse()
 
-    def _entries(self) -> Iterator[tuple[bytes, float]]:
+    def _entries(self) -> Iterator[tuple[bytes, bytes, int, float]]:
         step = _READ_BYTES // _ENTRY.size
         for first in range(0, self._count, step):
             size = min(step, self._count - first) * _ENTRY.size

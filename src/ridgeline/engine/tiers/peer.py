@@ -23,6 +23,7 @@ from ridgeline.engine.tiers.frames import (
     BadFrame,
     Session,
 )
+from ridgeline.engine.tiers.worth import NOWHERE, Place
 
 CALL_SECONDS: Final = 1.0
 """Seconds that a question may take altogether. Requests wait less: their fetch has a deadline of its own."""
@@ -164,7 +165,7 @@ class PeerTier:
                 values.update(peer.attempt(peer.get, held[first : first + MOST_NAMES[GET]], deadline) or {})
         return [values.get(name) for name in names]
 
-    def put(self, name: bytes, value: bytes) -> None:
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         """Nothing: other engines ask for what they want."""
 
     def forget(self, name: bytes) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from ridgeline.config.redis import RedisServer
+from ridgeline.engine.tiers.worth import NOWHERE, Place
 
 FLAG: Final = "--kv-cache-redis"
 PASSWORD_FLAG: Final = "--kv-cache-redis-password-file"
@@ -56,7 +57,7 @@ class RedisTier:
 
         return [reply if isinstance(reply, bytes) and reply else None for reply in self._reader.call(ask)]
 
-    def put(self, name: bytes, value: bytes) -> None:
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         self._writer.call(lambda client: client.set(PREFIX + name, value, ex=KEPT_SECONDS))
 
     def forget(self, name: bytes) -> None:

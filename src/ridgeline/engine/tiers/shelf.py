@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from threading import Lock
 
-from ridgeline.engine.tiers.worth import Worth
+from ridgeline.engine.tiers.worth import NOWHERE, Place, Worth
 
 
 class Shelf:
@@ -35,14 +35,14 @@ class Shelf:
                     self._worth.use(name)
         return found
 
-    def put(self, name: bytes, value: bytes) -> None:
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         with self._lock:
             if name in self._values:
                 return
             if len(self._values) >= self.capacity:
                 del self._values[self._worth.evict()]
             self._values[name] = value
-            self._worth.use(name)
+            self._worth.enter(name, place)
 
     def forget(self, name: bytes) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ from ridgeline.engine.executor import BlockContents
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
+from ridgeline.engine.tiers.worth import Place
 
 LOW_PRIORITY: Final = 10
 BATCH: Final = 16
@@ -93,7 +94,8 @@ class BlockStore:
         self._fetches: dict[str, _Fetch] = {}
         self._asked: SimpleQueue[_Fetch | None] = SimpleQueue()
         self._done: SimpleQueue[BlocksFetched] = SimpleQueue()
-        self._written: SimpleQueue[tuple[Content, bytes] | None] = SimpleQueue()
+        self._written: SimpleQueue[tuple[Content, bytes, bytes, int] | None] = SimpleQueue()
+        """(content, its bytes, key of the block before it, its position)"""
         self._paused: dict[str, float] = {}
         self._asking: Tier | None = None
         self._change = threading.Condition()
@@ -157,14 +159,14 @@ class BlockStore:
             self._blocks.staged.pop(number, None)
         cache.unused.clear()
         fresh = cache.fresh or ()
-        for _, block_id in fresh:
+        for block, block_id, before in fresh:
             entry = cache.index.by_block_id.get(block_id)
             if entry is None or self._written.qsize() >= self._most_queued:
                 for tier in self.tiers:
                     self.counts[tier.name]["dropped"] += tier.takes
                 continue
             content = Content(entry.key, entry.block_ids.index(block_id), entry.ids, entry.identity)
-            self._written.put((content, self._blocks.read(block_id)))
+            self._written.put((content, self._blocks.read(block_id), before, block * self._shape.block_tokens))
         if cache.fresh:
             cache.fresh.clear()
 
@@ -315,13 +317,15 @@ class BlockStore:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         while (item := self._written.get()) is not None:
-            content, data = item
+            content, data, before, position = item
+            hangs = before and not self._shape.groups[content.group].window  # a window sees its own last blocks alone
+            place = Place(self._seal.name(before, content.group) if hangs else b"", position)
             name, value = self._seal.name(content.key, content.group), self._seal.close(content, data)
             for tier in self.tiers:
                 if not tier.takes:
                     continue
                 counts = self.counts[tier.name]
-                if not self._is_paused(tier) and self._attempt(tier, tier.put, name, value):
+                if not self._is_paused(tier) and self._attempt(tier, tier.put, name, value, place):
                     counts["kept"] += 1
                 else:
                     counts["dropped"] += 1

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from ridgeline.engine.tiers.worth import NOWHERE, Place
+
 
 class Tier(Protocol):
     """Keeps values by their names, each of 32 bytes, as long as it likes. Used by two threads, one that reads and one that writes; each
@@ -25,8 +27,8 @@ class Tier(Protocol):
         """Returns values, of the right length at most, within about so many seconds. Raises OSError."""
         ...
 
-    def put(self, name: bytes, value: bytes) -> None:
-        """Keeps a value, in the place of others where it must. Raises OSError."""
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
+        """Keeps a value, in the place of others where it must. `place`: in its prompt. Raises OSError."""
         ...
 
     def forget(self, name: bytes) -> None:

@@ -1,16 +1,30 @@
-"""Eviction from a tier: the value that is worth least.
+"""Eviction from a tier: the value that is worth least of those that no other one hangs on.
 
-Worth is the chance that a value is asked for: the uses that it has had, behind the worth of the last one that went (GreedyDual, Cao and
-Irani 1997), so that what nobody uses grows old. All blocks of a tier are as large and cost about as much to compute; each use of one is a
-use of those in front of it that are still seen, so that a prompt loses its end first.
+Worth is the chance that a value is asked for times the cost of computing it again: each use counts its cost, behind the worth of the last
+one that went (GreedyDual, Cao and Irani 1997), so that what nobody uses grows old. A token costs the more, the more there are before it.
+Without one block of a prompt those behind it are of no use: it stays while one of them does, whatever its own uses, which an engine that
+has it in memory does not show. So a prompt loses its end first, and no more of it than there must be.
 """
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 SPARE: Final = 64
 """Entries of the heap that may say what is no longer so, beside four for each value."""
+POSITION_TOKENS: Final = 24_576
+"""Tokens in front of one at which attention to them costs as much as all else: of a model that is 4,096 wide; six times the width."""
+
+
+class Place(NamedTuple):
+    """The place of a value in its prompt. `before`: the name of the one without which it is of no use, b"" for none; `position`: of its
+    first token."""
+
+    before: bytes = b""
+    position: int = 0
+
+
+NOWHERE: Final = Place()
 
 
 class Worth:
@@ -18,40 +32,71 @@ class Worth:
 
     def __init__(self) -> None:
         self._of: dict[bytes, float] = {}
+        self._places: dict[bytes, Place] = {}
+        self._behind: dict[bytes, int] = {}
+        """Number of values that hang on one."""
         self._order: list[tuple[float, int, bytes]] = []
-        """Heap of (worth, order of entry, name); entries that say what is no longer so are passed over."""
+        """Heap of (worth, order of entry, name) of all on which no other one hangs; entries that say what is no longer so are passed
+        over."""
         self._entered = 0
         self.age = 0.0
 
-    def load(self, found: Iterable[tuple[bytes, float]], is_full: bool) -> None:
+    def load(self, found: Iterable[tuple[bytes, Place, float]], is_full: bool) -> None:
         """Takes the worth of values from before, in the place of all others."""
-        self._of = dict(found)
+        self._of, self._places, self._behind = {}, {}, {}
+        for name, place, worth in found:
+            self._of[name], self._places[name] = worth, place
+            self._behind[place.before] = self._behind.get(place.before, 0) + 1
         self._rebuild()
         self.age = self._order[0][0] if self._order and is_full else 0.0
 
+    def place(self, name: bytes) -> Place:
+        """The place of a value that is there."""
+        return self._places[name]
+
+    def enter(self, name: bytes, place: Place) -> float:
+        """Notes a new value, which is its first use; returns its worth."""
+        self._places[name] = place
+        self._behind[place.before] = self._behind.get(place.before, 0) + 1
+        return self.use(name)
+
     def use(self, name: bytes) -> float:
-        """Notes a use, the first one too; returns what the value is worth now."""
-        worth = self._of[name] = max(self._of.get(name, 0.0), self.age) + 1.0
-        self._entered += 1
-        heappush(self._order, (worth, self._entered, name))
-        if len(self._order) > 4 * len(self._of) + SPARE:
-            self._rebuild()
+        """Notes a use; returns what the value is worth now."""
+        cost = 1.0 + self._places[name].position / POSITION_TOKENS
+        worth = self._of[name] = max(self._of.get(name, 0.0), self.age) + cost
+        self._push(name)
         return worth
 
     def forget(self, name: bytes) -> None:
-        """The value has gone."""
-        self._of.pop(name, None)
+        """Drops a value that has gone."""
+        if self._of.pop(name, None) is not None:
+            before = self._places.pop(name).before
+            self._behind[before] = self._behind.get(before, 0) - 1
+            if self._behind[before] <= 0:
+                del self._behind[before]
+                self._push(before)
 
     def evict(self) -> bytes:
         """Forgets the value that is worth least, of equals the oldest; returns its name. Called where there is one."""
         while True:
+            if not self._order:  # a damaged file may say that values hang on each other in a ring
+                self._behind.clear()
+                self._rebuild()
             worth, _, name = heappop(self._order)
-            if self._of.get(name) == worth:
-                del self._of[name]
-                self.age = worth
+            if self._of.get(name) == worth and name not in self._behind:
+                self.age = max(self.age, worth)
+                self.forget(name)
                 return name
 
+    def _push(self, name: bytes) -> None:
+        if name in self._of and name not in self._behind:
+            self._entered += 1
+            heappush(self._order, (self._of[name], self._entered, name))
+            if len(self._order) > 4 * len(self._of) + SPARE:
+                self._rebuild()
+
     def _rebuild(self) -> None:
-        self._order = [(worth, number, name) for number, (name, worth) in enumerate(self._of.items())]
+        ends = (name for name in self._of if name not in self._behind)
+        self._order = [(self._of[name], number, name) for number, name in enumerate(ends)]
         heapify(self._order)
         self._entered = len(self._order)

@@ -64,7 +64,7 @@ class SimStore:
         for number in cache.unused:
             del self._blocks.staged[number]
         cache.unused.clear()
-        for _, block_id in cache.fresh or ():
+        for _, block_id, _ in cache.fresh or ():
             entry = cache.index.by_block_id[block_id]
             self._contents[entry.key, entry.block_ids.index(block_id)] = self._blocks.read(block_id)
         if cache.fresh:
