@@ -47,6 +47,18 @@ def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
     assert 0 < float(str(rows["max_model_len"]["seconds"])) < float(str(rows["max_num_seqs"]["seconds"])) < 0.1
 
 
+def test_tiers_have_a_price_where_they_are_used(demo_file: Path, tmp_path: Path) -> None:
+    names = ("kv_cache_dir", "kv_cache_dir_bytes", "kv_cache_listen", "kv_cache_peers", "kv_cache_redis")
+    unused = {str(row["name"]): row for row in explain(str(demo_file), "--device", "epyc-9654")}
+    assert not any(unused[name]["seconds"] or unused[name]["bytes"] for name in names)
+    used = [f"kv_cache_dir={tmp_path}", "kv_cache_dir_bytes=1GiB", "kv_cache_listen=127.0.0.1:7000=2"]
+    words = [word for each in used for word in ("--set", each)]
+    rows = {str(row["name"]): row for row in explain(str(demo_file), "--device", "epyc-9654", *words, "--max-model-len", "4096")}
+    assert [rows[name]["bytes"] for name in names[1:3]] == [1 << 30, 2 << 30]
+    told = re.search(r"bringing the blocks of 4,096 tokens, which take ([\d.]+) s to compute", str(rows["kv_cache_dir"]["reason"]))
+    assert told and 0 < float(str(rows["kv_cache_dir"]["seconds"])) < float(told[1])
+
+
 @pytest.mark.parametrize(("flags", "lanes", "eight"), [("avx2", 32, 64), ("avx2 avx512f avx512_vnni", 64, 256), ("sse2", 4, 0)])
 def test_peaks_follow_from_clock_and_instruction_set(tmp_path: Path, flags: str, lanes: int, eight: int) -> None:
     (tmp_path / "proc").mkdir()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from ridgeline.config.groups import EngineConfig, public_name
+from ridgeline.config.peers import parse_listen
 from ridgeline.config.resolve import Decision, KVCosts, Resolved
 from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import Settings, show_value
@@ -15,6 +16,7 @@ from ridgeline.config.values import GIB
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.memory import adapter_bytes
+from ridgeline.planning.report import tier_prices
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 
 
@@ -57,8 +59,23 @@ class CostInput:
         return pass_seconds(self.deployment, step_work(self.deployment, [rows]))
 
 
+TIERS: Final = {"kv_cache_dir": "file", "kv_cache_redis": "redis", "kv_cache_peers": "peer"}
+"""Setting → the tier that it opens, by its name in prices."""
+
+
+def _bringing(name: str) -> "Seconds":
+    """Seconds that a tier takes for the blocks of the longest sequence; None where it is not used."""
+
+    def seconds(given: CostInput) -> float | None:
+        size = given.costs.sequence_blocks(given.length) * given.costs.block_bytes
+        prices = {each.tier: each.seconds for each in tier_prices(size, 1.0)}
+        return prices[TIERS[name]] if getattr(given.config, name) else None
+
+    return seconds
+
+
 Bytes = Callable[[CostInput], int]
-Seconds = Callable[[CostInput], float]
+Seconds = Callable[[CostInput], float | None]
 COSTS: Final[Mapping[str, tuple[Bytes | None, Seconds | None]]] = {
     "max_model_len": (
         lambda given: given.costs.sequence_blocks(given.length) * given.costs.block_bytes,
@@ -69,6 +86,9 @@ COSTS: Final[Mapping[str, tuple[Bytes | None, Seconds | None]]] = {
     "kv_cache_memory_bytes": (lambda given: given.blocks * given.costs.block_bytes, None),
     "max_lora_rank": (lambda given: adapter_bytes(given.facts, given.config.max_lora_rank) if given.config.adapter_slots else 0, None),
     "swap_space": (lambda given: int(given.config.swap_space * GIB), None),
+    "kv_cache_dir_bytes": (lambda given: given.config.kv_cache_dir_bytes if given.config.kv_cache_dir else 0, None),
+    "kv_cache_listen": (lambda given: parse_listen(given.config.kv_cache_listen)[2] if given.config.kv_cache_listen else 0, None),
+    **{name: (None, _bringing(name)) for name in TIERS},
     "block_size": (lambda given: given.costs.block_bytes, None),
 }
 """Costs of a setting's value, where it has any."""
@@ -87,6 +107,9 @@ def explain(given: Settings, resolved: Resolved, costs: CostInput) -> list[Expla
             reason = "; ".join(each for each in (decision.reason if decision else "", setting.why) if each not in ("", place))
             if name == "step_ms":
                 reason += f": {costs.pace.value} tokens, as {costs.pace.reason}; an engine measures its own seconds at its start"
+            if name in TIERS and value:
+                computing = costs.step_seconds(RowGroup(0, costs.length))
+                reason += f"; the cost is bringing the blocks of {costs.length:,} tokens, which take {computing:.3g} s to compute"
             size, seconds = COSTS.get(name, (None, None))
             explained.append(
                 ExplainedSetting(
