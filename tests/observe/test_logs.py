@@ -120,3 +120,28 @@ def test_a_full_disk_holds_nobody_up() -> None:
     with logging_to(full):
         log.info("lost")
     os.close(full)
+
+
+def test_lines_of_requests_wait_for_each_other_and_for_no_other_line(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "REQUESTS_SECONDS", 1.0)
+    requests = logging.getLogger(logs.REQUESTS_LOGGER)
+    with logging_to(pipe.writer):
+        for number in range(3):
+            requests.info("request", extra=with_fields(number=number))
+        time.sleep(0.3)
+        assert pipe.text == ""
+        began = time.monotonic()
+        log.info("start")
+        text = ""
+        while text.count("\n") < 4:
+            assert time.monotonic() < began + 0.7, text
+            time.sleep(0.01)
+            text += pipe.text
+        assert [line.split()[3] for line in text.splitlines()] == ["request", "request", "request", "start"]
+        requests.info("alone")
+        while "alone" not in text:
+            assert time.monotonic() < began + 5
+            time.sleep(0.01)
+            text += pipe.text
+        requests.info("last")
+    assert "last" in pipe.text, "nothing is lost at the end"

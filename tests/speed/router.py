@@ -1,6 +1,6 @@
 """What `ridgeline route` costs: milliseconds added to the first token, and streamed events per second of one core.
 
-    python tests/speed/router.py [--requests 400] [--streams 32] [--tokens 1000]
+    python tests/speed/router.py [--requests 400] [--streams 32] [--tokens 1000] [--before CHECKOUT]
 
 Requests go to a fake model directly and by every way in turn, on connections that are kept: through the router, with and without the key by
 which streams go on at another replica, and beside it through what has less to do, as the floor: nginx, and a relay of bytes. Processor time
@@ -92,9 +92,9 @@ def nginx(server: ServerProcess, folder: str) -> Iterator[Way]:
 
 
 @contextmanager
-def router(server: ServerProcess, name: str, *more: str) -> Iterator[Way]:
-    """`ridgeline route`."""
-    process = ServerProcess(["--replica", server.url, *more], ENVIRONMENT, "route")
+def router(server: ServerProcess, name: str, *more: str, source: Path = SOURCE) -> Iterator[Way]:
+    """`ridgeline route`, that of this checkout or of another one's `source`."""
+    process = ServerProcess(["--replica", server.url, *more], {**ENVIRONMENT, "PYTHONPATH": str(source)}, "route")
     try:
         yield Way(name, process.url.partition("://")[2], process.process.pid)
     finally:
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1_000)
+    parser.add_argument("--before", type=Path, help="another checkout, whose router is asked in turn")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -165,6 +166,8 @@ def main() -> None:
             relay(server), nginx(server, folder), router(server, "router"), router(server, "router with a key", *key),
             router(server, "router, exact", *exact),
         ]  # fmt: skip
+        if arguments.before is not None:
+            begun += [router(server, "router before", source=arguments.before / "src")]
         direct = Way("direct", server.url.partition("://")[2], server.process.pid)
         ways = [direct, *(stack.enter_context(each) for each in begun)]
         for name, found in first_tokens(ways, arguments.requests):

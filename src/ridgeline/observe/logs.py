@@ -18,7 +18,10 @@ from typing import Any, Final
 MAX_QUEUED_LINES: Final = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
 GATHER_SECONDS: Final = 0.05
-"""Time for which lines are gathered before they are written together, and behind which further ones are looked for."""
+"""Time for which lines are gathered before they are written together."""
+REQUESTS_LOGGER: Final = "ridgeline.access"
+REQUESTS_SECONDS: Final = 0.5
+"""The same of lines about requests that ended as usual, while there is no other one: to wake the writer costs more than a line."""
 MAX_LINES_PER_WRITE: Final = 64
 CLOSE_SECONDS: Final = 2.0
 """Time at the end of the process to write what waits."""
@@ -71,6 +74,7 @@ class WriterHandler(logging.Handler):
         self._file = file
         self._records: deque[logging.LogRecord] = deque()
         self._has_records = threading.Event()
+        self._is_urgent = threading.Event()
         self._is_closed = threading.Event()
         self._dropped = self._failed = self._told = 0
         """Lines that found too many waiting; lines that could not be written; lines of these that the log has told of."""
@@ -83,26 +87,36 @@ class WriterHandler(logging.Handler):
             self._dropped += 1
             return
         self._records.append(record)
+        if (record.name != REQUESTS_LOGGER or record.levelno > logging.INFO) and not self._is_urgent.is_set():
+            self._is_urgent.set()
         if not self._has_records.is_set():  # one wake-up per moment: it costs more than the rest
             self._has_records.set()
 
     def close(self) -> None:
         """Writes what waits, for at most CLOSE_SECONDS."""
-        self._is_closed.set()
-        self._has_records.set()
+        for each in (self._is_closed, self._is_urgent, self._has_records):
+            each.set()
         self._thread.join(CLOSE_SECONDS)
         super().close()
 
     def _write_all(self) -> None:
         while not self._is_closed.is_set():
             self._has_records.wait()
-            self._is_closed.wait(GATHER_SECONDS)
+            self._gather()
             while self._records:  # while lines come, none has to wake this thread
                 self._write_waiting()
-                self._is_closed.wait(GATHER_SECONDS)
+                self._gather()
             self._has_records.clear()
             if self._records:  # this one came in between
                 self._has_records.set()
+        self._write_waiting()
+
+    def _gather(self) -> None:
+        """Waits for further lines."""
+        if self._is_urgent.wait(REQUESTS_SECONDS):
+            self._is_closed.wait(GATHER_SECONDS)
+            if not self._is_closed.is_set():
+                self._is_urgent.clear()
 
     def _write_waiting(self) -> None:
         while count := min(len(self._records), MAX_LINES_PER_WRITE):
