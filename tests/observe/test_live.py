@@ -19,6 +19,7 @@ from ridgeline.facts.hardware.energy import EnergyMeter, gpu_energy
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.models.table import KNOWN
 from ridgeline.observe.cost import Spending
+from ridgeline.observe.knee import PRIOR_ROWS, fit_line, knee_of, line_of
 from ridgeline.observe.live import Live, Second
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
@@ -278,10 +279,48 @@ def test_a_lever_s_gain_is_the_planner_s(planned: Deployment) -> None:
     assert lever.figure == "throughput" and 1.0 < lever.gain <= after / before * 1.01
 
 
+STAIRS = {1: 0.010, 2: 0.011, 3: 0.0135, 4: 0.0145, 6: 0.025, 8: 0.032, 16: 0.066}
+"""Rows of a processor's steps and their seconds: those of a tile cost little more than one."""
+
+
+@pytest.mark.parametrize("token", [0.0, 0.001, 0.004])
+@pytest.mark.parametrize("seen", [{}, STAIRS, {1: 0.02, 2: 0.022}])
+def test_the_verdict_turns_at_the_knee_of_its_steps(planned: Deployment, token: float, seen: dict[int, float]) -> None:
+    """What binds, and the knee that is told, say the same load."""
+    cpu = replace(planned, device=replace(planned.device, is_gpu=False))
+    asked = served(cpu, 64)
+    asked = replace(asked, info=replace(asked.info, seconds=StepSeconds(0.007, 0.003, token)), output=asked.prompt, seen=seen)
+    found = {}
+    for rows in range(1, 32):
+        law = line_of(asked.info.seconds or StepSeconds(0, 0, 0), seen, Second(1, 1))
+        run = 100 * (law.fixed + (law.row + token) * rows)
+        found[rows] = judge(Second(1, 100, run, run, rows * 100, rows * 100, 2 * rows * 100, unheld=90_000), asked)
+    turns = next(rows for rows in found if found[rows].bottleneck == "compute")
+    knee = found[turns].knee
+    assert knee is not None and turns - 1 <= knee <= turns
+    assert all(found[rows].bottleneck == "compute" for rows in range(turns, 32))
+    assert all(found[rows].bottleneck == "memory" for rows in range(1, turns))
+
+
+def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
+    start, nothing = StepSeconds(0.010, 0.001, 0.0005), Second(10, 100, 1.1, 1.1, 100, 100, 100)
+    alone = line_of(start, {}, nothing)
+    assert (alone.fixed, alone.row, alone.token) == pytest.approx((0.010, 0.001, 0.0005)), "as the start measured"
+    slower = line_of(start, {1: 0.022}, nothing)
+    assert (slower.fixed, slower.row, slower.token) == pytest.approx((0.020, 0.002, 0.001)), "all is as much slower as what was seen"
+    other = line_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, nothing)
+    assert (other.fixed, other.row) == pytest.approx((0.006, 0.003)), "the start's line counts nowhere"
+    window = Second(10, 100, 100 * 0.013 + 0.2, 100 * 0.018 + 0.2, 200, 200, 300)
+    whole = line_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
+    assert (whole.fixed, whole.row, whole.token) == pytest.approx((0.016, 0.001, 0.002)), "the host, and what the window's prompts cost"
+    assert knee_of(whole, 0.0, 512) == pytest.approx(16) and knee_of(whole, 1.0, 512) == pytest.approx(16 / 3)
+    assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)
+
+
 def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Deployment) -> None:
     cpu = replace(planned, device=replace(planned.device, is_gpu=False))
     asked = replace(served(cpu, 8), info=replace(served(cpu, 8).info, seconds=StepSeconds(0.004, 0.001, 0.0005)))
-    found = judge(window(cpu, 8, waiting=40, lack_rows=40), asked)
+    found = judge(window(cpu, 8, host=0.0, waiting=40, lack_rows=40), asked)
     assert found.knee == 2, "0.004 of each step, 0.001 + 2 · 0.0005 of each sequence, whose prompt is twice its answer"
     assert (found.levers[0].name, found.levers[0].gain) == ("--max-num-seqs 16", pytest.approx(16 / 0.036 * 0.020 / 8))
 

@@ -348,7 +348,7 @@ def test_steps_of_a_model_that_computes_nothing(opened: Opened) -> None:
 
 def test_where_the_time_of_requests_went(opened: Opened) -> None:
     empty = opened.ask("GET", "/explain")
-    assert empty == {"requests": [], "ttft": None, "total": None}
+    assert empty == {"requests": [], "ttft": None, "total": None, "counts": {}}
     names = [opened.site.complete(prompt=f"prompt {count}", max_tokens=count).json()["id"] for count in (2, 40, 3)]
     slowest = opened.ask("GET", "/explain?slowest=2")["requests"]
     assert len(slowest) == 2 and slowest[0]["total"]["measured_ms"] >= slowest[1]["total"]["measured_ms"]
@@ -356,6 +356,7 @@ def test_where_the_time_of_requests_went(opened: Opened) -> None:
     assert one["output_tokens"] == 40 and one["counterfactual"]["alone_ttft_ms"] > 0
     together = opened.ask("GET", "/explain?window_seconds=60")
     assert together["ttft"]["requests"] == together["total"]["requests"] == 3 and together["total"]["causes"]
+    assert together["counts"]["good"] == 3 and together["counts"]["steps"] >= 40
     for query in ("id=none", "slowest=0", "slowest=x", "window_seconds=nan"):
         with pytest.raises(ConfigError, match=r"is known|give a number"):
             opened.ask("GET", f"/explain?{query}")

@@ -1,14 +1,14 @@
 """The verdict of a live server against what then happens: its knee, and the gain of its first lever, applied.
 
-    python tests/speed/verdict.py knee [--model demo]      # closed loops of 1 … 48 streams: four minutes at rest
+    python tests/speed/verdict.py knee [--model demo]      # closed loops of 1 … 16 streams: three minutes at rest
     python tests/speed/verdict.py levers [NAME …]          # servers before and with the lever, in turn: a minute each at rest
 
 Throughput is counted per second of the engine's processor time over its cores, beside the clock's: the first says nearly the same under
-other load, the second at rest alone. The measured knee is the number of streams of the greatest throughput over latency, between two that
-were tried by a parabola.
+other load, the second at rest alone. The measured knee is where the line through seconds per token and stream over streams has as much that
+does not depend on these as does; the verdict has turned from bandwidth to computing between two numbers of streams that were tried.
 
-Asked: the verdict's knee within 20 % of the measured one; predicted gain of a lever within 20 % of the realised. It ends with status 1
-where one is missed.
+Asked: the verdict turns, and its knee is, within 20 % of the measured one; predicted gain of a lever within 20 % of the realised. It ends
+with status 1 where one is missed.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +30,10 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
-STREAMS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+from ridgeline.observe.knee import fit_line
+
+STREAMS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+NEAR = 0.2
 PROMPT, OUTPUT = 64, 64
 SETTLE_SECONDS, WINDOW_SECONDS = 6.0, 12.0
 """The verdict is of ten seconds."""
@@ -117,29 +119,25 @@ def serving(model: str, flags: list[str]) -> Iterator[Server]:
 
 
 def knee(model: str) -> list[str]:
-    """Power over streams; what was missed."""
-    power, predicted = dict[int, float](), list[int]()
+    """Seconds over streams; what was missed."""
+    seconds, told, bounds = dict[int, float](), list[float](), dict[int, str]()
     with serving(model, ["--max-model-len", "1024"]) as server:
         for streams in STREAMS:
             found = server.load(streams)
-            power[streams] = found.rate**2 / streams
-            predicted.append(found.live["verdict"]["knee"] or 0)
+            verdict = found.live["verdict"]
+            seconds[streams], bounds[streams] = streams / found.rate, verdict["bottleneck"]
+            told.append(verdict["knee"] or 0)
             print(f"{streams:3} streams: {found.tokens / found.seconds:7.1f} tokens/s, {found.rate:7.1f} per processor second; "
-                  f"{found.live['verdict']['text']}", flush=True)  # fmt: skip
-    measured, told = peak(power), median(predicted)
-    print(f"knee: measured {measured:.1f}, the verdict says {told:g} ({told / measured - 1:+.0%})")
-    return [] if abs(told / measured - 1) <= 0.2 else [f"knee {told / measured - 1:+.0%}"]
-
-
-def peak(power: dict[int, float]) -> float:
-    """The place of the greatest value on a logarithmic scale, by a parabola through it and its neighbours."""
-    tried = sorted(power)
-    at = max(range(len(tried)), key=lambda index: power[tried[index]])
-    if at in (0, len(tried) - 1):
-        return float(tried[at])
-    (x0, x1, x2), (y0, y1, y2) = ([f(each) for each in tried[at - 1 : at + 2]] for f in (log, lambda each: power[each]))
-    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    return exp((x0 + x1) / 2 + left * (x2 - x0) / 2 / (left - right)) if left > right else float(tried[at])
+                  f"{verdict['text']}", flush=True)  # fmt: skip
+    fixed, row = fit_line(seconds)
+    measured, last = fixed / row, told[-1]
+    low = max((streams for streams in STREAMS if bounds[streams] == "memory"), default=0)
+    high = min((streams for streams in STREAMS if bounds[streams] == "compute"), default=STREAMS[-1])
+    print(f"knee: measured {measured:.2f}, the verdict says {median(told):.3g} ({min(told):.3g} to {max(told):.3g}, at the end {last:.3g}: "
+          f"{last / measured - 1:+.0%}); it turns between {low} and {high} streams")  # fmt: skip
+    missed = [] if abs(last / measured - 1) <= NEAR else [f"knee {last / measured - 1:+.0%}"]
+    is_near = low < high and high >= (1 - NEAR) * measured and low <= (1 + NEAR) * measured
+    return missed if is_near else [*missed, f"it turns between {low} and {high}"]
 
 
 @dataclass
@@ -186,7 +184,7 @@ def lever(label: str, model: str) -> list[str]:
     error = wanted["gain"] / realised - 1
     print(f"{label}: {wanted['name']}, {wanted['figure']}: predicted {wanted['gain']:.2f}, realised {realised:.2f} ({error:+.0%})")
     print(f"  before: {told[0][1]}\n  with it: {told[0][2]}", flush=True)
-    return [] if abs(error) <= 0.2 else [f"{label}: {error:+.0%}"]
+    return [] if abs(error) <= NEAR else [f"{label}: {error:+.0%}"]
 
 
 def main() -> None:

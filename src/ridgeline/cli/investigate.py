@@ -11,7 +11,7 @@ from ridgeline.cli.explain import make_query
 from ridgeline.cli.output import print_json, print_notes
 from ridgeline.errors import ConfigError, nearest
 
-ALERT_HELP: Final = "The alert, as deploy/alerts.yml names it: FirstTokenLate, TokensSlow …; or ThroughputLow, PrefixMisses, AnswersDiffer."
+ALERT_HELP: Final = "The alert, as deploy/alerts.yml names it: FirstTokenLate, Down …; or ThroughputLow, PrefixMisses, AnswersDiffer."
 
 
 def investigate(
@@ -27,20 +27,42 @@ def investigate(
 
     check(alert, incident, window)
     asked = f"window_seconds={make_query(None, None, window)['window_seconds']}"
-    if alert == causes.PREFIXES:
+    if alert == causes.DOWN and incident is None:
+        from ridgeline.cli.investigate_down import investigate_down
+
+        found: causes.Finding | None = investigate_down(server, key_file)
+    elif alert == causes.PREFIXES:
         found = causes.investigate_prefixes(ask_admin(server, key_file, "GET", f"/prefix?{asked}"))
     elif alert in (causes.ANSWERS, causes.ODD):
         status = ask_admin(server, key_file, "GET", "/status")
         found = causes.investigate_answers(status) if alert == causes.ANSWERS else causes.investigate_odd(status)
     else:
-        told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else read_incident(incident)
-        found = causes.investigate(alert, *(_distribution(told.get(part)) for part in ("ttft", "total")))
+        found = _by_time(alert, server, key_file, asked, incident)
     if found is None:
-        raise ConfigError(f"no request has ended within {window}: nothing can be said of {alert}; widen --window")
+        raise ConfigError(f"nothing of the kind has happened within {window}: nothing can be said of {alert}; widen --window")
     if as_json:
         print_json(asdict(found))
     else:
         print_notes(f"{found.alert}: {found.phase}, {found.cause}", *(f"  {each}" for each in found.evidence), f"First: {found.lever}")
+
+
+def _by_time(alert: str, server: str | None, key_file: Path | None, asked: str, incident: Path | None) -> Any:
+    """The finding of an alert about how long requests take, or how they end; of a recorded incident, or of a window of a server."""
+    from ridgeline.observe import failures
+    from ridgeline.observe.investigate import COUNTED, DOWN
+    from ridgeline.observe.investigate import investigate as by_time
+
+    told = ask_admin(server, key_file, "GET", f"/explain?{asked}") if incident is None else read_incident(incident)
+    ttft, total = (_distribution(told.get(part)) for part in ("ttft", "total"))
+    if alert not in COUNTED | {DOWN}:
+        return by_time(alert, ttft, total)
+    if incident is None:
+        status = ask_admin(server, key_file, "GET", "/status")
+        engine = failures.EngineTold(status["engine_starts"], status["last_failure"], status["not_ready"])
+    else:
+        engine = failures.EngineTold(reason=told.get("reason") if told.get("kind") == "engine" else None)
+    counts = {str(name): count for name, count in (told.get("counts") or {}).items() if isinstance(count, int)}
+    return failures.investigate_counts(alert, counts, engine, ttft, total)
 
 
 def check(alert: str, incident: Path | None, window: str) -> None:

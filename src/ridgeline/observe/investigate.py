@@ -8,13 +8,17 @@ from ridgeline.observe.charges import CAUSES, Charges
 from ridgeline.observe.doctor import NATURAL
 from ridgeline.observe.shares import Distribution
 
-FIRST_TOKEN: Final = frozenset({"FirstTokenLate", "QueueGrows", "GoodputLow", "Rejections"})
+FIRST_TOKEN: Final = frozenset({"FirstTokenLate", "QueueGrows"})
 """Alerts about the time before an answer begins."""
-TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull", "EngineRestarts"})
+TOKENS: Final = frozenset({"TokensSlow", "LateSteps", "Preemptions", "KVCacheFull"})
 """Alerts about the answer itself: what stood before its first token does not count."""
 ODD: Final = "OddAnswers"
 """The alert about answers that are no sound model's."""
-ALERTS: Final = FIRST_TOKEN | TOKENS | {ODD}
+DOWN: Final = "Down"
+"""The alert about a server that does not answer, so that it cannot be asked."""
+COUNTED: Final = frozenset({"Errors", "EngineRestarts", "Rejections", "GoodputLow"})
+"""Alerts about how requests end (`observe.failures`)."""
+ALERTS: Final = FIRST_TOKEN | TOKENS | COUNTED | {ODD, DOWN}
 THROUGHPUT, PREFIXES, ANSWERS = "ThroughputLow", "PrefixMisses", "AnswersDiffer"
 QUESTIONS: Final = frozenset({THROUGHPUT, PREFIXES, ANSWERS})
 """Symptoms that people have without an alert: why so few tokens per second, why the prefix cache does not help, why the same prompt
@@ -22,6 +26,8 @@ has two answers at temperature 0."""
 GENERATION: Final = frozenset({
     "others_prefill", "decode", "preempted", "recompute", "restart", "host", "detokenise", "slow_reader", "blocks", "drain",
 })  # fmt: skip
+STEPS: Final = frozenset({"others_prefill", "decode", "recompute"})
+"""Causes within steps: what `LateSteps` is about."""
 PHASES: Final = {
     **dict.fromkeys(("network", "template", "tokenise", "grammar"), "ingress"),
     **dict.fromkeys(("turn", "rows", "budget", "order", "prefix", "drain", "adapter", "adapter slot", "kv fetch"), "queue"),
@@ -78,7 +84,8 @@ def investigate(alert: str, ttft: Distribution | None, total: Distribution | Non
     found = ttft if alert in FIRST_TOKEN else total
     if found is None:
         return None
-    slow = {cause: seconds for cause, (_, seconds) in found.causes.items() if alert not in TOKENS or cause in GENERATION}
+    among = STEPS if alert == "LateSteps" else GENERATION if alert in TOKENS else found.causes
+    slow = {cause: seconds for cause, (_, seconds) in found.causes.items() if cause in among}
     charges = Charges(slow)
     cause = charges.first
     if cause is None:

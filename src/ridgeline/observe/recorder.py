@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -49,8 +49,12 @@ _log: Final = logging.getLogger("ridgeline.server")
 class Recorder:
     """Watches the metrics and writes recordings below `folder`, with the settings of the server then: `whatif`'s today."""
 
-    def __init__(self, ledger: Ledger, prompts: PromptLog, folder: Path) -> None:
+    def __init__(
+        self, ledger: Ledger, prompts: PromptLog, folder: Path, outcomes: Callable[[float], dict[str, int]] = lambda since: {}
+    ) -> None:
+        """Takes `outcomes`: counts of how requests ended since a moment (`observe.outcomes`)."""
         self._ledger = ledger
+        self._outcomes = outcomes
         self._served: tuple[ExecutorInfo, EngineConfig, Mapping[Knob, int]] | None = None
         self._prompts = prompts
         self._folder = folder
@@ -82,7 +86,7 @@ class Recorder:
         self._count += 1
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = self._folder / f"{FOLDER}{stamp}-{os.getpid()}-{self._count}-{kind}"
-        what = {"kind": kind, "reason": reason, "pid": os.getpid(), **self._today()}
+        what = {"kind": kind, "reason": reason, "pid": os.getpid(), "counts": self._outcomes(now - WINDOW_SECONDS), **self._today()}
         writing = threading.Thread(target=self._write, args=(folder, what, now), name="recorder", daemon=True)
         writing.start()
         return writing

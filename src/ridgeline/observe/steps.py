@@ -205,6 +205,14 @@ class StepLog:
             return floors[below] + (floors[above] - floors[below]) * (rows - below) / (above - below)
         return floors[below or above] if below or above else None
 
+    def floors(self) -> dict[int, float]:
+        """Seconds of steps that decoded so many rows and nothing else, by rows, of all that have been seen."""
+        return {rows: seconds for rows, seconds in enumerate(self._floors) if seconds}
+
+    def forget_floors(self) -> None:
+        """Another model's steps come from now on."""
+        del self._floors[:]
+
     def index_at(self, time: float) -> int:
         """Index of the first step that ended at or after `time`."""
         low, high = self.first, self.end

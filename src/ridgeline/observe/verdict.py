@@ -3,18 +3,20 @@
 Arithmetic on the sums of the last seconds (`observe.live`) and on the planner's model of this machine, corrected by what starts measured.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final, Literal
 
 from ridgeline.config.groups import EngineConfig
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.observe.knee import computes, knee_of, line_of
 from ridgeline.observe.live import Second
 from ridgeline.planning.deployment import Deployment, Workload
 from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.levers import ACCEPTANCE, DRAFT_TOKENS, accepted_tokens
-from ridgeline.planning.speed import candidate_batches, decode_itl, decode_work, mixed_itl
+from ridgeline.planning.speed import decode_itl, decode_work, knee, mixed_itl
 from ridgeline.planning.step import IDEAL, RowGroup, StepWork, pass_seconds, reached, resource_seconds, step_work
 
 Bottleneck = Literal["none", "kv_cache", "rows", "host", "compute", "memory", "device"]
@@ -45,7 +47,8 @@ class Lever:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The verdict on the last seconds. Shares of 1: `busy` of the time, `host` of busy time, `compute` and `memory` of this machine's
-    ceilings while steps run, `kv` of blocks. `batch` is rows per step; `knee` None where the model of the machine is not known."""
+    ceilings while steps run, `kv` of blocks. `batch` is rows per step; `knee` that at which computing takes over from bandwidth
+    (`observe.knee`), None where the model of the machine is not known."""
 
     bottleneck: Bottleneck
     text: str
@@ -55,20 +58,21 @@ class Verdict:
     memory: float | None
     kv: float
     batch: float
-    knee: int | None
+    knee: float | None
     levers: tuple[Lever, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Properties of the judged server: the engine's facts and settings, its model on this machine (None: unknown), and mean tokens of
-    requests."""
+    """Properties of the judged server: the engine's facts and settings, its model on this machine (None: unknown), mean tokens of requests,
+    and what steps took that decoded so many rows and nothing else."""
 
     info: ExecutorInfo
     config: EngineConfig
     planned: Deployment | None
     prompt: float
     output: float
+    seen: Mapping[int, float] = field(default_factory=dict)
 
 
 def judge(window: Second, served: Served) -> Verdict:
@@ -82,16 +86,19 @@ def judge(window: Second, served: Served) -> Verdict:
     busy, host = min(1.0, window.busy / window.at), max(0.0, 1 - window.run / max(window.busy, 1e-9))
     shares: tuple[float, float] | None = None
     bound: Bottleneck = "device"
+    line = None if planned is None else _line(window, served, planned)
     if planned is not None:
         work = _mean_step(window, info, planned, kv)
         seconds = max(1e-9, window.run / window.steps)
         compute, memory = resource_seconds(planned, work, IDEAL)
         shares = compute / seconds, memory / seconds
-        estimated = resource_seconds(planned, work, reached(planned))
-        bound = "compute" if estimated[0] > estimated[1] else "memory"
+        bound = "compute" if _computes(window, planned, work, line) else "memory"
     bottleneck = _bottleneck(window, busy, host, bound)
-    at_knee = None if planned is None else _knee(served, planned)
-    found = () if planned is None else tuple(sorted(_levers(served, planned, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
+    found, at_knee = tuple[Lever, ...](), None
+    if planned is not None:
+        model = _Model(served, planned, line)
+        at_knee = model.knee()
+        found = tuple(sorted(_levers(served, planned, model, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
     verdict = Verdict(
         bottleneck, "", busy, host, shares and shares[0], shares and shares[1], kv, rows, at_knee,
         tuple(each for each in found if each.gain >= LEAST_GAIN),
@@ -127,29 +134,55 @@ def _bottleneck(window: Second, busy: float, host: float, bound: Bottleneck) -> 
     return "host" if host > HOST_SHARE else bound
 
 
-def _itl(served: Served, planned: Deployment, batch: int) -> float:
-    """Seconds of a step of `batch` sequences and the prompts that come with them. On a CPU as the start measured steps: the roofline is
-    flat up to its ridge and steep behind it, which no step is, and levers act near it."""
-    measured = served.info.seconds
-    if measured is None or planned.device.is_gpu:
-        return mixed_itl(planned, batch)
-    prompt = served.prompt / max(1.0, served.output)
-    return measured.fixed + (measured.row + measured.token * prompt) * batch
+def _line(window: Second, served: Served, planned: Deployment) -> StepSeconds | None:
+    """The line of steps as they take place. On a GPU there is none: its steps turn at the ridge, as the planner's estimates do, where a
+    CPU's grow from the first row on."""
+    start = served.info.seconds
+    return None if start is None or planned.device.is_gpu else line_of(start, served.seen, window)
 
 
-def _knee(served: Served, planned: Deployment) -> int:
-    """The knee, as `planning.speed.knee` finds it: the batch of the greatest throughput over latency."""
-    return max(candidate_batches(MOST_BATCH), key=lambda batch: batch / _itl(served, planned, batch) ** 2)
+def _computes(window: Second, planned: Deployment, work: StepWork, line: StepSeconds | None) -> bool:
+    """True where computing binds the mean step, and not what it reads."""
+    if line is not None:
+        return computes(line, window)
+    compute, memory = resource_seconds(planned, work, reached(planned))
+    return compute > memory
 
 
-def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: float, waiting: float, busy: float) -> Iterator[Lever]:
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Steps of the served load by their batch: as they take place where there is a line, else as the planner estimates them."""
+
+    served: Served
+    planned: Deployment
+    line: StepSeconds | None
+
+    @property
+    def prompt(self) -> float:
+        """Prompt tokens that come with each output token."""
+        return self.served.prompt / max(1.0, self.served.output)
+
+    def itl(self, batch: int) -> float:
+        """Seconds of a step of so many sequences and the prompts that come with them."""
+        if self.line is None:
+            return mixed_itl(self.planned, batch)
+        return self.line.of(batch, 0) + self.line.token * self.prompt * batch
+
+    def knee(self) -> float:
+        """The batch of the greatest throughput over latency."""
+        return float(knee(self.planned, MOST_BATCH)) if self.line is None else knee_of(self.line, self.prompt, MOST_BATCH)
+
+
+def _levers(
+    served: Served, planned: Deployment, model: _Model, bottleneck: Bottleneck, rows: float, waiting: float, busy: float
+) -> Iterator[Lever]:
     """Levers that act on the bottleneck, each alone, with the planner's estimate of its gain."""
     batch, wanted, config = max(1, round(rows)), max(1, ceil(rows + waiting)), served.config
 
     def more(most: int) -> float:
         """The gain in tokens per second where so many rows may run."""
         after = max(batch, min(most, wanted))
-        return after / _itl(served, planned, after) * _itl(served, planned, batch) / batch
+        return after / model.itl(after) * model.itl(batch) / batch
 
     if bottleneck == "rows":
         twice = min(4096, 2 * served.info.rows)
@@ -166,9 +199,9 @@ def _levers(served: Served, planned: Deployment, bottleneck: Bottleneck, rows: f
         if sum(class_bytes(planned.model, "q4_k").values()) < 0.9 * sum(class_bytes(planned.model, planned.dtype).values()):
             gain = decode_itl(planned, batch) / decode_itl(narrow, batch)
             yield Lever("weights in 4 bits (another file)", "itl", gain, "fewer bytes per step; check quality")
-        best = _knee(served, planned)
+        best = max(1, round(model.knee()))
         if batch > 1.5 * best:
-            gain = _itl(served, planned, batch) / _itl(served, planned, best)
+            gain = model.itl(batch) / model.itl(best)
             yield Lever(f"--max-num-seqs {best}", "itl", gain, "beyond the knee latency grows faster than throughput; more requests wait")
     if bottleneck in ("memory", "none") and config.speculative == "off":
         verify = step_work(planned, [RowGroup(round(served.prompt), DRAFT_TOKENS + 1, batch, sampled=DRAFT_TOKENS + 1)])
@@ -194,7 +227,7 @@ def _sentence(verdict: Verdict, window: Second, waiting: float, bound: Bottlenec
     if share is not None:
         parts.append(f"{share:.0%} of the {'compute' if bound == 'compute' else 'bandwidth'} ceiling while it runs")
     parts.append(f"{verdict.host:.0%} host")
-    parts.append(f"batch {verdict.batch:.3g}" + (f" of knee {verdict.knee}" if verdict.knee else ""))
+    parts.append(f"batch {verdict.batch:.3g}" + (f" of knee {verdict.knee:.3g}" if verdict.knee else ""))
     parts.append(f"KV {verdict.kv:.0%} held")
     if waiting >= MANY:
         parts.append(f"{waiting:.3g} wait")

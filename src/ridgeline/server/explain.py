@@ -73,7 +73,8 @@ async def explain_many(service: Service, query: Mapping[str, str]) -> shapes.Exp
         records = ledger.ended_since(time.monotonic() - window)
         if "slowest" not in query:
             ttft, total = await _in_turn(lambda: (distribution(ledger, records, to_first=True), distribution(ledger, records)))
-            return shapes.Explained(ttft=_distribution(ttft), total=_distribution(total))
+            counts = service.outcomes.since(time.monotonic() - window)
+            return shapes.Explained(ttft=_distribution(ttft), total=_distribution(total), counts=counts)
         count = int(_number(query, "slowest", 1, MAX_SLOWEST))
         records = slowest(records, count)
     info = service.model.engine.info

@@ -120,8 +120,9 @@ class Distribution(Struct, frozen=True):
 
 
 class Explained(Struct, frozen=True):
-    """Requests one by one, or what a window has in common."""
+    """Requests one by one, or what a window has in common. `counts`: results of its requests, errors by status and code, steps."""
 
     requests: tuple[Explanation, ...] = ()
     ttft: Distribution | None = None
     total: Distribution | None = None
+    counts: dict[str, int] = {}

@@ -49,7 +49,7 @@ class LiveVerdict(Struct, frozen=True):
     memory: float | None
     kv: float
     batch: float
-    knee: int | None
+    knee: float | None
     levers: list[Lever]
 
 

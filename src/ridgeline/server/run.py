@@ -22,7 +22,7 @@ from ridgeline.server.chaos import Clients
 from ridgeline.server.http_server import HttpServer, listening_socket, loop_factory, url_of
 from ridgeline.server.listener import Connections, connection_limit
 from ridgeline.server.loading import Model
-from ridgeline.server.running import announced
+from ridgeline.server.running import announced, end_noted
 from ridgeline.server.service import Service
 from ridgeline.server.several.resident import kv_blocks
 from ridgeline.server.several.roster import Roster
@@ -43,6 +43,7 @@ def run(served: Service | Roster, on_ready: Callable[[list[Model], str], None], 
     check_exposure(settings)
     certificate = Certificate(settings)
     with (
+        end_noted(state_directory(), names) as ending,
         listening_socket(settings.host, settings.port) as listener,
         admin_socket(settings.admin_socket) as admin,
         announced(state_directory(), url=url_of(listener, certificate), model=names, admin=admin.getsockname() if admin else None),
@@ -52,7 +53,8 @@ def run(served: Service | Roster, on_ready: Callable[[list[Model], str], None], 
         log.debug("listening", extra=with_fields(url=url_of(listener, certificate), max_connections=limit))
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout))
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            if runner.run(_serve(served, server, listener, admin, certificate, on_ready, check_fit)):
+            ending.reason, is_interrupted = runner.run(_serve(served, server, listener, admin, certificate, on_ready, check_fit))
+            if is_interrupted:
                 raise KeyboardInterrupt
 
 
@@ -64,8 +66,8 @@ async def _serve(
     certificate: Certificate,
     on_ready: Callable[[list[Model], str], None],
     check_fit: CheckFit,
-) -> bool:
-    """True if it was interrupted before it was ready."""
+) -> tuple[str, bool]:
+    """(what asked for the end, True if that was an interrupt before it was ready)."""
     is_ready = False
 
     async def load() -> None:
@@ -107,4 +109,4 @@ async def _serve(
         await served.stop()
         await asyncio.gather(serving, loading, return_exceptions=True)
     shutdown.log_end()
-    return not is_ready and shutdown.reason == "SIGINT"
+    return shutdown.reason, not is_ready and shutdown.reason == "SIGINT"

@@ -33,6 +33,7 @@ from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.ledger import Ledger
 from ridgeline.observe.live import Live
 from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.outcomes import Outcomes
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
@@ -81,8 +82,9 @@ class Service:
         self.tracer = None if endpoint is None else Tracer(endpoint, self.name, __version__)
         self.ledger = Ledger()
         self.prefixes = PromptLog()
-        self.recorder = Recorder(self.ledger, self.prefixes, state_directory() / "incidents")
         self.metrics = Metrics(parse_goodput(config.goodput), _tell_both(self.ledger, self.tracer))
+        self.outcomes = Outcomes(self.metrics)
+        self.recorder = Recorder(self.ledger, self.prefixes, state_directory() / "incidents", self.outcomes.since)
         self.live = Live(
             self.metrics, Spending(self.metrics.tenants, config.price_per_hour, time.monotonic(), _meter(engine_config.runner))
         )
@@ -138,6 +140,7 @@ class Service:
         self._engine_starts = 0 if new is None or new.client is None else new.client.starts
         self._intake.catch_up()
         self.metrics.engine_replaced()
+        self.ledger.steps.forget_floors()
         self.live.engine_lost()
         if new is not None:
             self.live.step_cost = new.model.engine.info.seconds
@@ -245,6 +248,7 @@ class Service:
         self._update_brown_out()
         self.metrics.expected_wait = _expected_wait(self.waiting_room, self.deployments.current, time.monotonic())
         self.live.spending.sample(time.monotonic())
+        self.outcomes.look(time.monotonic())
         return self.metrics
 
     def admitter(

@@ -19,7 +19,7 @@ function figures({ running, rows, waiting, rates, ttft, itl, verdict, kv }) {
     "prefill": `${whole(rates.prefill_tokens)} tok/s`,
     "TTFT p50 · p90 · p99": milliseconds(ttft),
     "ITL p50 · p90 · p99": milliseconds(itl),
-    "batch, knee": `${Number(verdict.batch.toPrecision(3))} of ${verdict.knee ?? "–"}`,
+    "batch, knee": `${Number(verdict.batch.toPrecision(3))} of ${verdict.knee === null ? "–" : Number(verdict.knee.toPrecision(3))}`,
     "KV held": percent(kv.blocks ? kv.held / kv.blocks : null),
     "compute ceiling": percent(verdict.compute),
     "bandwidth ceiling": percent(verdict.memory),

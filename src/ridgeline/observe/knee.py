@@ -1,0 +1,60 @@
+"""The knee of a server's steps as they take place: the load at which what a step reads, whatever its load, and what it computes for each
+row take equally long.
+
+Owns the one definition that the verdict's bottleneck, its knee and the gains of its levers share. A step of load m takes a + b · m; the
+knee is a / b, where throughput over latency is greatest too (Kleinrock's power, 1979). Bandwidth binds before it, computing beyond. The
+line is fitted to the steps that were seen, by their decoding rows; the start's stands for numbers of rows that were not, at the machine's
+speed of now. A kernel's tiles make steps jagged around the line, so that no single number of rows says where the knee is.
+"""
+
+from collections.abc import Mapping
+from math import fsum
+from statistics import median
+from typing import Final
+
+from ridgeline.core.step_time import StepSeconds
+from ridgeline.observe.live import Second
+
+PRIOR_ROWS: Final = (1, 2, 4, 8, 16, 32)
+"""Numbers of rows at which the start's line counts, unless one within `NEAR` of it was seen."""
+NEAR: Final = 1.5
+LEAST_PREFILL: Final = 64
+"""Prompt tokens of a window from which on it tells what one costs."""
+
+
+def line_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> StepSeconds:
+    """The line of steps: of those that were `seen`, decoding rows → seconds, and those of a window. `start`: as the start measured it."""
+    pace = median([seconds / start.of(rows, 0) for rows, seconds in seen.items()]) if seen else 1.0
+    points = dict(seen)
+    for rows in PRIOR_ROWS:
+        if not any(rows / NEAR < each < rows * NEAR for each in seen):
+            points[rows] = pace * start.of(rows, 0)
+    fixed, row = fit_line(points)
+    prefill = window.tokens - window.decode
+    token = pace * start.token
+    if prefill >= LEAST_PREFILL:
+        token = max(0.0, window.run - fixed * window.steps - row * window.decode) / prefill
+    host = max(0.0, window.busy - window.run) / window.steps
+    return StepSeconds(fixed + host, row, token)
+
+
+def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
+    """(a, b), both ≥ 0, of a + b · x closest to the values in proportion to them; a doubling of x weighs as much wherever it is."""
+    weights = {x: 1 / (x * y * y) for x, y in points.items()}
+    total = fsum(weights.values())
+    mean_x, mean_y = (fsum(weights[x] * point[axis] for x, point in ((x, (x, y)) for x, y in points.items())) / total for axis in (0, 1))
+    spread = fsum(weights[x] * (x - mean_x) ** 2 for x in points)
+    slope = max(0.0, fsum(weights[x] * (x - mean_x) * (y - mean_y) for x, y in points.items()) / spread) if spread else 0.0
+    if mean_y - slope * mean_x < 0:
+        return 0.0, mean_y / mean_x
+    return mean_y - slope * mean_x, slope
+
+
+def knee_of(line: StepSeconds, prompt: float, most: float) -> float:
+    """Decoding rows at the knee, at most so many, where each brings so many prompt tokens with each of its own."""
+    return min(most, line.fixed / max(line.row + line.token * prompt, 1e-12))
+
+
+def computes(line: StepSeconds, window: Second) -> bool:
+    """True where the mean step of a window is beyond the knee."""
+    return line.row * window.decode + line.token * (window.tokens - window.decode) > line.fixed * window.steps
