@@ -12,7 +12,7 @@ from ridgeline.observe.requests import Result
 from ridgeline.observe.shares import Distribution
 
 KILLED: Final = "status -9"
-"""In the words of an engine's end: a signal that nobody can refuse, as the system sends where memory runs out."""
+"""Words of an engine's end by a signal that nobody can refuse, as the system sends where memory runs out."""
 CLIENTS_OWN: Final = "deadline_exceeded"
 """The one error of status 500 and above that is a client's own wish."""
 OF_ENGINE: Final = frozenset({"engine_failed", "engine_unavailable"})
