@@ -18,7 +18,7 @@ from ridgeline.router.prompts import NO_SESSIONS
 from ridgeline.router.proxy import Proxy
 from ridgeline.router.replicas import Replicas
 from ridgeline.router.roster import Named
-from ridgeline.router.short_way import ShortWay
+from ridgeline.router.short_way import MOST_HEADS, ShortWay
 from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler
 from ridgeline.server.auth import AccessGuard
@@ -177,6 +177,24 @@ def test_a_head_that_came_before_means_what_it_did(taken: list[bool]) -> None:
 
     run(work)
     assert taken == [True] * 5
+
+
+def test_a_flood_of_heads_keeps_nobody_out() -> None:
+    async def work() -> None:
+        async with site() as one:
+            heads = [request(more=b"X-A: %d\r\n" % number) for number in range(4 * MOST_HEADS)]
+            assert all(one.way.read(each) for each in heads)
+            own = one.way.read(request())
+            for each in heads[: MOST_HEADS - 1]:
+                one.way.read(each)
+            again = one.way.read(request())
+            assert own and again and own[0] is again[0], "it is not read anew"
+            for each in heads[MOST_HEADS : 2 * MOST_HEADS]:
+                one.way.read(each)
+            later = one.way.read(request())
+            assert later and later[0] is not own[0] and len(one.way._heads) == MOST_HEADS
+
+    run(work)
 
 
 def test_what_comes_while_an_answer_does_waits(taken: list[bool]) -> None:

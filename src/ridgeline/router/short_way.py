@@ -7,6 +7,7 @@ while nothing of an answer has been sent. A stream that breaks off goes on as an
 
 import asyncio
 import re
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.types import Message
@@ -69,8 +70,8 @@ class ShortWay:
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
         self.tasks: set[asyncio.Task[None]] = set()
-        self._heads: dict[tuple[bytes, bytes, bytes], Head] = {}
-        """Heads that have been read, and let in."""
+        self._heads: OrderedDict[tuple[bytes, bytes, bytes], Head] = OrderedDict()
+        """Heads that have been read, and let in; the least recently used one first: whoever sends others each time keeps nobody out."""
         self._guard, self._replicas, self._sessions, self.hedge, self._tokens = guard, replicas, sessions, hedge, tokens
 
     def read(self, data: bytes) -> tuple[Head, int, int] | None:
@@ -82,8 +83,12 @@ class ShortWay:
         if (head := self._heads.get(key)) is None:
             if (head := self._read(found[1], lines)) is None:
                 return None
-            if len(self._heads) < MOST_HEADS and _OWN.isdisjoint([name for name, _ in head.headers]):
+            if _OWN.isdisjoint([name for name, _ in head.headers]):
                 self._heads[key] = head
+                if len(self._heads) > MOST_HEADS:
+                    self._heads.popitem(last=False)
+        else:
+            self._heads.move_to_end(key)
         end = found.end() + int(length[1])
         return (head, found.end(), end) if end <= found.end() + head.row.max_body_bytes else None
 
