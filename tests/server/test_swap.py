@@ -1,15 +1,20 @@
 """A model swap: requests that have begun end with the old model, others go to the new one, and a failure changes nothing."""
 
+import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from ridgeline.config.groups import EngineConfig
+from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError, ModelNotFoundError
+from ridgeline.server import knob_watch
 from ridgeline.server.app import QueueGate
-from ridgeline.server.swap import Swapper
+from ridgeline.server.knob_watch import Watches
+from ridgeline.server.swap import Swapper, Watch
 
 OLD = 'fake:{"rows": 2, "step_seconds": 0.004, "max_model_len": 400}'
 NEW = 'fake:{"rows": 4, "max_model_len": 777}'
@@ -87,3 +92,117 @@ def test_a_swap_that_fails_changes_nothing(new_site: Any) -> None:
             site.wait(Swapper(site.service, no_check).swap(model, None))
     assert site.service.engine.pid == pid and not site.service.deployments.others
     assert site.complete(prompt="a", max_tokens=2).status_code == 200
+
+
+FAST = 'fake:{"rows": 4, "step_seconds": 0.004}'
+SLOW = 'fake:{"rows": 4, "step_seconds": 0.03, "max_model_len": 900}'
+
+
+@contextmanager
+def under_load(site: Any, clients: int = 12) -> Iterator[Watches]:
+    """Clients in a closed loop, three times as many as there are rows, and looks at what they get. Each of their answers is a whole one."""
+    watches, ended, failed = Watches(site.service), asyncio.Event(), []
+
+    async def client(number: int) -> None:
+        while not ended.is_set():
+            body = {"prompt": [5 + number] * 8, "max_tokens": 6, "ignore_eos": True}
+            answer = await site.client.post("/v1/completions", json=body)
+            if answer.status_code != 200 or len(answer.json()["choices"][0]["text"]) != 6:
+                failed.append(answer.text)
+
+    async def load() -> None:
+        looking = asyncio.create_task(watches.look())
+        await asyncio.gather(*(client(number) for number in range(clients)))
+        looking.cancel()
+
+    loading = asyncio.run_coroutine_threadsafe(load(), site.loop)
+    try:
+        yield watches
+    finally:
+        site.loop.call_soon_threadsafe(ended.set)
+        loading.result(20)
+    assert not failed, failed[0]
+
+
+def until(condition: Any, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_model_that_yields_less_goes_and_the_old_one_comes_back(new_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is planted: the new model's steps take longer. No request fails on either way, and the old one's engine is the one it had."""
+    monkeypatch.setattr(knob_watch, "PERIOD_SECONDS", 0.05)
+    site = new_site(EngineConfig(FAST), ServerConfig(goodput="ttft=20s"))
+    service, told = site.service, []
+    with under_load(site) as watches:
+        time.sleep(2)
+        first, pid = service.deployment, service.engine.pid
+        watch = Watch(1.5, watches, lambda action, **fields: told.append((action, fields)))
+        report = site.wait(Swapper(service, no_check).swap(SLOW, None, watch))
+        assert (report.new, report.watch_seconds) == (SLOW, 1.5) and service.deployment is not first
+        assert service.deployments.kept is first and service.deployments.others == [first] and first.client.pid == pid
+        until(lambda: told)
+        until(lambda: not service.deployments.others)
+        assert service.deployment is first and service.engine.pid == pid and service.deployments.kept is None
+    ((action, fields),) = told
+    assert (action, fields["serves"], fields["ends"]) == ("swap rolled back", FAST, SLOW)
+    assert "tokens/s with requests waiting" in fields["reason"]
+    assert service.metrics.swaps == {"kept": 0, "rolled_back": 1, "failed": 0} and service.metrics.running == service.metrics.waiting == 0
+    assert site.get("/v1/models").json()["data"][0]["max_model_len"] == first.model.limits.max_model_len
+
+
+def test_a_model_that_yields_as_much_stays_and_so_does_one_that_another_swap_follows(
+    new_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knob_watch, "PERIOD_SECONDS", 0.05)
+    site = new_site(EngineConfig(SLOW), ServerConfig(goodput="ttft=20s"))
+    service, told = site.service, []
+
+    def tell(action: str, **fields: Any) -> None:
+        told.append((action, fields["serves"], fields["reason"]))
+
+    swapper = Swapper(service, no_check)
+    with under_load(site) as watches:
+        time.sleep(2)
+        site.wait(swapper.swap(FAST, None, Watch(60.0, watches, tell)))
+        fast = service.deployment
+        site.wait(swapper.swap(SLOW, None, Watch(60.0, watches, tell)))
+        assert told == [("swap kept", FAST, "not judged: another swap follows")] and service.deployments.kept is fast
+        site.wait(swapper.swap(FAST, None, Watch(1.0, watches, tell)))
+        until(lambda: len(told) == 3)
+        assert told[1:] == [("swap kept", SLOW, "not judged: another swap follows"), ("swap kept", FAST, "no loss of goodput")]
+        until(lambda: not service.deployments.others)
+    assert service.metrics.swaps == {"kept": 3, "rolled_back": 0, "failed": 0} and fast.client.pid is None
+
+
+def test_an_engine_that_ends_for_good_brings_the_old_model_back_at_once(new_site: Any) -> None:
+    site = new_site(EngineConfig(OLD))
+    service, told, watches = site.service, [], Watches(site.service)
+    first = service.deployment
+    site.wait(Swapper(service, no_check).swap(NEW, None, Watch(60.0, watches, lambda action, **fields: told.append((action, fields)))))
+    failing = asyncio.run_coroutine_threadsafe(service.deployments.wait_failed(), site.loop)
+    site.wait(service.deployment.client.shutdown())
+    until(lambda: not service.deployments.others)
+    assert told[0][0] == "swap rolled back" and "ended for good" in told[0][1]["reason"] and service.deployment is first
+    assert site.complete(prompt="a", max_tokens=2).status_code == 200 and not failing.done(), "the server goes on"
+    failing.cancel()
+
+
+def test_what_has_not_ended_in_its_time_is_told_so(new_site: Any) -> None:
+    """The old model is kept all the same, and has nothing to do."""
+    site = new_site(EngineConfig(OLD))
+    service, answers, watches = site.service, [], Watches(site.service)
+    body = {"prompt": [1], "max_tokens": 390, "ignore_eos": True}
+    client = threading.Thread(target=lambda: answers.append(site.complete(**body)))
+    client.start()
+    until(lambda: service.metrics.running == 1)
+    report = site.wait(Swapper(service, no_check).swap(NEW, 0.0, Watch(0.5, watches, lambda action, **fields: None)))
+    client.join()
+    assert report.aborted == 1 and answers[0].status_code == 503 and "swapped for another" in answers[0].json()["error"]["message"]
+    kept = service.deployments.kept
+    assert kept is not None and kept.open_requests == 0 and kept.client.is_ready
+    until(lambda: service.metrics.running == 0)
+    until(lambda: not service.deployments.others)
+    assert kept.client.pid is None and service.metrics.swaps["kept"] == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import ConfigError
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.targets import Targets
@@ -113,6 +115,41 @@ def test_who_would_be_late_is_told_at_once(slo: Any) -> None:
     assert late.status_code == 429 and "too late for its target or deadline behind 0.0 s" in late.json()["error"]["message"]
     assert first.status_code == patient.status_code == 200, "nobody goes before the first; the body gives the other time"
     assert all(each.status_code == 200 for each in others)
+
+
+def test_a_server_with_a_target_refuses_who_has_no_row_in_time(new_site: Any) -> None:
+    """Whole or as a stream, with a status of its own; whoever names a longer target waits for it, and whoever has a row keeps it."""
+    site = new_site(EngineConfig(ONE_ROW), ServerConfig(ttft_target=0.5))
+
+    async def crowd() -> tuple[list[Any], list[float]]:
+        async def ask(**body: Any) -> Any:
+            began = time.monotonic()
+            answer = await site.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True, **body})
+            took.append(time.monotonic() - began)
+            return answer
+
+        took: list[float] = []
+        first = asyncio.create_task(ask(max_tokens=150))
+        await asyncio.sleep(0.1)
+        late = await asyncio.gather(ask(), ask(stream=True))
+        return [await first, *late, await ask(ttft_ms=20_000), await ask(stream=True)], took
+
+    (first, whole, stream, patient, behind), took = site.wait(crowd())
+    assert [each.status_code for each in (first, patient, behind)] == [200] * 3
+    for late in (whole, stream):
+        assert (late.status_code, late.json()["error"]["code"]) == (429, "overloaded")
+        assert "waited too long for its first token" in late.json()["error"]["message"] and int(late.headers["retry-after"]) >= 1
+    assert all(0.4 < each < 0.8 for each in took[:2]), took
+    assert "x-ridgeline-ignored-fields" not in patient.headers
+    assert site.service.deployment.open_requests == 0 and site.service.metrics.answers[429, "overloaded"] == 2
+    prompt = {"prompt": [5] * 400, "max_tokens": 2}
+    assert site.complete(**prompt).status_code == 200
+
+
+def test_a_long_prompt_has_a_share_of_its_target_to_begin() -> None:
+    cost = StepSeconds(0.01, 0.001, 0.0001)
+    assert Targets(ttft_ms=500).last_start_ms(100, 10, cost) == 450, "two steps of ten rows, and the prompt"
+    assert Targets(ttft_ms=500).last_start_ms(100_000, 10, cost) == 125 and Targets(ttft_ms=500).last_start_ms(9, 1, None) == 500
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "abc", "86400001", "9" * 400, ""])

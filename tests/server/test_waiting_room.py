@@ -68,6 +68,20 @@ def test_a_target_counts_once_the_server_is_behind_and_a_deadline_always() -> No
     assert may_wait(brief, ROWS - 1, 9.0) and may_wait(brief, ROWS + 1, 9.1), "behind a lull the server is not behind"
 
 
+def test_who_leaves_the_queue_frees_no_row() -> None:
+    room = WaitingRoom(QUEUE)
+    room.check(A, 1, ROWS, {"a": ROWS}, 0.0)
+    for end in range(1, 9):
+        room.on_ended(1, ROWS, ROWS + 4, end / 4)  # four per second
+    pace = room.seconds_per_place
+    room.on_ended(0, ROWS, ROWS + 3, 2.0, left=1)
+    assert room.seconds_per_place == pace == pytest.approx(1 / 4)
+    late = room.late(A, 1, ROWS, {"a": ROWS + 13}, 2.0)
+    assert late.retry_after_seconds == 3, "twelve wait besides"
+    assert room.refused == {"a": 1}
+    assert room.late(A, 1, ROWS, {"a": ROWS + 13}, 2.0).retry_after_seconds >= 3
+
+
 Service = Callable[[Random, float], float]
 
 

@@ -128,17 +128,21 @@ def swap(
     drain_timeout: Annotated[float | None, typer.Option(min=0, max=86_400, help="Seconds for open requests [--shutdown-timeout].")] = None,
     server: ServerOption = None,
     key_file: KeyOption = None,
+    watch: Annotated[float, typer.Option(min=0, max=600, help="Seconds; a loss of goodput brings the old model back.")] = 30.0,
     of: Annotated[str | None, typer.Option("--of", help="Which of several models it replaces [the first].")] = None,
     as_json: Json = False,
 ) -> None:
     """Put another model in the place of the one that serves: it loads beside it, is checked, and takes the requests that come then."""
-    body = {"model": model, "drain_seconds": drain_timeout}
+    body = {"model": model, "drain_seconds": drain_timeout, "watch_seconds": watch}
     found = ask_admin(server, key_file, "POST", of_model("/swap", of), body, LOAD_SECONDS)
     if as_json:
         print_json(found)
         return
     print_status(f"{found['new']} serves since {found['load_seconds']:.1f} s after the command, in the place of {found['old']}")
     print_status(f"{found['open_requests']} requests ended with the old one, {found['aborted']} of them by its end")
+    if found["watch_seconds"]:
+        seconds = found["watch_seconds"]
+        print_status(f"The old one is kept for {seconds:g} s, and comes back if goodput falls; the log says what becomes of it")
 
 
 def models(server: ServerOption = None, key_file: KeyOption = None, as_json: Json = False) -> None:

@@ -127,8 +127,7 @@ class EngineConfig:
     )  # fmt: skip
     dtype: str = _set(
         "auto", "On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.",
-        "compute type of a GPU; other runners compute with the file's own formats", "answers lose quality with fp8: bf16",
-        also=_DTYPES,
+        "compute type of a GPU; other runners compute with the file's own formats", "answers lose quality with fp8: bf16", also=_DTYPES,
     )  # fmt: skip
     kv_dtype: str = _set(
         "auto", "KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.", "half the bytes of a token are twice the sequences",
@@ -154,8 +153,7 @@ class EngineConfig:
     )  # fmt: skip
     lora: tuple[str, ...] = _set(
         (), "An adapter as NAME=PATH, a folder of PEFT's or a GGUF file; may be repeated. Of several models MODEL:NAME=PATH.",
-        "it turns on --enable-lora",
-        "404 model_not_found for an adapter of yours: not listed",
+        "it turns on --enable-lora", "404 model_not_found for an adapter of yours: not listed",
     )  # fmt: skip
     max_loras: int = _set(
         8, "Adapters that the sequences of one step may have.", "a slot is as large as an adapter in it",
@@ -185,8 +183,7 @@ class EngineConfig:
     step_timeout_seconds: float = _set(
         6.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",
-        "engine restarts while it computes: too short",
-        unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
+        "engine restarts while it computes: too short", unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
     )  # fmt: skip
 
     @property
@@ -278,13 +275,11 @@ class ServerConfig:
     )  # fmt: skip
     chat_template: str | None = _set(
         None, "File with a chat template that replaces the model's. Of several models NAME=FILE,NAME=FILE.",
-        "a model that was trained to chat has its own",
-        "answers that do not end, or end at once: another", unit="FILE",
+        "a model that was trained to chat has its own", "answers that do not end, or end at once: another", unit="FILE",
     )  # fmt: skip
     generation_config: str = _set(
         "auto", "auto: sampling defaults of the model's authors; none: Ridgeline's.", "a request's own fields always win",
-        "answers differ from those of another server: its defaults", choices=("auto", "none"),
-        also={"vllm": "none"},
+        "answers differ from those of another server: its defaults", choices=("auto", "none"), also={"vllm": "none"},
     )  # fmt: skip
     reasoning_budget: int = _set(
         -1, "Most tokens of reasoning where a request names no budget; -1 is no limit.", "a request's own budget always wins",
@@ -341,6 +336,11 @@ class ServerConfig:
         None, "Seconds of expected wait beyond which the server saves, step by step, and says so [never].",
         "drafts, then prefill beside decoding, then the length of answers and the requests of keys that agreed to it",
         "ridgeline_brown_out_level > 0 for hours: too few machines", unit="seconds", bounds=(0.1, 3_600),
+    )  # fmt: skip
+    ttft_target: float | None = _set(
+        None, "Seconds within which first tokens come of requests that name no other target: who would be later gets 429 [never].",
+        "a wait that is too long is an answer that nobody reads; another replica, or a later moment, has room",
+        "429 while rows are free: too short; later first tokens: prompts that take longer alone", unit="seconds", bounds=(0.01, 3_600),
     )  # fmt: skip
     lora_root: str | None = _set(
         None, "Folder of adapters that an admin may load while the server runs, by the names of what lies in it [none].",

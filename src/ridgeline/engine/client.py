@@ -109,6 +109,7 @@ class EngineClient:
         self._seat = seat
         self._open = OpenRequests(on_events)
         self.waiting_before = self._open.waiting_before
+        self.drop = self._open.drop
         self._child: EngineProcess | None = None
         self._ready: Ready | None = None
         self.is_checked = False

@@ -47,7 +47,7 @@ class OpenRequests:
         self._suspect: RequestStream | None = None
         """The suspect that the engine has and that has brought no output yet."""
         self._unread: dict[str, dict[int, Closed]] = {}
-        """Ends of choices, by number, of requests that failed as nobody read them; told where the engine ends before it tells them."""
+        """Ends of choices, by number, of requests that failed while an engine had them; told where it ends before it tells them."""
         self._handlers: dict[type, Callable[[RequestStream, Any], None]] = {
             Closed: self._end_choice,
             Rejected: self._reject,
@@ -150,6 +150,20 @@ class OpenRequests:
         for stream in list(self._streams.values()):
             self._fail(stream, EngineDeadError(message), tell=True)
 
+    def drop(self, error: Exception, stream: RequestStream | None = None) -> list[str]:
+        """Fails a stream, or all. Returns the ids of those that the engine has, and has yet to end: they are to be aborted."""
+        streams = list(self._streams.values()) if stream is None else [stream]
+        ids = [each.request.request_id for each in streams if each.has_engine]
+        for each in streams:
+            if each.has_engine:
+                each.is_aborted = True
+                self._close_finished(each)
+                now, choices = self._now(), each.choices.items()
+                ends = {number: each.closed(number, Finish.ABORT, len(choice.ids), now) for number, choice in choices}
+                self._unread[each.request.request_id] = ends
+            self._fail(each, error, tell=not each.has_engine)
+        return ids
+
     def _close_finished(self, stream: RequestStream) -> None:
         """Carries out what no engine will: closes and aborts of choices that the engine does not have."""
         gone = [(number, choice) for number, choice in stream.choices.items() if choice.is_left or not stream.has_engine]
@@ -168,21 +182,14 @@ class OpenRequests:
     def deliver(self, frame: Frame) -> list[str]:
         """Delivers outputs first: a step's last ids come before the `Closed` that ends their choice.
         Returns the ids of requests to abort, whose clients do not read."""
-        slow, streams, handlers = [], self._streams, self._handlers
+        slow, streams, handlers = list[str](), self._streams, self._handlers
         for output in frame.outputs:
             stream = streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
                 if stream.is_overflowing:
-                    stream.is_aborted = True
-                    self._close_finished(stream)
                     message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
-                    now, request_id = self._now(), output.request_id
-                    self._unread[request_id] = {
-                        number: stream.closed(number, Finish.ABORT, len(each.ids), now) for number, each in stream.choices.items()
-                    }
-                    self._fail(stream, RequestError(message, code="client_too_slow", status=408))
-                    slow.append(output.request_id)
+                    slow += self.drop(RequestError(message, code="client_too_slow", status=408), stream)
         for event in frame.events:
             handler = handlers.get(type(event))
             if handler is not None and (stream := streams.get(event.request_id)) is not None:  # type: ignore[union-attr]

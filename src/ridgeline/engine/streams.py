@@ -237,6 +237,11 @@ class RequestStream:
         self._items.append(closed)
         self._wakeup.set()
 
+    @property
+    def has_begun(self) -> bool:
+        """True once a choice has had a row, in this engine or in one before."""
+        return self.is_started or self.continued > 0
+
     def fail(self, error: Exception) -> None:
         """Ends the stream with `error` after what has arrived. Only the first error counts."""
         self._error = self._error or error

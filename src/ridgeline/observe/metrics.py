@@ -57,6 +57,8 @@ class Metrics(Histograms):
         """Starts of the engine's process, the first included."""
         self.steps = 0
         self.late_steps = 0
+        self.swaps = dict.fromkeys(("kept", "rolled_back", "failed"), 0)
+        """Swaps of the model, by what became of them; one that is still watched is none of these yet."""
         self.continued = 0
         """Requests that went on in another engine, once for each."""
         self.answers: Counter[tuple[int, str]] = Counter()

@@ -129,6 +129,8 @@ class MetricsCollector(Collector):
             ("ridgeline_continued_requests", "Requests that went on in a new engine after theirs had ended.", m.continued),
         ):
             yield self._counter(name, text, [((), value)])
+        swaps = [((result,), count) for result, count in m.swaps.items()]
+        yield self._counter("ridgeline_model_swaps", "Swaps of the model (`admin swap`) by what became of them.", swaps, "result")
         finished = [((reason.value,), count) for reason, count in m.finished.items()]
         yield self._counter("vllm:request_success", "Choices that ended, by reason.", finished, "finished_reason")
         rejected = [((code,), count) for code, count in m.rejected.items()]

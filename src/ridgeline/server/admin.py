@@ -41,7 +41,7 @@ from ridgeline.server.service import Service
 from ridgeline.server.several.listing import renew
 from ridgeline.server.several.resident import Resident
 from ridgeline.server.several.roster import Roster
-from ridgeline.server.swap import CheckFit, Swapper
+from ridgeline.server.swap import CheckFit, Swapper, Watch
 from ridgeline.server.transport import Disconnected, json_response, read_body
 
 audit_log = logging.getLogger("ridgeline.audit")
@@ -79,10 +79,12 @@ class Admin:
         roster = None if isinstance(served, Service) else served
         services = [served] if isinstance(served, Service) else [each.service for each in served.residents.values()]
         self._watches = [Watches(each) for each in services]
+        self._swappers: list[Swapper] = []
         apps = dict[str, ASGIApp]()
         for service, watches in zip(services, self._watches, strict=True):
             on_swapped = None if roster is None else partial(renew, roster.residents[service.name])
             swapper = Swapper(service, check_fit, on_swapped)
+            self._swappers.append(swapper)
             apps[service.name] = build_admin(service, drain, watches, Chaos(service, clients), swapper, roster)
         self._listener = AdminListener(listening, next(iter(apps.values())) if len(apps) == 1 else _ByModel(apps))
         self._looking: list[asyncio.Task[None]] = []
@@ -95,8 +97,9 @@ class Admin:
     def close(self) -> None:
         """Hears nothing more; watches end, and what they watch stays."""
         self._listener.close()
-        for each in self._watches:
-            each.cancel()
+        for watches, swapper in zip(self._watches, self._swappers, strict=True):
+            watches.cancel()
+            swapper.cancel()
         for task in self._looking:
             task.cancel()
 
@@ -122,12 +125,12 @@ def build_admin(
     service: Service, drain: Drain, watches: Watches, chaos: Chaos, swapper: Swapper, roster: Roster | None = None
 ) -> ASGIApp:  # fmt: skip
     """The application behind the socket. Raises LookupError for a route that the table does not have."""
-    built = _routes(service, drain, chaos, swapper) + _knob_routes(service, watches) + _model_routes(roster)
+    built = _routes(service, drain, chaos) + _watched_routes(service, watches, swapper) + _model_routes(roster)
     routes.check(built, ADMIN_ROWS)
     return AdminGate(Router(built, redirect_slashes=False), service)
 
 
-def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> list[BaseRoute]:
+def _routes(service: Service, drain: Drain, chaos: Chaos) -> list[BaseRoute]:
     profiler = Profiler(service)
 
     async def status(request: Request) -> Response:
@@ -153,19 +156,6 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
         audit(request, "chaos ended", **msgspec.to_builtins(report))
         return json_response(report)
 
-    async def swap(request: Request) -> Response:
-        asked = parse(shapes.SwapRequest, await read_body(request))
-        if asked.drain_seconds is not None and not 0 <= asked.drain_seconds <= MAX_DRAIN_SECONDS:
-            raise ApiError("invalid_value", f"drain_seconds is outside 0 … {MAX_DRAIN_SECONDS:g}", param="drain_seconds")
-        audit(request, "swap", old=service.deployment.engine_config.model, new=asked.model)
-        try:
-            report = await swapper.swap(asked.model, asked.drain_seconds)
-        except RidgelineError as error:
-            audit(request, "swap failed", new=asked.model, reason=str(error))
-            raise
-        audit(request, "swap ended", **msgspec.to_builtins(report))
-        return json_response(report)
-
     async def profile(request: Request) -> Response:
         asked = parse(shapes.ProfileRequest, await read_body(request) or b"{}")
         audit(request, "profile", profile_seconds=asked.seconds, steps=asked.steps)
@@ -181,7 +171,6 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
         Route("/explain", explain, methods=["GET"]),
         Route("/prefix", prefix, methods=["GET"]),
         Route("/profile", profile, methods=["POST"]),
-        Route("/swap", swap, methods=["POST"]),
         Route("/chaos", inject, methods=["POST"]),
         Route("/status", status, methods=["GET"]),
         Route("/cost", cost, methods=["GET"]),
@@ -189,22 +178,49 @@ def _routes(service: Service, drain: Drain, chaos: Chaos, swapper: Swapper) -> l
     ]
 
 
-def _knob_routes(service: Service, watches: Watches) -> list[BaseRoute]:
+def _watch_seconds(seconds: float) -> float:
+    """The seconds for which a change is watched. Raises ApiError."""
+    if not 0 <= seconds <= KEPT_SECONDS:
+        raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+    return seconds
+
+
+def _watched_routes(service: Service, watches: Watches, swapper: Swapper) -> list[BaseRoute]:
+    """Routes of changes that are taken back where they cost goodput."""
+
     async def get_knobs(request: Request) -> Response:
         return json_response(knob_values(service))
 
     async def change_knob(request: Request) -> Response:
         asked = parse(shapes.KnobRequest, await read_body(request))
-        name, seconds = asked.name.replace("-", "_"), asked.watch_seconds
-        if not 0 <= seconds <= KEPT_SECONDS:
-            raise ApiError("invalid_value", f"watch_seconds is {seconds}, outside 0 … {KEPT_SECONDS:g}", param="watch_seconds")
+        name, seconds = asked.name.replace("-", "_"), _watch_seconds(asked.watch_seconds)
         old, new = set_knob(service, name, asked.value)
         audit(request, "set", knob=name, old=old, new=new, watch_seconds=seconds)
         if seconds:
             watches.begin(partial(audit, request), name, old, new, seconds)
         return json_response(shapes.KnobChange(name, old, new))
 
-    return [Route("/knobs", get_knobs, methods=["GET"]), Route("/knobs", change_knob, methods=["POST"])]
+    async def swap(request: Request) -> Response:
+        asked = parse(shapes.SwapRequest, await read_body(request))
+        if asked.drain_seconds is not None and not 0 <= asked.drain_seconds <= MAX_DRAIN_SECONDS:
+            raise ApiError("invalid_value", f"drain_seconds is outside 0 … {MAX_DRAIN_SECONDS:g}", param="drain_seconds")
+        seconds = _watch_seconds(asked.watch_seconds)
+        audit(request, "swap", old=service.deployment.engine_config.model, new=asked.model, watch_seconds=seconds)
+        watch = Watch(seconds, watches, partial(audit, request)) if seconds else None
+        try:
+            report = await swapper.swap(asked.model, asked.drain_seconds, watch)
+        except RidgelineError as error:
+            service.metrics.swaps["failed"] += 1
+            audit(request, "swap failed", new=asked.model, reason=str(error))
+            raise
+        audit(request, "swap ended", **msgspec.to_builtins(report))
+        return json_response(report)
+
+    return [
+        Route("/knobs", get_knobs, methods=["GET"]),
+        Route("/knobs", change_knob, methods=["POST"]),
+        Route("/swap", swap, methods=["POST"]),
+    ]
 
 
 def _model_routes(roster: Roster | None) -> list[BaseRoute]:
@@ -260,6 +276,7 @@ def describe(service: Service) -> shapes.Status:
         waiting=metrics.waiting,
         knobs=knob_values(service),
         draining=deployment.is_draining,
+        kept_model=None if service.deployments.kept is None else service.deployments.kept.engine_config.model,
         runner=runner,
         fingerprint=deployment.model.fingerprint if deployment.has_started else None,
         is_exact=runner != "cuda" or deployment.engine_config.batch_invariant,

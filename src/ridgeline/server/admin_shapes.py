@@ -27,6 +27,8 @@ class Status(Struct, frozen=True):
     waiting: int
     knobs: dict[str, Value]
     draining: bool
+    kept_model: str | None
+    """The model before a swap, which comes back if the one that serves yields less; null where none is watched."""
     runner: str | None
     fingerprint: str | None
     """`system_fingerprint` of answers."""
@@ -128,15 +130,17 @@ class ChaosReport(Struct, frozen=True):
 
 
 class SwapRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`drain_seconds`: for the old model's open requests; null is that of --shutdown-timeout."""
+    """`drain_seconds`: for the old model's open requests; null is that of --shutdown-timeout. `watch_seconds`: for how long goodput before
+    the swap and behind it is compared; with a loss the old model comes back. 0: the new one stays."""
 
     model: str
     drain_seconds: float | None = None
+    watch_seconds: float = 30.0
 
 
 class SwapReport(Struct, frozen=True):
     """The models before and behind; `load_seconds` until requests went to the new one, which the old one's `open_requests` did not;
-    `aborted`: of them, those that had not ended in their time."""
+    `aborted`: of them, those that had not ended in their time. For `watch_seconds` from then on the old one is kept."""
 
     old: str
     new: str
@@ -144,6 +148,7 @@ class SwapReport(Struct, frozen=True):
     open_requests: int
     aborted: int
     total_seconds: float
+    watch_seconds: float
 
 
 class ProfileRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -109,12 +109,13 @@ class UsageCounter:
 
 class AnswerSource(Protocol):
     """Yields the parts of one HTTP request's answer. `abort` it whatever happens. `relay`: a router is told of what it is made of;
-    `shortcut`: the short way of its new text, where it has one."""
+    `shortcut`: the short way of its new text, where it has one; `may_be_refused`: the first part may be that there is no room for it."""
 
     id: str
     usage: UsageCounter
     relay: Relay | None
     shortcut: Shortcut | None
+    may_be_refused: bool
 
     def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]: ...
 
@@ -209,7 +210,7 @@ async def deliver(
     if stream is None or not stream.has_comments:
         source.relay = None
     if stream is not None:
-        stream.relay, stream.shortcut = source.relay, source.shortcut
+        stream.relay, stream.shortcut, stream.waits = source.relay, source.shortcut, source.may_be_refused
         stream.headers.update(headers)
         return stream
     try:

@@ -41,6 +41,7 @@ class BeamGeneration:
         self.id = requests[0].request_id
         self.relay: Relay | None = None
         self.shortcut: Shortcut | None = None
+        self.may_be_refused = False
         self.usage = UsageCounter(params.n, sum(len(request.prompt) for request in requests))
 
     def abort(self) -> None:

@@ -22,6 +22,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.server.callers import current_caller
 from ridgeline.server.deployment import Deployment
 
+POLL_SECONDS: Final = 0.05
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
@@ -52,6 +53,8 @@ class Deployments:
         self._engine_config, self._config, self._on_progress = engine_config, config, on_progress
         self._rests = 0
         self.others: list[Deployment] = []
+        self.kept: Deployment | None = None
+        """The one of the others that served before, and serves again if the current one, which is watched, yields less."""
         self.aliases: dict[str, None] = {}
         """Further names of the model, which an admin gave it while it is served."""
         self.current = self._make(engine_config, config, on_progress)
@@ -167,6 +170,8 @@ class Deployments:
             try:
                 await watched.wait_failed()
             except ConfigError:
+                while watched is self.current and self.kept is not None:
+                    await asyncio.sleep(POLL_SECONDS)
                 if watched is self.current:
                     raise
 

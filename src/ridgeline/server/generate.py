@@ -17,7 +17,7 @@ from ridgeline.engine.answer import AnswerBuilder, ChoiceDelta, ChoiceEnd, Choic
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Behind, RequestStream, Wakeup
-from ridgeline.errors import RequestError
+from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.observe.charges import MAX_STEPS_IN_LOOP, charge, slowest_choice
 from ridgeline.observe.ledger import FrontEnd, Ledger
 from ridgeline.server import replies, wire
@@ -31,7 +31,7 @@ from ridgeline.server.relay import Relay, close_of
 from ridgeline.server.routers import is_continued, tell_prefix
 from ridgeline.server.service import Service
 from ridgeline.server.shortcut import Shortcut
-from ridgeline.server.targets import Deadline, Targets, too_late
+from ridgeline.server.targets import Deadline, LastStart, Targets, too_late
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS: Final = 400_000
@@ -61,9 +61,9 @@ async def start_generation(
     params = _limited(service, params, priority) if relay is None or not relay.goes_on else relay.params(params)
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
-    targets = current_caller().targets.with_body(payload)
+    targets = current_caller().targets.with_body(payload).or_target(service.config.ttft_target)
     if payload.ttft_ms is not None and not service.has_targets:
-        notes.ignore("ttft_ms", "requests are served in order of arrival, --scheduling-policy slo was not given")
+        notes.ignore("ttft_ms", "requests are served in order of arrival, neither --scheduling-policy slo nor --ttft-target was given")
     until = Deadline(notes.arrived, targets.deadline_ms) if targets.deadline_ms else None
     admit = service.admitter(
         params, priority=priority, salt=salt, targets=targets, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived,
@@ -85,7 +85,8 @@ async def start_generation(
         for request in requests:
             service.ledger.submitted(request.request_id, _front(notes), current_caller().owner)
             service.prefixes.add(request, model.engine.info.kv.block_tokens)
-        generation = Generation(engine, tokenizer, requests, params, on_end, until, follows)
+        last_start = None if is_continued() else _last_start(service, requests, targets, notes.arrived)
+        generation = Generation(engine, tokenizer, requests, params, on_end, until, follows, last_start)
         if payload.explain:
             generation.usage.time_spent = partial(_time_spent, service.ledger, generation.id)
         return generation
@@ -115,6 +116,21 @@ def _enter(service: Service, requests: Sequence[Admitted], at_once: Sequence[Adm
     if quota is not None:
         quota.take_tokens(sum(len(request.prompt) for request in requests), time.monotonic())
     return engine
+
+
+def _last_start(service: Service, requests: Sequence[Admitted], targets: Targets, arrived: float) -> LastStart | None:
+    """The moment by which one of these requests must have a row, and its refusal behind it, with --ttft-target; None: there is none."""
+    if service.config.ttft_target is None:
+        return None
+    caller, deployment, choices = current_caller(), service.deployment, sum(request.choices for request in requests)
+    info = deployment.model.engine.info
+    milliseconds = targets.last_start_ms(max(len(request.prompt) for request in requests), info.rows, info.seconds)
+
+    def refusal() -> OverloadedError:
+        open_ = {} if deployment.client is None else deployment.client.open_choices
+        return service.waiting_room.late(caller, choices, info.rows, open_, time.monotonic())
+
+    return LastStart(Deadline(arrived, milliseconds), refusal)
 
 
 def _front(notes: Notes) -> FrontEnd:
@@ -160,11 +176,14 @@ class Generation:
         on_end: Callable[[ChoiceEnd], None] | None = None,
         until: Deadline | None = None,
         relay: Relay | None = None,
+        last_start: LastStart | None = None,
     ) -> None:
         """`on_end` is called with the end of each choice; `relay` is told of all outputs, and has those of an answer that goes on. Raises
         EngineDeadError while no engine takes requests."""
         self._on_end = on_end
         self._until = until
+        self._last_start = last_start
+        self.may_be_refused = last_start is not None
         self._engine = engine
         self._requests = requests
         self._wakeup = Wakeup()
@@ -252,16 +271,27 @@ class Generation:
         self._wakeup.postpone(self._idle_seconds)
         return True
 
+    def _check_moments(self) -> None:
+        """Raises ApiError when the deadline has passed, OverloadedError where no choice has a row in time."""
+        if self._until is not None and self._until.has_passed:
+            raise too_late(self._until.milliseconds)
+        if self._last_start is not None and self._last_start.by.has_passed:
+            if not any(stream.has_begun for _, stream in self._prompts):
+                raise self._last_start.refusal()
+            self._last_start = None
+
     async def parts(self, idle_seconds: float | None = None, *, whole: bool = False) -> AsyncGenerator[Part, None]:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
         idle_seconds  after that long without a part comes an `Idle` one; None: never
         whole         parts are wanted at the end alone: but for the first they come together there, with one wake of this task
-        Raises what the engine's client raises, and ApiError where the engine ended a choice with an error, or when its deadline has passed.
+        Raises what the engine's client raises, ApiError where the engine ended a choice with an error, or when its deadline has passed, and
+        OverloadedError where it has no row in time.
         """
         remaining = sum(request.choices for request in self._requests)
         self._idle_seconds = idle_seconds
-        timer = None if self._until is None else self._until.call(self._wakeup.set)
+        moments = (self._until, None if self._last_start is None else self._last_start.by)
+        timers = [each.call(self._wakeup.set) for each in moments if each is not None]
         if whole and self.relay is None:
             for _, stream in self._prompts:
                 stream.read_whole()
@@ -277,8 +307,7 @@ class Generation:
                     yield Idle()
                 if self._error is not None:
                     raise self._error
-                if self._until is not None and self._until.has_passed:
-                    raise too_late(self._until.milliseconds)
+                self._check_moments()
                 for number, (builder, stream) in enumerate(self._prompts):
                     while (item := stream.pop()) is not None:
                         if self.relay is not None:
@@ -302,7 +331,7 @@ class Generation:
             for _, stream in self._prompts:
                 stream.on_output = None
             self._wakeup.close()
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             self.usage.continued = max(stream.continued for _, stream in self._prompts)
             for number, (_, stream) in enumerate(self._prompts):  # of an answer that nobody waits for any more

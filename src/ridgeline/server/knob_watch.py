@@ -1,7 +1,7 @@
-"""The watch behind a change of a knob: what the server yielded before and behind it, and the way back where it yields less.
+"""The watch behind a change of a knob or of the model: what the server yielded before and behind it, and the way back where it yields less.
 
 Two figures are compared over equal times: the share of requests that were good, of all that ended or were refused, where enough did; and
-tokens per second, where requests waited in both times (else fewer came, and the knob is not to blame).
+tokens per second, where requests waited in both times (else fewer came, and the change is not to blame).
 """
 
 import asyncio
@@ -83,8 +83,16 @@ def loss(before: Yield, behind: Yield) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a change. `reason`: in words; `is_loss`: for which it is to be taken back."""
+
+    is_loss: bool
+    reason: str
+
+
 class Watches:
-    """Watches of knobs, one for each that has been changed; the newest change counts."""
+    """Watches of knobs, one for each that has been changed; the newest change counts. Who changes something else asks `compare`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -103,17 +111,29 @@ class Watches:
             self._tasks[name].cancel()
         self._tasks[name] = asyncio.create_task(self._judge(tell, name, old, new, seconds))
 
-    async def _judge(self, tell: Tell, name: str, old: Value, new: Value, seconds: float) -> None:
+    def last(self, seconds: float) -> Yield:
+        """The yield of the last so many seconds."""
+        now = time.monotonic()
+        return self._looks.between(now - seconds, now)
+
+    async def compare(self, before: Yield, seconds: float) -> Verdict:
+        """The verdict on a change of now, after so many seconds, against the yield of as many before it."""
         at = time.monotonic()
         await asyncio.sleep(seconds)
-        before, behind = self._looks.between(at - seconds, at), self._looks.between(at, at + seconds)
+        behind = self._looks.between(at, at + seconds)
         found = loss(before, behind)
-        if found is not None and knob_values(self._service)[name] == new:
+        if found is not None:
+            return Verdict(is_loss=True, reason=found)
+        judged = (before.share is not None and behind.share is not None) or (before.pace is not None and behind.pace is not None)
+        return Verdict(is_loss=False, reason="no loss of goodput" if judged else "not judged: too little load")
+
+    async def _judge(self, tell: Tell, name: str, old: Value, new: Value, seconds: float) -> None:
+        found = await self.compare(self.last(seconds), seconds)
+        if found.is_loss and knob_values(self._service)[name] == new:
             set_knob(self._service, name, old)
-            tell("rolled back", knob=name, old=new, new=old, reason=found)
-        elif found is None:
-            judged = (before.share is not None and behind.share is not None) or (before.pace is not None and behind.pace is not None)
-            tell("kept", knob=name, new=new, reason="no loss of goodput" if judged else "not judged: too little load")
+            tell("rolled back", knob=name, old=new, new=old, reason=found.reason)
+        elif not found.is_loss:
+            tell("kept", knob=name, new=new, reason=found.reason)
         del self._tasks[name]
 
     def cancel(self) -> None:

@@ -60,6 +60,7 @@ KNOBS: Final[Mapping[str, Callable[[Service, Any], None]]] = {
     "sse_keep_alive_interval": _nobody,
     "reasoning_budget": _nobody,
     "brown_out": _brown_out,
+    "ttft_target": _nobody,
 }
 """Public name → who hears of a new value."""
 

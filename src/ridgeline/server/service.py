@@ -163,16 +163,19 @@ class Service:
         self.blocks.hear(source.client, events)
         if not self._intake.add(time.monotonic(), events):
             return
-        ended = 0
+        ended = left = 0
         for event in events:
             if type(event) is Closed:
-                ended += 1
+                if event.reason is Finish.ABORT and not event.usage.completion_tokens:
+                    left += 1
+                else:
+                    ended += 1
             elif type(event) is StepLate:
                 self.late_steps.apply(event)
         client = self.deployments.current.client
-        if ended and client is not None:
+        if (ended or left) and client is not None:
             open_choices = sum(client.open_choices.values())
-            self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic())
+            self.waiting_room.on_ended(ended, self.model.engine.info.rows, open_choices, time.monotonic(), left)
             self.recorder.look(self.metrics, time.monotonic())
         self._update_brown_out()
 
@@ -238,8 +241,8 @@ class Service:
 
     @property
     def has_targets(self) -> bool:
-        """True if requests are ordered by their targets."""
-        return self.deployment.engine_config.scheduling_policy == "slo"
+        """True if requests' targets for their first tokens count."""
+        return self.config.ttft_target is not None or _has_order(self.deployment)
 
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
@@ -268,7 +271,7 @@ class Service:
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
-        model, targets = self.model, _with_objective(targets, self.metrics.objective.ttft)
+        model, targets = self.model, targets.or_target(self.metrics.objective.ttft)
         model.check_generates()
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids) if stop_ids else model.limits
         adapter = self.deployments.adapter
@@ -332,10 +335,15 @@ class Service:
         """
         engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
         self._update_brown_out()
-        if targets.ttft_ms and self.has_targets:
+        if targets.ttft_ms and _has_order(self.deployment):
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
-        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_order=self.has_targets), ahead)
+        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_targets=self.has_targets), ahead)
         return engine
+
+
+def _has_order(deployment: Deployment) -> bool:
+    """True if requests are ordered by their targets."""
+    return deployment.engine_config.scheduling_policy == "slo"
 
 
 def _expected_wait(room: WaitingRoom, current: Deployment, now: float) -> float:
@@ -360,11 +368,6 @@ def _tell_both(ledger: Ledger, tracer: Tracer | None) -> OnChoice:
             tracer.choice_ended(event, times)
 
     return choice_ended
-
-
-def _with_objective(targets: Targets, ttft: float | None) -> Targets:
-    """The targets, with the server's objective (--goodput) for the first token, in seconds, where none is named."""
-    return targets if targets.ttft_ms or not ttft else replace(targets, ttft_ms=max(1, round(1e3 * ttft)))
 
 
 def _knobs(deployment: Deployment) -> dict[Knob, int]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.admit import TARGET_BOUND, check_bound
+from ridgeline.errors import OverloadedError
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 
@@ -40,7 +42,7 @@ class Patience(NamedTuple):
 class Targets:
     """Targets of a request; 0: none.
 
-    ttft_ms      until its first token, under the slo policy
+    ttft_ms      until its first token, under the slo policy or with --ttft-target
     itl_ms       between two of its tokens
     deadline_ms  until its end: it is ended with an error then
     """
@@ -76,9 +78,22 @@ class Targets:
         check_bound("deadline_ms", deadline_ms, TARGET_BOUND)
         return replace(self, deadline_ms=deadline_ms)
 
-    def patience(self, *, has_order: bool) -> Patience:
-        """Seconds for which the request may wait. has_order: targets count, as they do under the slo policy."""
-        target = WAIT_SHARE * self.ttft_ms / 1e3 if has_order and self.ttft_ms else None
+    def or_target(self, seconds: float | None) -> "Targets":
+        """These, with a target for the first token where they name none; None: none."""
+        return self if self.ttft_ms or seconds is None else replace(self, ttft_ms=max(1, round(1e3 * seconds)))
+
+    def last_start_ms(self, prompt_tokens: int, rows: int, cost: StepSeconds | None) -> int:
+        """Milliseconds within which a request must have a row, for its first token to come in time behind the step under way and its own.
+        A prompt that takes too long for its target even alone has `WAIT_SHARE` of it: nobody could serve it sooner.
+
+        cost  of steps, as measured at the start; None: unknown
+        """
+        own = 0.0 if cost is None else 2 * cost.of(rows, 0) + cost.token * prompt_tokens
+        return max(1, round(max(WAIT_SHARE * self.ttft_ms, self.ttft_ms - 1e3 * own)))
+
+    def patience(self, *, has_targets: bool) -> Patience:
+        """Seconds for which the request may wait. has_targets: those for first tokens count."""
+        target = WAIT_SHARE * self.ttft_ms / 1e3 if has_targets and self.ttft_ms else None
         return Patience(target, self.deadline_ms / 1e3 if self.deadline_ms else None)
 
 
@@ -106,3 +121,11 @@ class Deadline:
         """Calls back when it has passed."""
         left = self.arrived + self.milliseconds / 1e3 - time.monotonic()
         return asyncio.get_running_loop().call_later(max(0.0, left) + TIMER_SLACK_SECONDS, callback)
+
+
+@dataclass(frozen=True, slots=True)
+class LastStart:
+    """The moment by which a request must have a row for its first token to come in time; behind it `refusal` makes its answer."""
+
+    by: Deadline
+    refusal: Callable[[], OverloadedError]

@@ -183,7 +183,8 @@ class EventStream(Response):
     """Server-sent events, then the end that the grammar has for it. An error becomes an event of its own before the end, and is raised.
 
     `events` gives the payloads, for OpenAI's grammar JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the
-    client goes. While it does not read, `send` waits. `shortcut` has what else makes events of the answer.
+    client goes. While it does not read, `send` waits. `shortcut` has what else makes events of the answer. With `waits` the answer begins
+    with its first event: an error before that is an answer of its own, with its status and headers.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], grammar: EventGrammar = OPENAI_EVENTS) -> None:
@@ -194,6 +195,7 @@ class EventStream(Response):
         self._grammar = grammar
         self.relay: Marks | None = None
         self.shortcut: Shortcut | None = None
+        self.waits = False
 
     @property
     def has_comments(self) -> bool:
@@ -214,7 +216,15 @@ class EventStream(Response):
         data = self._grammar.start + event + self._grammar.stop
         return data if self.relay is None else self.relay.mark(data)
 
+    async def _tell(self, event: bytes, send_body: Send) -> None:
+        data = self._grammar.idle if event is KEEP_ALIVE else self._framed(event)
+        if data:
+            await send_body({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            await asyncio.sleep(0)  # thousands may be made again: other streams go on meanwhile
+
     async def _write(self, scope: Scope, send: Send) -> None:
+        first = await anext(self._events) if self.waits else None
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send_body: Send = scope.get(BODY_SEND_KEY, send)
         writer: BodyWriter | None = scope.get(BODY_WRITER_KEY)
@@ -223,12 +233,10 @@ class EventStream(Response):
         failure: ApiError | None = None
         grammar, relay = self._grammar, self.relay
         try:
+            if first is not None:
+                await self._tell(first, send_body)
             async for event in self._events:
-                data = grammar.idle if event is KEEP_ALIVE else self._framed(event)
-                if not data:
-                    await asyncio.sleep(0)  # thousands may be made again: other streams go on meanwhile
-                    continue
-                await send_body({"type": "http.response.body", "body": data, "more_body": True})
+                await self._tell(event, send_body)
         except Exception as error:
             if relay is not None and isinstance(error, EngineDeadError):
                 raise  # a router goes on with it elsewhere: the stream breaks off, and the client is not told

@@ -143,8 +143,7 @@ class WaitingRoom:
                 f"this request brings {count} sequences, one for each prompt and choice; this server takes at most {places} at once. "
                 "Send fewer prompts, or lower n.", param="prompt"
             )  # fmt: skip
-        self._weights[caller.tenant] = caller.weight
-        share = caller.weight / sum(self._weights.get(tenant, 1) for tenant in {caller.tenant, *open_})
+        share = self._share(caller, open_)
         limit = max(int(places * share), count if own == 0 else 1)
         waiting = max(0, own - int(rows * share))
         self._backlog.add(max(0, min(count, total + count - rows)), rows)
@@ -156,16 +155,30 @@ class WaitingRoom:
         is_in_time = seconds is None or wait <= seconds
         if total + count <= rows or (own + count <= limit and is_in_time):
             return
-        self.refused[caller.tenant] += 1
         whose = "" if share == 1 else " for this key's tenant"
         message = f"at most {limit - int(rows * share)} may wait"
         if own + count <= limit:
             message = f"it would wait for {wait:.1f} s, and be too late for its target or deadline behind {seconds:.1f} s"
+        text = f"{waiting} sequences wait already{whose} and this request brings {count}; {message}"
+        raise self._refusal(caller.tenant, text, waiting, count, share, now)
+
+    def late(self, caller: Caller, count: int, rows: int, open_: Mapping[str, int], now: float) -> OverloadedError:
+        """The refusal of one of the caller's requests that waits for a row, is one of those in `open_`, and would have one too late."""
+        self._advance(now, sum(open_.values()), rows)
+        share = self._share(caller, open_)
+        waiting = max(0, open_.get(caller.tenant, 0) - count - int(rows * share))
+        return self._refusal(caller.tenant, "it has waited too long for its first token to come in time", waiting, count, share, now)
+
+    def _share(self, caller: Caller, open_: Mapping[str, int]) -> float:
+        """The caller's share of all places, by weight among the tenants that have something open."""
+        self._weights[caller.tenant] = caller.weight
+        return caller.weight / sum(self._weights.get(tenant, 1) for tenant in {caller.tenant, *open_})
+
+    def _refusal(self, tenant: str, text: str, waiting: int, count: int, share: float, now: float) -> OverloadedError:
+        """A refusal, counted, with the time at which `count` sequences would find places behind those that wait."""
+        self.refused[tenant] += 1
         pace = self._pace.per_second() * share
-        raise OverloadedError(
-            f"{waiting} sequences wait already{whose} and this request brings {count}; {message}",
-            self._promises.retry_after(caller.tenant, waiting / pace, count / pace, now),
-        )
+        return OverloadedError(text, self._promises.retry_after(tenant, waiting / pace, count / pace, now))
 
     def wait_seconds(self, total: int, rows: int, now: float) -> float:
         """Seconds until those who wait should have been served; `total` sequences are open. Before any has ended, the time for which they
@@ -180,10 +193,11 @@ class WaitingRoom:
         """Seconds in which one sequence ends while all rows are taken, as measured so far; 0 before any has."""
         return 1 / self._pace.per_second() if self._pace.is_known else 0.0
 
-    def on_ended(self, count: int, rows: int, total: int, now: float) -> None:
-        """Counts sequences that have ended; `total` are open still."""
-        self._advance(now, total + count, rows)
-        if total + count > rows:
+    def on_ended(self, count: int, rows: int, total: int, now: float, left: int = 0) -> None:
+        """Counts sequences that have ended, and `left` that have left the queue, which frees no row; `total` are open still."""
+        before = total + count + left
+        self._advance(now, before, rows)
+        if count and before > rows:
             self._pace.on_ended(count, rows)
             self._backlog.on_ended(count)
 
