@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.main import make_app
 from ridgeline.errors import ConfigError
-from ridgeline.server.running import MAX_ENDS, ended_servers, running_servers
+from ridgeline.server.running import MAX_ENDS, ended_servers, process_state, running_servers
 
 PROGRAM = """
 import sys, time
@@ -76,13 +76,17 @@ def test_how_it_ended(down: Callable[..., dict[str, object]], end: Callable[[obj
 
 
 def test_a_process_that_is_suspended_is_not_waited_for(down: Callable[..., dict[str, object]]) -> None:
-    def suspend(process: "subprocess.Popen[str]") -> None:
-        process.send_signal(signal.SIGSTOP)
-        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.01)
+    def until(number: signal.Signals, state: str) -> Callable[["subprocess.Popen[str]"], None]:
+        def send(process: "subprocess.Popen[str]") -> None:
+            process.send_signal(number)
+            while process_state(process.pid) != state:
+                time.sleep(0.01)
+
+        return send
 
     began = time.monotonic()
-    assert down(suspend, waits=False)["cause"] == "suspended"
+    assert down(until(signal.SIGSTOP, "T"), waits=False)["cause"] == "suspended"
+    assert down(until(signal.SIGKILL, "Z"), waits=False)["cause"] == "killed", "its parent has not waited for it yet"
     assert down(lambda process: None, waits=False)["cause"] == "hung", "it lives, and no socket of its own answers"
     assert time.monotonic() - began < 20
 
