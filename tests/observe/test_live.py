@@ -4,6 +4,7 @@ import random
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ridgeline.facts.hardware.energy import EnergyMeter, gpu_energy
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.models.table import KNOWN
 from ridgeline.observe.cost import Spending
-from ridgeline.observe.knee import PRIOR_ROWS, fit_line, knee_of, line_of
+from ridgeline.observe.knee import PRIOR_ROWS, fit_line, steps_of
 from ridgeline.observe.live import Live, Second
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
@@ -292,7 +293,7 @@ def test_the_verdict_turns_at_the_knee_of_its_steps(planned: Deployment, token: 
     asked = replace(asked, info=replace(asked.info, seconds=StepSeconds(0.007, 0.003, token)), output=asked.prompt, seen=seen)
     found = {}
     for rows in range(1, 32):
-        law = line_of(asked.info.seconds or StepSeconds(0, 0, 0), seen, Second(1, 1))
+        law = steps_of(asked.info.seconds or StepSeconds(0, 0, 0), seen, Second(1, 1)).line
         run = 100 * (law.fixed + (law.row + token) * rows)
         found[rows] = judge(Second(1, 100, run, run, rows * 100, rows * 100, 2 * rows * 100, unheld=90_000), asked)
     turns = next(rows for rows in found if found[rows].bottleneck == "compute")
@@ -304,17 +305,24 @@ def test_the_verdict_turns_at_the_knee_of_its_steps(planned: Deployment, token: 
 
 def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
     start, nothing = StepSeconds(0.010, 0.001, 0.0005), Second(10, 100, 1.1, 1.1, 100, 100, 100)
-    alone = line_of(start, {}, nothing)
+    alone = steps_of(start, {}, nothing).line
     assert (alone.fixed, alone.row, alone.token) == pytest.approx((0.010, 0.001, 0.0005)), "as the start measured"
-    slower = line_of(start, {1: 0.022}, nothing)
+    slower = steps_of(start, {1: 0.022}, nothing).line
     assert (slower.fixed, slower.row, slower.token) == pytest.approx((0.020, 0.002, 0.001)), "all is as much slower as what was seen"
-    other = line_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, nothing)
+    other = steps_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, nothing).line
     assert (other.fixed, other.row) == pytest.approx((0.006, 0.003)), "the start's line counts nowhere"
     window = Second(10, 100, 100 * 0.013 + 0.2, 100 * 0.018 + 0.2, 200, 200, 300)
-    whole = line_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
-    assert (whole.fixed, whole.row, whole.token) == pytest.approx((0.016, 0.001, 0.002)), "the host, and what the window's prompts cost"
-    assert knee_of(whole, 0.0, 512) == pytest.approx(16) and knee_of(whole, 1.0, 512) == pytest.approx(16 / 3)
+    whole = steps_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
+    assert (whole.line.fixed, whole.line.row, whole.line.token) == pytest.approx((0.011, 0.001, 0.002)), "what the window's prompts cost"
+    assert whole.host == pytest.approx(0.005)
+    assert whole.knee(0.0, 512) == pytest.approx(16) and whole.knee(1.0, 512) == pytest.approx(16 / 3) and whole.knee(0.0, 9) == 9
     assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)
+
+
+def test_rows_that_were_seen_take_what_they_took() -> None:
+    found = steps_of(StepSeconds(0.0, 0.004, 0.001), STAIRS, Second(1, 10, 0.1, 0.15, 10, 10, 10))
+    assert found.seconds(4, 0.5) == pytest.approx(0.005 + STAIRS[4] + 0.001 * 2 * median(STAIRS[each] / (0.004 * each) for each in STAIRS))
+    assert found.seconds(5, 0.0) == pytest.approx(0.005 + found.line.of(5, 0))
 
 
 def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Deployment) -> None:

@@ -8,6 +8,7 @@ speed of now. A kernel's tiles make steps jagged around the line, so that no sin
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import fsum
 from statistics import median
 from typing import Final
@@ -22,8 +23,32 @@ LEAST_PREFILL: Final = 64
 """Prompt tokens of a window from which on it tells what one costs."""
 
 
-def line_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> StepSeconds:
-    """The line of steps: of those that were `seen`, decoding rows → seconds, and those of a window. `start`: as the start measured it."""
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps as they take place: the line of their computing, seconds of the host beside it in each, and those that were `seen`, which only
+    decoded: rows → seconds."""
+
+    line: StepSeconds
+    host: float
+    seen: Mapping[int, float]
+
+    def seconds(self, rows: int, prompt: float) -> float:
+        """Seconds of a step of so many decoding rows, each of which brings so many prompt tokens: of rows that were seen by what they took,
+        where the line is a little beside it."""
+        return self.host + self.seen.get(rows, self.line.of(rows, 0)) + self.line.token * prompt * rows
+
+    def knee(self, prompt: float, most: float) -> float:
+        """Decoding rows at the knee, at most so many."""
+        return min(most, (self.line.fixed + self.host) / max(self.line.row + self.line.token * prompt, 1e-12))
+
+    def computes(self, window: Second) -> bool:
+        """True where the mean step of a window is beyond the knee."""
+        load = self.line.row * window.decode + self.line.token * (window.tokens - window.decode)
+        return load > (self.line.fixed + self.host) * window.steps
+
+
+def steps_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> Steps:
+    """Steps by those that were `seen`, and those of a window. `start`: the line as the start measured it."""
     pace = median([seconds / start.of(rows, 0) for rows, seconds in seen.items()]) if seen else 1.0
     points = dict(seen)
     for rows in PRIOR_ROWS:
@@ -34,8 +59,7 @@ def line_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> St
     token = pace * start.token
     if prefill >= LEAST_PREFILL:
         token = max(0.0, window.run - fixed * window.steps - row * window.decode) / prefill
-    host = max(0.0, window.busy - window.run) / window.steps
-    return StepSeconds(fixed + host, row, token)
+    return Steps(StepSeconds(fixed, row, token), max(0.0, window.busy - window.run) / window.steps, seen)
 
 
 def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
@@ -48,13 +72,3 @@ def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
     if mean_y - slope * mean_x < 0:
         return 0.0, mean_y / mean_x
     return mean_y - slope * mean_x, slope
-
-
-def knee_of(line: StepSeconds, prompt: float, most: float) -> float:
-    """Decoding rows at the knee, at most so many, where each brings so many prompt tokens with each of its own."""
-    return min(most, line.fixed / max(line.row + line.token * prompt, 1e-12))
-
-
-def computes(line: StepSeconds, window: Second) -> bool:
-    """True where the mean step of a window is beyond the knee."""
-    return line.row * window.decode + line.token * (window.tokens - window.decode) > line.fixed * window.steps

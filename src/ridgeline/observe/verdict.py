@@ -9,9 +9,8 @@ from math import ceil
 from typing import Final, Literal
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.observe.knee import computes, knee_of, line_of
+from ridgeline.observe.knee import Steps, steps_of
 from ridgeline.observe.live import Second
 from ridgeline.planning.deployment import Deployment, Workload
 from ridgeline.planning.formats import class_bytes
@@ -86,17 +85,17 @@ def judge(window: Second, served: Served) -> Verdict:
     busy, host = min(1.0, window.busy / window.at), max(0.0, 1 - window.run / max(window.busy, 1e-9))
     shares: tuple[float, float] | None = None
     bound: Bottleneck = "device"
-    line = None if planned is None else _line(window, served, planned)
+    steps = None if planned is None else _steps(window, served, planned)
     if planned is not None:
         work = _mean_step(window, info, planned, kv)
         seconds = max(1e-9, window.run / window.steps)
         compute, memory = resource_seconds(planned, work, IDEAL)
         shares = compute / seconds, memory / seconds
-        bound = "compute" if _computes(window, planned, work, line) else "memory"
+        bound = "compute" if _computes(window, planned, work, steps) else "memory"
     bottleneck = _bottleneck(window, busy, host, bound)
     found, at_knee = tuple[Lever, ...](), None
     if planned is not None:
-        model = _Model(served, planned, line)
+        model = _Model(served, planned, steps)
         at_knee = model.knee()
         found = tuple(sorted(_levers(served, planned, model, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
     verdict = Verdict(
@@ -134,28 +133,28 @@ def _bottleneck(window: Second, busy: float, host: float, bound: Bottleneck) -> 
     return "host" if host > HOST_SHARE else bound
 
 
-def _line(window: Second, served: Served, planned: Deployment) -> StepSeconds | None:
-    """The line of steps as they take place. On a GPU there is none: its steps turn at the ridge, as the planner's estimates do, where a
-    CPU's grow from the first row on."""
+def _steps(window: Second, served: Served, planned: Deployment) -> Steps | None:
+    """Steps as they take place. Of a GPU None: its steps turn at the ridge, as the estimates of the planner do, where a CPU's grow from the
+    first row on."""
     start = served.info.seconds
-    return None if start is None or planned.device.is_gpu else line_of(start, served.seen, window)
+    return None if start is None or planned.device.is_gpu else steps_of(start, served.seen, window)
 
 
-def _computes(window: Second, planned: Deployment, work: StepWork, line: StepSeconds | None) -> bool:
+def _computes(window: Second, planned: Deployment, work: StepWork, steps: Steps | None) -> bool:
     """True where computing binds the mean step, and not what it reads."""
-    if line is not None:
-        return computes(line, window)
+    if steps is not None:
+        return steps.computes(window)
     compute, memory = resource_seconds(planned, work, reached(planned))
     return compute > memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Steps of the served load by their batch: as they take place where there is a line, else as the planner estimates them."""
+    """Steps of the served load by their batch: as they take place where that is known, else as the planner estimates them."""
 
     served: Served
     planned: Deployment
-    line: StepSeconds | None
+    steps: Steps | None
 
     @property
     def prompt(self) -> float:
@@ -164,13 +163,11 @@ class _Model:
 
     def itl(self, batch: int) -> float:
         """Seconds of a step of so many sequences and the prompts that come with them."""
-        if self.line is None:
-            return mixed_itl(self.planned, batch)
-        return self.line.of(batch, 0) + self.line.token * self.prompt * batch
+        return mixed_itl(self.planned, batch) if self.steps is None else self.steps.seconds(batch, self.prompt)
 
     def knee(self) -> float:
         """The batch of the greatest throughput over latency."""
-        return float(knee(self.planned, MOST_BATCH)) if self.line is None else knee_of(self.line, self.prompt, MOST_BATCH)
+        return float(knee(self.planned, MOST_BATCH)) if self.steps is None else self.steps.knee(self.prompt, MOST_BATCH)
 
 
 def _levers(
