@@ -1,6 +1,6 @@
 """The verdict of a live server against what then happens: its knee, and the gain of its first lever, applied.
 
-    python tests/speed/verdict.py knee [--model demo]      # closed loops of 1 … 16 streams: three minutes at rest
+    python tests/speed/verdict.py knee [--model demo]      # closed loops of 1 … 12 streams: three minutes at rest
     python tests/speed/verdict.py levers [NAME …]          # servers before and with the lever, in turn: a minute each at rest
 
 Throughput is counted per second of the engine's processor time over its cores, beside the clock's: the first says nearly the same under
@@ -32,7 +32,7 @@ from processes import SOURCE, ServerProcess
 
 from ridgeline.observe.knee import fit_line
 
-STREAMS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+STREAMS = (1, 2, 3, 4, 5, 6, 8, 12)
 NEAR = 0.2
 PROMPT, OUTPUT = 64, 64
 SETTLE_SECONDS, WINDOW_SECONDS = 6.0, 12.0
