@@ -12,10 +12,11 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import KVShape
+from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_costs, kv_groups
+from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -82,6 +83,21 @@ class ModelSource:
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
         return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
+
+    def draft_shape(self, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
+        """The shape of the cache of what drafts: as many blocks as all rows need, within `DRAFT_SHARE` of the memory. Raises ConfigError
+        where that holds no sequence."""
+        config, groups = self.config, kv_groups(facts)
+        each = block_bytes(facts, groups[0], config.block_size, config.kv_dtype)
+        longest = len(groups) * -(-positions // config.block_size)
+        blocks = min(config.rows * longest, int(memory_bytes * DRAFT_SHARE) // each)
+        if blocks < len(groups):
+            raise ConfigError(
+                f"--draft-model {config.draft_model}: a block of its cache has {each} bytes, and {DRAFT_SHARE:.0%} of "
+                f"{memory_bytes} bytes of memory are too few; take a smaller model",
+                fix={"--draft-model": None, "--speculative": "ngram"},
+            )
+        return KVShape(groups, config.block_size, blocks, hashlib.sha256(facts.fingerprint).digest())
 
     def adapter_store(self, slots: AdapterSlots | None) -> AdapterStore | None:
         """Host memory of the adapters that a runner's slots are filled with; None where it has none."""

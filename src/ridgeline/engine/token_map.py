@@ -18,7 +18,7 @@ class Vocabulary(Protocol):
 
 
 def map_tokens(target: Vocabulary, draft: Vocabulary, name: str) -> tuple[list[int], list[int]] | None:
-    """(inputs, logits) as `compute.runtime.draft_model.TokenMap` has them, by the target's ids; None where both are the same.
+    """(inputs, logits) as `compute.draft_model.TokenMap` has them, by the target's ids; None where both are the same.
 
     name  of the draft model, for the error. Raises ConfigError where too few texts are in both.
     """

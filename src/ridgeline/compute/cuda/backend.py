@@ -20,6 +20,7 @@ from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepR
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, slot_bytes
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
+from ridgeline.compute.cuda.drafts import DeviceDraftModel, open_device_drafts
 from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
@@ -39,6 +40,7 @@ from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import LAST, KVShape, Plan, TokenLogprobs
 from ridgeline.errors import ConfigError
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups
 
 TIMED_ROWS: Final = 64
@@ -65,20 +67,31 @@ class _SamplingSplit(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """A step that is launched."""
+    """A step that is launched, with the drafts of its spans and the seconds that they took."""
 
     work: Work
     launched: LaunchedStep
     split: _SamplingSplit
+    drafted: tuple[tuple[int, ...], ...] = ()
+    draft_seconds: float = 0.0
 
 
 class CudaBackend:
-    """Implements `compute.backend.Backend` over the runner of a GPU, which has its cache and is warm."""
+    """Implements `compute.backend.Backend` over the runner of a GPU, which has its cache and is warm. drafts: the model that drafts in
+    front of a step; None: there is none."""
 
     def __init__(
-        self, runner: CudaRunner, cache: DeviceKVCache, *, rows: int, tier: HostTier | None = None, adapters: AdapterStore | None = None
+        self,
+        runner: CudaRunner,
+        cache: DeviceKVCache,
+        *,
+        rows: int,
+        tier: HostTier | None = None,
+        adapters: AdapterStore | None = None,
+        drafts: DeviceDraftModel | None = None,
     ) -> None:
         self._adapters = adapters
+        self.drafts = drafts
         self.runner: CudaRunner | None = runner
         self._cache: DeviceKVCache | None = cache
         self._tier = tier
@@ -94,7 +107,7 @@ class CudaBackend:
         self._state.compiler = compiler
 
     def enqueue(self, work: Work) -> _InFlight:
-        """Launches the step."""
+        """Launches the step; waits for its drafts where a model makes them."""
         assert self.runner is not None
         plan, inputs = work.plan, work.inputs
         if plan.new_rows or plan.freed_rows:
@@ -110,6 +123,10 @@ class CudaBackend:
             self._tier.copy(plan.copies)
         if plan.fills:
             self._fill_slots(plan)
+        drafted, draft_seconds = (), 0.0
+        if plan.spans:
+            assert self.drafts is not None, "a plan drafts without a draft model"
+            drafted, draft_seconds = self.drafts.draft(work, self._state), self.drafts.seconds
         if not split.all_sample:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
         launched = self.runner.launch(inputs, split.sampling)
@@ -117,7 +134,7 @@ class CudaBackend:
         if self.runner.trace is not None and self.runner.trace.is_whole:
             self._end_trace()
         self._moves += 1
-        return _InFlight(work, launched, split)
+        return _InFlight(work, launched, split, drafted, draft_seconds)
 
     def _fill_slots(self, plan: Plan) -> None:
         """Starts the copies of adapters from host memory, behind the steps that may read what lies in their slots."""
@@ -162,7 +179,10 @@ class CudaBackend:
         vectors: tuple[bytes, ...] = () if hidden is None else self._state.pool(work, hidden)
         sampled, found = sampled_rows(work, ids, logprobs)
         forced = self._state.forced(work) if work.rows.has_grammars else ()
-        return StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors, forced=forced)
+        output = StepOutput(sampled, finite, found, scores, seconds, ended, failures, vectors, forced=forced)
+        if not ticket.drafted:
+            return output
+        return output._replace(seconds=seconds + ticket.draft_seconds, drafted=ticket.drafted, draft_seconds=ticket.draft_seconds)
 
     def _on_host(
         self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray, masks: Masks | None
@@ -232,7 +252,9 @@ class CudaBackend:
             self.runner.close()
         if self._tier is not None:
             self._tier.close()
-        self.runner = self._cache = self._tier = None
+        if self.drafts is not None:
+            self.drafts.close()
+        self.runner = self._cache = self._tier = self.drafts = None
 
 
 def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weights, graphs: Graphs | None = None) -> OpenedModel:
@@ -247,6 +269,8 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
+    if isinstance(source.drafts, ModelFacts):
+        kept += weights_bytes(source.drafts, DTYPES[dtype], fp8=fp8)
     positions = planned_positions(source, device, kept)
     source = source.with_rope(positions)
     facts = source.facts
@@ -262,6 +286,7 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
+    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, progress)
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
     shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
     cache = allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch)
@@ -271,8 +296,11 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     if tier is not None:
         tier.compile_kernels()
     store = source.adapter_store(adapters)
-    backend = CudaBackend(runner, cache, rows=config.rows, tier=tier, adapters=store)
-    return OpenedModel(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions, store)
+    backend = CudaBackend(runner, cache, rows=config.rows, tier=tier, adapters=store, drafts=drafts and drafts.model)
+    stored = weights.nbytes
+    if drafts is not None:
+        stored, decisions = stored + drafts.nbytes, (*decisions, drafts.decision)
+    return OpenedModel(backend, source, shape, f"cuda, {device.name}", stored, decisions, store, drafts and drafts.cache)
 
 
 def _adapters_bytes(source: ModelSource, dtype: str) -> int:

@@ -44,15 +44,15 @@ class BlockTables:
         """Takes note of a plan's changes."""
         for new in plan.new_rows:
             for group, ids in enumerate(new.tables):
-                self._change(group, new.row, 0, ids)
+                self.change(group, new.row, 0, ids)
         for row, group, first, ids in plan.blocks:
-            self._change(group, row, first, ids)
+            self.change(group, row, first, ids)
 
     def write(self, rows: Sequence[int], tables: Sequence[NDArray[np.int32]]) -> None:
         """Takes note of whole tables [R, P] per group, of steps that no plan made."""
         for group, table in enumerate(tables):
             for row, ids in zip(rows, table.tolist(), strict=True):
-                self._change(group, row, 0, ids)
+                self.change(group, row, 0, ids)
 
     def pack(self, changes: NDArray[np.int32]) -> None:
         """Writes what has changed to a step's column [2, capacity]; what does not fit goes to the device at once, ahead of the step."""
@@ -67,7 +67,8 @@ class BlockTables:
             changes[:, :count] = places[ahead:], values[ahead:]
         changes[0, count:], changes[1, count:] = self._rows * self._blocks, 0  # padding's row keeps its block 0
 
-    def _change(self, group: int, row: int, first: int, ids: Sequence[int]) -> None:
+    def change(self, group: int, row: int, first: int, ids: Sequence[int]) -> None:
+        """Takes note of the ids of a row's blocks from `first` on."""
         self._pending.append(((group * (self._rows + 1) + row) * self._blocks + first, ids))
 
     def _send(self, places: list[int], values: list[int]) -> None:

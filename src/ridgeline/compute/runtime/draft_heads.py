@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.backend import Work
+from ridgeline.compute.draft_model import Drafting, DraftModel, TokenMap, newest
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.runner import Runner
-from ridgeline.compute.runtime.draft_model import Drafting, DraftModel, TokenMap, newest
 from ridgeline.core.plan import DraftSpan, KVShape
 
 NEXT = "next"

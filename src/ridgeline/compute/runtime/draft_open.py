@@ -3,7 +3,6 @@
 Owns how much memory its cache gets. Its rows are the target's; it computes what the step has left of its budget, and one id more per row.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +11,7 @@ from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows
+from ridgeline.compute.draft_model import DraftModel
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import OpList
@@ -20,15 +20,13 @@ from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, Progress
 from ridgeline.compute.runtime.draft_heads import HeadDrafts
-from ridgeline.compute.runtime.draft_model import DraftModel
 from ridgeline.config.resolve import Decision
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kv_groups
+from ridgeline.planning.memory import block_bytes
 
 WINDOW: Final = 128
 """Positions of a row whose hidden states are kept for heads with keys and values."""
@@ -61,7 +59,7 @@ def open_drafts(source: ModelSource, progress: Progress, weights: Mapping[str, A
     assert isinstance(source.drafts, ModelFacts)
     config, positions = source.config, min(source.positions, source.drafts.context)
     facts, _ = select_rope(source.drafts, positions)
-    shape = _shape(source, facts, positions)
+    shape = source.draft_shape(facts, positions, source.memory_bytes)
     (runner,), stored = _runners(source, [record(facts)["step"]], facts, shape, {}, progress, team)
     model = DraftModel(runner, *_cache(source, facts, shape, team), **_rows(source, positions))
     passes = model.pass_seconds(config.rows)
@@ -75,7 +73,9 @@ def open_drafts(source: ModelSource, progress: Progress, weights: Mapping[str, A
 def _open_heads(source: ModelSource, heads: DraftHeads, progress: Progress, weights: Mapping[str, Any], team: Any) -> OpenedDrafts:
     config, positions = source.config, source.positions
     facts, _ = select_rope(heads.facts, positions)
-    shape = _shape(source, facts, positions) if heads.attends else KVShape((KVGroup("full", (0,)),), config.block_size, 1, b"")
+    shape = KVShape((KVGroup("full", (0,)),), config.block_size, 1, b"")
+    if heads.attends:
+        shape = source.draft_shape(facts, positions, source.memory_bytes)
     shared = {name: weights[name] for name in OUTER if name in weights}
     runners, stored = _runners(source, record_heads(heads, source.facts), facts, shape, shared, progress, team)
     window = min(WINDOW, config.tokens) if heads.attends else 1
@@ -131,21 +131,6 @@ def _rows(source: ModelSource, positions: int) -> dict[str, int]:
     config = source.config
     blocks = -(-positions // config.block_size)
     return {"rows": config.rows, "blocks": blocks, "vocab": source.facts.tokens, "threads": config.threads or 1}
-
-
-def _shape(source: ModelSource, facts: ModelFacts, positions: int) -> KVShape:
-    """A cache of as many blocks as all rows need, within `DRAFT_SHARE` of the memory."""
-    config, groups = source.config, kv_groups(facts)
-    each = block_bytes(facts, groups[0], config.block_size, config.kv_dtype)
-    longest = len(groups) * -(-positions // config.block_size)
-    blocks = min(config.rows * longest, int(source.memory_bytes * DRAFT_SHARE) // each)
-    if blocks < len(groups):
-        raise ConfigError(
-            f"--draft-model {config.draft_model}: a block of its cache has {each} bytes, and {DRAFT_SHARE:.0%} of "
-            f"{source.memory_bytes} bytes of memory are too few; take a smaller model",
-            fix={"--draft-model": None, "--speculative": "ngram"},
-        )
-    return KVShape(groups, config.block_size, blocks, hashlib.sha256(facts.fingerprint).digest())
 
 
 def _bytes(source: ModelSource, facts: ModelFacts, shape: KVShape) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
 from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
-from ridgeline.compute.runtime.draft_model import TokenMap
+from ridgeline.compute.draft_model import TokenMap
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.resolve import Decision
@@ -73,7 +73,7 @@ class StepExecutor:
         return self.backend.blocks
 
     def use_token_map(self, inputs: Sequence[int], logits: Sequence[int]) -> None:
-        """Ids of the draft model differ from the target's (`runtime.draft_model.TokenMap`). Only before the first plan."""
+        """Ids of the draft model differ from the target's (`compute.draft_model.TokenMap`). Only before the first plan."""
         self.backend.drafts.use_map(TokenMap(np.array(inputs, np.int32), np.array(logits, np.int32)))  # type: ignore[attr-defined]
 
     def submit(self, plan: Plan) -> Ticket:

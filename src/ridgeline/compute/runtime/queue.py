@@ -24,9 +24,9 @@ from ridgeline.compute.backend import Masks, RowState, Score, StepOutput, Work, 
 from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
+from ridgeline.compute.draft_model import DraftModel
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
-from ridgeline.compute.runtime.draft_model import DraftModel
 from ridgeline.compute.trace import STEP, StepTrace
 from ridgeline.core.plan import KVShape
 

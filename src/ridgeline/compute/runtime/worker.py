@@ -68,13 +68,15 @@ def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> Mode
         if config.speculative != "auto" or config.runner == "cuda":
             return None
         return find_predictor(resolve_model(config.model, model_stores(), progress), facts)
-    if config.runner == "cuda":
-        fix = {"--speculative": "ngram", "--draft-model": None}
-        raise ConfigError("a draft model and heads that draft are for --runner native and numpy", fix=fix)
     if config.draft_model is None:
-        return read_predictor(resolve_model(config.model, model_stores(), progress), facts)
-    path = resolve_model(config.draft_model, model_stores(), progress)
-    return read_heads(path, facts) or read_model_facts(path)
+        found: ModelFacts | DraftHeads = read_predictor(resolve_model(config.model, model_stores(), progress), facts)
+    else:
+        path = resolve_model(config.draft_model, model_stores(), progress)
+        found = read_heads(path, facts) or read_model_facts(path)
+    if config.runner == "cuda" and isinstance(found, DraftHeads):
+        fix = {"--speculative": "ngram", "--draft-model": None}
+        raise ConfigError(f"{found.kind} heads draft with --runner native and numpy; on a GPU a draft model does", fix=fix)
+    return found
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:

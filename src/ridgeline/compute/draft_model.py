@@ -94,12 +94,7 @@ class DraftModel:
         drafting = [
             self._drafting(work, span, numbers[span.row], state, work.keep[firsts[numbers[span.row]]]) for span in spans if span.drafts
         ]
-        values = self._begin(spans, drafting)
-        while drafting:
-            self._draw(work, state, drafting, values)
-            drafting = [each for each in drafting if len(each.ids) < each.count]
-            if drafting:
-                values = self._go_on(drafting)
+        self._fill(work, state, drafting)
         tokens, ends = work.inputs.ids, work.inputs.cu_q[1:].tolist()
         by_row = dict(zip(work.rows.row_ids.tolist(), ends, strict=True))
         found = []
@@ -109,6 +104,15 @@ class DraftModel:
             tokens[by_row[span.row] - len(ids) : by_row[span.row]] = ids
         self.seconds = perf_counter() - began
         return tuple(found)
+
+    def _fill(self, work: Work, state: RowState, drafting: Sequence[Drafting]) -> None:
+        """Computes the spans, and writes the drafts of all rows to `work`: an id of each row a pass."""
+        values = self._begin(work.plan.spans, drafting)
+        while drafting:
+            self._draw(work, state, drafting, values)
+            drafting = [each for each in drafting if len(each.ids) < each.count]
+            if drafting:
+                values = self._go_on(drafting)
 
     def pass_seconds(self, rows: int) -> tuple[tuple[int, float], ...]:
         """(rows, seconds) of passes over up to so many rows: the quickest of some rounds, in CPU time over threads."""
@@ -161,6 +165,11 @@ class DraftModel:
         **others: Any,
     ) -> dict[str, NDArray[Any]]:
         """One pass over (row, first position, the target's ids), of which those in `drafting` sample. others: as `Runner.run` has them."""
+        keep = np.array([each.keep for each in drafting], np.int32)
+        return runner.run(self._inputs(rows, samples), self._kv, keep=keep, **others)
+
+    def _inputs(self, rows: Sequence[tuple[int, int, Sequence[int]]], samples: Sequence[int]) -> StepInputs:
+        """Inputs of a pass over (row, first position, the target's ids); samples: 1 where a row's last position samples, else 0."""
         size = self._shape.block_tokens
         counts = np.array([len(ids) for *_, ids in rows], np.int32)
         starts, row_ids = np.array([start for _, start, _ in rows], np.int32), np.array([row for row, *_ in rows])
@@ -171,7 +180,7 @@ class DraftModel:
         ids = np.array([token for *_, tokens in rows for token in tokens], np.int32)
         width = -(-int((starts + counts).max()) // size)
         tables = tuple(table[row_ids, :width] for table in self._tables)
-        inputs = StepInputs(
+        return StepInputs(
             ids=ids if self._map is None else self._map.inputs[ids],
             positions=at[None],
             row_of_token=row,
@@ -181,7 +190,6 @@ class DraftModel:
             slots=tuple(table[row, at // size] * np.int64(size) + at % size for table in tables),
             select=last_positions(cu_q, np.array(samples, np.int32)),
         )
-        return runner.run(inputs, self._kv, keep=np.array([each.keep for each in drafting], np.int32), **others)
 
     def _draw(self, work: Work, state: RowState, drafting: Sequence[Drafting], values: dict[str, NDArray[Any]]) -> None:
         """Draws the next id of each row from the selected logits, which come in their order."""

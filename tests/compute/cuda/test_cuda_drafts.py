@@ -1,0 +1,121 @@
+"""A draft model on a device: what it drafts is what the target would sample, and answers are those without it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from serving import SETTINGS, Answer, serve
+from small import SIZE, device
+from speculating import AsMuchAsFits
+from tiny import Tiny, write_tiny
+
+from ridgeline.compute.cuda import backend
+from ridgeline.compute.cuda.drafts import DeviceDraftModel
+from ridgeline.compute.runtime import worker
+from ridgeline.core.drafts.model import ModelDrafter
+from ridgeline.core.params import Admitted, Sampling
+from ridgeline.core.plan import Plan, Result
+from ridgeline.core.sequence import Sequence
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import ConfigError
+
+SMALL = {"max_num_batched_tokens": 12, "max_num_seqs": 3, "max_model_len": 16, "block_size": 4}
+ON_DEVICE: list[dict[str, object]] = [{"temperature": 0.0}, {"temperature": 4.0}, {"temperature": 3.0, "top_p": 0.9, "top_k": 40}]
+BY_HOST: list[dict[str, object]] = [{"temperature": 4.0, "logprobs": 1, "presence_penalty": 2.0}, {"temperature": 4.0}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_a_device() -> Iterator[None]:
+    """fp32 on the GPU, or interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "gpu_missing", lambda: None)
+        patch.setattr(backend, "open_device", device)
+        before = dict(SETTINGS)
+        SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
+        yield
+        SETTINGS.clear()
+        SETTINGS.update(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)
+
+
+class Counted(AsMuchAsFits, ModelDrafter):
+    """Drafts as much as there is room for, and counts."""
+
+    drafted = accepted = 0
+
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+        for samples, ids in zip(plan.sample, result.sampled, strict=True):
+            self.drafted += samples - 1 if samples else 0
+            self.accepted += max(0, len(ids) - 1)
+        super().on_commit(sequences, plan, result)
+
+
+def requests(sampling: list[dict[str, object]]) -> list[Admitted]:
+    """Prompts and answers of some lengths: a row catches up in company of those that draft, and some draft less than others."""
+    prompts = [tuple(range(20 + 9 * number, 23 + 10 * number)) for number in range(len(sampling))]
+    return [
+        Admitted(f"r{number}", prompt, max_tokens=6 - number, seed=number, sampling=Sampling(**asked))  # type: ignore[arg-type]
+        for number, (prompt, asked) in enumerate(zip(prompts, sampling, strict=True))
+    ]
+
+
+def drafted(
+    model: Path, draft: Path, sampling: list[dict[str, object]], also: Callable[[Engine], None]
+) -> tuple[dict[tuple[str, int], Answer], Counted]:
+    """Answers with three drafts a row at most."""
+    drafters: list[Counted] = []
+
+    def attach(engine: Engine) -> None:
+        cache = engine.executor.info.drafts
+        assert cache is not None and cache.groups
+        drafters.append(Counted(3, (), True, cache._replace(passes=())))
+        engine.scheduler.drafter = drafters[0]
+        also(engine)
+
+    settings = {"speculative": "draft", "draft_model": str(draft), "num_speculative_tokens": 3}
+    return serve(model, [requests(sampling)], attach, **settings).answers, drafters[0]
+
+
+def in_order(answers: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {key: ids for key, (ids, _) in sorted(answers.items())}
+
+
+@pytest.mark.parametrize("sampling", [ON_DEVICE, BY_HOST], ids=["on the device", "a row by the host"])
+def test_the_model_itself_is_never_wrong(model: Path, sampling: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws with the target's noise: greedy and sampled, in several passes that the device chains, or by the host in between."""
+    read_between: list[int] = []
+    go_on = DeviceDraftModel._go_on
+    monkeypatch.setattr(DeviceDraftModel, "_go_on", lambda self, rows: (read_between.append(len(rows)), go_on(self, rows))[1])
+    plain = serve(model, [requests(sampling)], runner="numpy", dtype="auto").answers
+    found, drafter = drafted(model, model, sampling, lambda engine: None)
+    assert in_order(found) == in_order(plain)
+    assert drafter.drafted > 3 and drafter.accepted >= drafter.drafted - 1, (drafter.drafted, drafter.accepted)
+    assert bool(read_between) == (sampling is BY_HOST)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_another_errs_and_changes_no_id(model: Path, mapped: bool, tmp_path: Path) -> None:
+    """With fewer tokens, and with others than the target's: drafts are refused, and rows go on from what stands."""
+    other = write_tiny(tmp_path / "draft.gguf", Tiny(**{**SIZE.__dict__, "layers": 1, "vocab": 280}), seed=5)
+
+    def use(engine: Engine) -> None:
+        if mapped:
+            other_ids = [(token * 7 + 3) % 280 for token in range(SIZE.vocab)]
+            engine.executor.use_token_map(other_ids, [-1 if token % 5 == 0 else number for token, number in enumerate(other_ids)])  # type: ignore[attr-defined]
+
+    plain = serve(model, [requests(ON_DEVICE)], runner="numpy", dtype="auto").answers
+    found, drafter = drafted(model, other, ON_DEVICE, use)
+    assert in_order(found) == in_order(plain)
+    assert drafter.drafted > 3 and drafter.accepted < drafter.drafted
+
+
+def test_heads_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ridgeline.facts.headers.heads import DraftHeads
+
+    monkeypatch.setattr(worker, "read_heads", lambda path, facts: DraftHeads("eagle", facts))
+    with pytest.raises(ConfigError, match="eagle heads draft with --runner native and numpy"):
+        serve(model, [[]], speculative="draft", draft_model=str(model))
