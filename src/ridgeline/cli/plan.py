@@ -43,7 +43,7 @@ def plan(
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
     api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens of an API, for the break-even.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="A draft model beside it, as MODEL.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="What drafts: MODEL, or medusa, eagle, eagle3, mtp.")] = None,
     acceptance: Annotated[float | None, typer.Option(help="Share of drafts that are right, for what speculation would bring.")] = None,
     max_loras: Annotated[int, typer.Option(help="LoRA adapters that the sequences of one step may have.")] = 0,
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of an adapter.")] = 64,
@@ -88,6 +88,7 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
     from ridgeline.errors import ConfigError
     from ridgeline.facts.headers.read import describe_model
     from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
+    from ridgeline.planning.heads import HEAD_KINDS
 
     if given["verify"] and given["device"] != "this":
         raise ConfigError("--verify measures this machine; leave --device out", fix={"--device": None})
@@ -113,7 +114,9 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
         adapters=given["max_loras"],
         adapter_rank=given["max_lora_rank"],
     )
-    draft = None if given["draft_model"] is None else describe_model(given["draft_model"], model_stores())
+    draft = given["draft_model"]
+    if draft is not None and draft not in HEAD_KINDS:
+        draft = describe_model(draft, model_stores())
     objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
     return deployment_of(describe_model(given["model"], model_stores()), options, draft), objective, api
 
@@ -217,7 +220,7 @@ def memory_table(report: "Report") -> Tabulated:
     """Memory by use."""
     uses = {
         "weights": report.weights_bytes,
-        **({"draft model and its cache": report.draft_bytes} if report.draft_bytes else {}),
+        **({"what drafts, and its cache": report.draft_bytes} if report.draft_bytes else {}),
         **({"LoRA adapters (--max-loras)": report.adapter_bytes} if report.adapter_bytes else {}),
         "activations (tiled attention)": report.activation_bytes,
         "driver and framework": report.overhead_bytes,

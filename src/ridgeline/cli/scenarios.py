@@ -16,7 +16,9 @@ from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, nearest
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, parse_objective
+from ridgeline.planning.heads import HEAD_KINDS, PlannedHeads
 from ridgeline.planning.served import served_settings
 from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant, prompt_factors
 from ridgeline.sim.fleet.fleet import Failures, Outage, Scaling
@@ -114,6 +116,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "swap_space": SettingSpec(_number(0, 1 << 14), 0.0),  # GiB of host memory for evicted KV blocks
     "num_speculative_tokens": SettingSpec(_whole(0, 8), 0),  # most drafted tokens per sequence and step
     "acceptance": SettingSpec(_number(0, 1), 0.6),  # probability that a drafted token is right
+    "draft_model": SettingSpec(_text, None),  # MODEL that drafts, or heads: medusa, eagle, eagle3, mtp; None: drafts cost nothing
     "replicas": SettingSpec(_whole(1, 1024), 1),  # servers
     "decode_replicas": SettingSpec(_whole(0, 1024), 0),  # servers that decode what `replicas` prefill; 0: all do both
     "routing": SettingSpec(_text, "least-requests"),  # how requests are spread
@@ -202,6 +205,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
             utilisation=value["memory_utilization"],
             chunk=value["max_num_batched_tokens"],
         ),
+        _draft(value),
     )
     load = tuple(read_trace(trace, value["speed"])) if trace is not None else _load(value, deployment.context)
     sample = _sample(value, settings, trace)
@@ -226,6 +230,14 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
     )
 
 
+def _draft(value: Mapping[str, Any]) -> ModelFacts | str | None:
+    """The drafter of `draft_model`: one of `HEAD_KINDS`, or a model; None for one that takes no time. Raises ConfigError."""
+    name = value["draft_model"]
+    if name is None or name in HEAD_KINDS:
+        return name  # type: ignore[no-any-return]
+    return describe_model(name, model_stores())
+
+
 def describe_scenario(scenario: Scenario, settings: Mapping[str, str], trace: Path | None) -> list[str]:
     """A description of the simulation, in lines: model and devices, traffic, settings of the engine, times of steps."""
     deployment, knobs = scenario.deployment, scenario.knobs
@@ -248,11 +260,14 @@ def describe_scenario(scenario: Scenario, settings: Mapping[str, str], trace: Pa
     decoders = f" and {scenario.decode_replicas} that decode" if scenario.decode_replicas else ""
     servers = f"{scenario.replicas} replica{'s' * (scenario.replicas > 1)}{decoders} of {devices}"
     objective = [f"objective: {value['slo']}"] if value["slo"] else []
+    drafter = deployment.draft.one.name if isinstance(deployment.draft, PlannedHeads) else deployment.draft and deployment.draft.name
+    drafts = [f"drafted by {drafter}, {knobs.num_speculative_tokens} ids at most, {knobs.acceptance:.0%} right"] if drafter else []
     return [
         f"{deployment.model.name}, weights {deployment.dtype or deployment.model.dtype}, KV {deployment.kv_dtype}, on {servers}",
         traffic,
         f"at most {knobs.max_num_seqs} sequences at once, {knobs.max_num_batched_tokens:,} tokens per step, {deployment.context:,} per "
         f"sequence; policy {knobs.scheduling_policy}, step times: {value['step_time']}",
+        *drafts,
         *objective,
     ]
 

@@ -12,6 +12,7 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.corrections import corrected, default_runner, read_correction
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
+from ridgeline.planning.heads import plan_heads
 from ridgeline.planning.objectives import Objective
 
 MAX_USERS = 1_000_000
@@ -48,8 +49,9 @@ class PlanOptions:
     adapter_rank: int = 64
 
 
-def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | None = None) -> Deployment:
-    """Deployment of a model with these options, and of a draft model beside it. Raises ConfigError with the number and the fix."""
+def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | str | None = None) -> Deployment:
+    """Deployment of a model with these options, and of a draft model beside it, or of heads of a kind. Raises ConfigError with the number
+    and the fix."""
     _bounded("--count", options.count, 1, MAX_DEVICES)
     users = int(_bounded("--users", _or_one(options.users), 1, MAX_USERS))
     _bounded("--memory-utilization", options.utilisation, 0.1, 1.0)
@@ -67,11 +69,13 @@ def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | N
         workload=_load_within(context, load),
         utilisation=options.utilisation,
         chunk=options.chunk,
-        draft=draft,
+        draft=None if isinstance(draft, str) else draft,
         acceptance=None if options.acceptance is None else _bounded("--acceptance", options.acceptance, 0.0, 1.0),
         adapters=int(_bounded("--max-loras", options.adapters, 0, 256)),
         adapter_rank=int(_bounded("--max-lora-rank", options.adapter_rank, 1, 256)),
     )
+    if isinstance(draft, str):
+        found = replace(found, draft=plan_heads(model, draft, found.dtype, native=not found.device.is_gpu))
     if options.device.lower() != THIS_MACHINE or options.bandwidth_gb is not None or options.tflops is not None:
         return found
     correction = read_correction(cache_directory(), found, default_runner(found.device))

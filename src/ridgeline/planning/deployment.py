@@ -10,6 +10,7 @@ from ridgeline.config.resolve import ADAPTER_SHARE
 from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes, code_dtype, token_kv_bits
+from ridgeline.planning.heads import PlannedHeads
 from ridgeline.planning.memory import DRAFT_SHARE, adapter_bytes, groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
@@ -67,7 +68,7 @@ class Deployment:
     context       most tokens per sequence, prompt and output        users      sequences at once
     utilisation   share of a device's memory that may be used        chunk      most tokens per step
     shared        tokens of a common prefix of all sequences, stored once
-    draft         a draft model beside it, a copy on each device; None: there is none
+    draft         a draft model beside it, or heads that draft for it, a copy on each device; None: there is none
     acceptance    share of drafts that are right; None: an assumed one
     adapters      LoRA adapters that the sequences of a step may have, and `adapter_rank`, the largest rank; 0: none are taken
     """
@@ -84,7 +85,7 @@ class Deployment:
     chunk: int = 2048
     block_tokens: int = 16
     shared: int = 0
-    draft: ModelFacts | None = None
+    draft: ModelFacts | PlannedHeads | None = None
     acceptance: float | None = None
     adapters: int = 0
     adapter_rank: int = 64
@@ -122,7 +123,7 @@ class Memory:
     overhead      driver, context, framework                        reserve      not used because of `utilisation`
     kv_token      K and V of one token in all layers                kv_sequence  blocks of one sequence of `context` tokens
     state         state of one sequence in recurrent layers
-    draft         weights and cache of the draft model              adapters     what is set aside for them
+    draft         weights and cache of what drafts                  adapters     what is set aside for them
     kv_budget     left for the KV cache; negative where weights do not fit
     shortfall     bytes missing for all users, 0 where they fit
     """
@@ -214,15 +215,29 @@ def rank_activations(deployment: Deployment, tiled: bool = True) -> float:
     return (layer + scores + logits) / deployment.layout.tensor
 
 
+def drafting(deployment: Deployment) -> Deployment | None:
+    """The drafter as a deployment of its own, on one device: a draft model, or what a pass of heads reads. None where there is none."""
+    draft = deployment.draft
+    if draft is None:
+        return None
+    model = draft.one if isinstance(draft, PlannedHeads) else draft
+    return replace(deployment, model=model, draft=None, adapters=0, layout=Layout(), dtype=None)
+
+
 def rank_draft(deployment: Deployment) -> float:
-    """Bytes of the draft model on one device: its weights, and a cache for all users, within an engine's share for it."""
-    if deployment.draft is None:
+    """Bytes of what drafts on one device, as a server allots them: its weights, a cache for all users within a share of the memory, and the
+    hidden states that heads read."""
+    alone, draft = drafting(deployment), deployment.draft
+    if alone is None:
         return 0.0
-    alone = replace(deployment, model=deployment.draft, draft=None, layout=Layout(), dtype=None)
-    groups, size = groups_of(deployment.draft.layer_kinds, deployment.draft.window), deployment.block_tokens
-    tokens = min(deployment.context, deployment.draft.context)
+    groups, size = groups_of(alone.model.layer_kinds, alone.model.window), deployment.block_tokens
+    tokens = min(deployment.context, alone.model.context)
     cache = deployment.users * len(groups) * -(-tokens // size) * block_bytes_of(alone)
-    return rank_weights(alone) + min(cache, DRAFT_SHARE * deployment.device.memory_bytes)
+    stored = rank_weights(alone) + min(cache, DRAFT_SHARE * deployment.device.memory_bytes)
+    if isinstance(draft, PlannedHeads):
+        shared = weight_classes(alone)["head"] + screen_bytes(alone) if draft.shares_head else 0.0
+        stored += (draft.copies - 1) * rank_weights(alone) - shared + deployment.users * draft.kept
+    return stored
 
 
 def rank_adapters(deployment: Deployment) -> float:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from ridgeline.planning.deployment import Deployment, Layout
+from ridgeline.planning.deployment import Deployment, drafting
 from ridgeline.planning.formats import KV_BITS, class_bytes
+from ridgeline.planning.heads import PlannedHeads
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.planning.speed import (
@@ -88,7 +89,7 @@ def no_batching(deployment: Deployment) -> Lever:
 
 
 def speculation(deployment: Deployment, objective: Objective) -> Lever:
-    """Verification of drafts in place of decode steps: those of the draft model, or n-gram drafts, which cost nothing.
+    """Verification of drafts in place of decode steps: those of the draft model or of heads, or n-gram drafts, which cost nothing.
 
     `DRAFT_TOKENS` drafts of the assumed acceptance; where one is given, as many as pay best with it.
     """
@@ -98,9 +99,12 @@ def speculation(deployment: Deployment, objective: Objective) -> Lever:
     def speedup(drafts: int, sequences: int) -> float:
         return speculation_speedup(accepted_tokens(accepted, drafts), _verification(deployment, sequences, drafts, accepted)[0])
 
+    most = MAX_DRAFT_TOKENS
+    if isinstance(deployment.draft, PlannedHeads):
+        most = deployment.draft.most or most
     depths = (DRAFT_TOKENS, DRAFT_TOKENS)
     if deployment.acceptance is not None:
-        alone, full = (max(range(MAX_DRAFT_TOKENS + 1), key=lambda drafts: speedup(drafts, each)) for each in (1, batch))
+        alone, full = (max(range(most + 1), key=lambda drafts: speedup(drafts, each)) for each in (1, batch))
         depths = alone, full
     said = [f"× {speedup(drafts, each):.2f} for {each} ({drafts} drafts)" for drafts, each in zip(depths, (1, batch), strict=True)]
     helps = "" if depths[0] or depths[1] else "; it does not help"
@@ -116,10 +120,8 @@ def _verification(deployment: Deployment, batch: int, drafts: int, accepted: flo
     plain = pass_seconds(deployment, decode_work(deployment, running))
     share = running * accepted_tokens(accepted, drafts) / deployment.workload.output
     steady = pass_seconds(deployment, add_prefill(work, prefill_work(deployment), share))
-    draft = 0.0
-    if deployment.draft is not None:
-        alone = replace(deployment, model=deployment.draft, draft=None, dtype=None, layout=Layout())
-        draft = pass_seconds(alone, decode_work(alone, running))
+    alone = drafting(deployment)
+    draft = 0.0 if alone is None else pass_seconds(alone, decode_work(alone, running))
     return speculation_passes(drafts, draft, pass_seconds(deployment, work), plain), steady + drafts * draft
 
 

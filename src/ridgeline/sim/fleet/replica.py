@@ -26,26 +26,29 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.drafts import SAMPLED_TOKEN, AssumedAcceptance, AssumedDrafter
+from ridgeline.sim.fleet.drafts import SAMPLED_TOKEN, AssumedAcceptance, AssumedDrafter, DraftPrices
 from ridgeline.sim.fleet.durations import Durations, verification_prices
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
 
 class SimulatedDevice:
-    """Implements `engine.executor.Executor`: steps run in order and take the seconds of `durations`; drafts are right with probability
-    `acceptance`."""
+    """Implements `engine.executor.Executor`: steps run in order and take the seconds of `durations`, behind what `drafting` takes for
+    their drafts; these are right with probability `acceptance`."""
 
     grammars = None
     trace = None
     adapters = None
     blocks = None
 
-    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
+    def __init__(
+        self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0, drafting: DraftPrices | None = None
+    ) -> None:
         self._info = info
         self._clock = clock
         self._durations = durations
         self._acceptance = AssumedAcceptance(acceptance)
+        self._drafting = drafting
         self._queue: deque[tuple[float, Timings]] = deque()
         self.busy_seconds = 0.0
         """Seconds of all steps so far."""
@@ -60,10 +63,11 @@ class SimulatedDevice:
         """Queues a plan behind those in flight."""
         ticket = Ticket(plan)
         self._acceptance.submit(plan)
-        seconds = self._durations.seconds(plan)
+        drafting = 0.0 if self._drafting is None else self._drafting.seconds(plan)
+        seconds = self._durations.seconds(plan) + drafting
         self.busy_seconds += seconds
         self._free_at = max(self._clock.now(), self._free_at) + seconds
-        self._queue.append((self._free_at, Timings(run=seconds)))
+        self._queue.append((self._free_at, Timings(run=seconds, draft=drafting)))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
@@ -109,6 +113,7 @@ class ReplicaConfig:
     skips_steps  skip steps in which nothing is decided; results are the same
     drafts      most drafted ids per row and step; with 0, no drafts, steps can be skipped
     acceptance  probability that a draft is right
+    drafting    seconds of drafts; None: they cost nothing
     seconds     of steps, as an engine measures them at its start: the prefill budget then follows what steps take, up to `step_ms`
     front_end_seconds  between a client and its step, there and back: tokens and answers come later by these
     """
@@ -120,6 +125,7 @@ class ReplicaConfig:
     skips_steps: bool = True
     drafts: int = 0
     acceptance: float = 0.0
+    drafting: DraftPrices | None = None
     seconds: StepSeconds | None = None
     step_ms: int = 60
     front_end_seconds: float = 0.0
@@ -132,7 +138,8 @@ class ReplicaConfig:
         """A drafter for one replica; None without drafts."""
         if not self.drafts:
             return None
-        return AssumedDrafter(self.drafts, self.acceptance, verification_prices(self.durations), barrier=self.limits.depth > 1)
+        prices, barrier = verification_prices(self.durations), self.limits.depth > 1
+        return AssumedDrafter(self.drafts, self.acceptance, prices, barrier, self.drafting)
 
 
 @dataclass(slots=True)
@@ -176,7 +183,7 @@ class Replica:
             kv=config.kv, vocab=VOCAB_SIZE, max_model_len=config.limits.max_model_len, rows=config.limits.rows,
             runner="simulated", weights_bytes=0, kv_bytes=0,
         )  # fmt: skip
-        self.device = SimulatedDevice(info, self.clock, config.durations, config.acceptance)
+        self.device = SimulatedDevice(info, self.clock, config.durations, config.acceptance, config.drafting)
         self.scheduler = Scheduler(config.limits, config.kv, POLICIES[config.policy], config.drafter(), config.pace())
         self.engine = Engine(self.scheduler, self.device, self.clock, config.limits.depth)
         self.open: dict[str, OpenRequest] = {}

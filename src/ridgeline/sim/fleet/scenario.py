@@ -14,9 +14,11 @@ from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
 from ridgeline.planning.formats import token_kv_bits
+from ridgeline.planning.heads import PlannedHeads
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
+from ridgeline.sim.fleet.drafts import draft_prices
 from ridgeline.sim.fleet.durations import Durations, DurationsWithCopies, DurationsWithSpread, RooflineDurations
 from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Outage, Scaling
 from ridgeline.sim.fleet.measures import SimulationReport
@@ -123,6 +125,13 @@ class Scenario:
         groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
             raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
+        most = knobs.num_speculative_tokens
+        if deployment.draft is not None:
+            if not most:
+                raise ConfigError("draft_model drafts nothing without num_speculative_tokens; set both", fix={"--draft-model": None})
+            deployment = replace(deployment, users=knobs.max_num_seqs)  # its cache is for all rows
+            if isinstance(deployment.draft, PlannedHeads):
+                most = min(most, deployment.draft.most or most)
         blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_blocks is None else knobs.kv_blocks
         needed_blocks = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if blocks < needed_blocks:
@@ -132,7 +141,7 @@ class Scenario:
             )
         limits = Limits(
             rows=knobs.max_num_seqs,
-            samples=knobs.max_num_seqs * (1 + knobs.num_speculative_tokens),
+            samples=knobs.max_num_seqs * (1 + most),
             token_budget=knobs.max_num_batched_tokens,
             depth=knobs.depth,
             max_model_len=deployment.context,
@@ -148,8 +157,9 @@ class Scenario:
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         return ReplicaConfig(
-            limits, shape, durations, knobs.scheduling_policy, drafts=knobs.num_speculative_tokens, acceptance=knobs.acceptance,
+            limits, shape, durations, knobs.scheduling_policy, drafts=most, acceptance=knobs.acceptance,
             seconds=seconds, step_ms=knobs.step_ms, front_end_seconds=deployment.device.front_end_seconds,
+            drafting=draft_prices(deployment),
         )  # fmt: skip
 
     def _durations(self) -> tuple[Durations, tuple[float, ...]]:
