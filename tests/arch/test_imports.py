@@ -154,7 +154,11 @@ def test_model_families_are_named_in_their_files_and_tables_only(modules: Module
     tables = ("facts/hub/packaged.py", "text/files.py", "text/bpe.py", "text/tools/families.py")
     # a RoPE scaling "llama3", EAGLE's layer, which is one of "llama" where its file names none, programs "llama-server" and "llama.cpp"
     words_of_files = (
-        "facts/headers/config_rope.py", "facts/headers/heads.py", "facts/headers/rope.py", "facts/hub/others.py", "config/env.py",
+        "facts/headers/config_rope.py",
+        "facts/headers/heads.py",
+        "facts/headers/rope.py",
+        "facts/hub/others.py",
+        "config/env.py",
         "bench/servers.py",
     )
     allowed = ("models/", *tables, *words_of_files)

@@ -76,7 +76,7 @@ def test_a_start_keeps_what_many_steps_have_told_unless_it_contradicts_them(
         timed=steps, max_model_len=4096, rows=32, tokens=512, weights_bytes=10**9, kv_bytes=10**9, kv=SimpleNamespace(blocks=100)
     )
     started = verify_start(plan.model, decisions, info, None, tmp_path)
-    assert started is not None
+    assert started is not None and started.runner == "native"
     kept = read_correction(tmp_path, plan, "native")
     assert kept is not None and (kept == many) is stays and kept.overhead_bytes == many.overhead_bytes
     assert corrected(plan, kept) == started.deployment
@@ -154,6 +154,21 @@ def test_what_the_front_end_takes_stays_through_later_starts(plan: Deployment, t
     assert found is not None
     later = _joined(found, replace(known, steps=3, overlap=1.0), 1.0, knows_engine=False)
     assert (later.front_end_seconds, later.host_seconds, later.spread) == (kept, 0.001, found.spread)
+    changed = _joined(found, replace(known, steps=3), 2.0, knows_engine=False)
+    assert changed.spread == (), "factors of other estimates"
+    verified = _joined(found, replace(known, steps=12), 2.0, knows_engine=False)
+    assert verified.spread == found.spread, "of medians, as the next ones"
+    assert _joined(replace(found, front_end_seconds=0.0), replace(known, steps=12), 1.0, knows_engine=False).spread == ()
+
+
+def test_prompts_of_earlier_times_tell_of_the_slowest_too(plan: Deployment, tmp_path: Path) -> None:
+    keep_correction(tmp_path, plan, "native", Correction(1e12, 4e10, 2e11, 1e12, 0.4, 10**8, 10))
+    keep_front_end(tmp_path, plan, "native", 0.01, 0.001, [1.0] * 28 + [5.0] * 3)
+    for _ in range(2):
+        keep_front_end(tmp_path, plan, "native", 0.01, 0.001, [0.9] * 31)
+        found = read_correction(tmp_path, plan, "native")
+        assert found is not None and found.spread == tuple(sorted(found.spread)) and max(found.spread) == 5.0
+    assert len(found.spread) == corrections.MAX_FACTORS and 30 <= found.spread.count(0.9) <= 50
 
 
 def test_a_servers_engine_and_the_process_that_times_steps_each_keep_their_size(

@@ -3,13 +3,14 @@
     python tests/speed/sim_vs_live.py [--model demo] [--rates 0.5,1.2] [--seconds 60] [--rounds 1]
 
 A server runs in a process of its own, loaded by `bench serve`; it records itself. The recording's arrivals are simulated by `sim --device
-this` with nothing set, behind `plan --verify` ("verified") and where a server's start is all that has been measured ("start"), and with
-times fitted to the steps that the server took ("own steps"), which leaves out the error of the planner's prices: what remains is arrival,
-queue, scheduling and the front end, and holds beside other load too. The first two are held out: no step of the run that is compared has
-been seen by them. In each round one server is verified, and another one started, before those that are loaded; corrections are kept in
-folders of this run alone. Takes the sum of the rates' seconds, 20 s for each, and 40 s to verify, for each round. A shared machine is a
-fifth quicker or slower from one minute to the next, and p95 of a minute is that of three requests: so each simulation has ten seeds, the
-figures of all rounds are averaged, live and simulated, and their means compared.
+this` with nothing set, behind `plan --verify` ("verified"), where a server's start is all that has been measured ("start"), where a server
+has answered other arrivals and ended ("served"), and with times fitted to the steps that the server took ("own steps"), which leaves out
+the error of the planner's prices: what remains is arrival, queue, scheduling and the front end, and holds beside other load too. The
+first three are held out: no step of the run that is compared has been seen by them. In each round one server is verified, another one
+started, and another one asked, before those that are loaded; corrections are kept in folders of this run alone. Takes the sum of the
+rates' seconds, 20 s for each, 40 s to verify, and 70 s to serve, for each round. A shared machine is a fifth quicker or slower from one
+minute to the next, and p95 of a minute is that of three requests: so each simulation has ten seeds, the figures of all rounds are
+averaged, live and simulated, and their means compared.
 
 Asked, at rest: TTFT p50 within 10 %, p95 within 15 %, output tokens per second within 5 %, verified; else all within 25 %. It ends with
 status 1 where one is missed.
@@ -33,8 +34,10 @@ from ridgeline.sim.fleet.measures import CURVE_SHARES
 COMMAND = [sys.executable, "-c", "from ridgeline.cli.main import main; main()"]
 BOUNDS = {"ttft.p50": (0.10, 0.25), "ttft.p95": (0.15, 0.25), "itl.p50": (None, None), "output_tokens_per_second": (0.05, 0.25)}
 """Figure → largest error behind `plan --verify`, and without it."""
-KINDS = ("verified", "start", "own steps")
+KINDS = ("verified", "start", "served", "own steps")
 SEEDS = "10"
+SERVED_LOAD = ("--rate", "0.6", "--seconds", "60")
+"""Other arrivals than those that are compared (seeds are random), most of them alone."""
 
 
 def ridgeline(*words: str) -> str:
@@ -44,21 +47,28 @@ def ridgeline(*words: str) -> str:
     return done.stdout
 
 
-def live(model: str, rate: float, seconds: float, folder: Path, lengths: tuple[int, int]) -> tuple[dict[str, Any], Path, Path]:
-    """Report of `bench serve`; the arrivals of its requests and the steps that the server recorded."""
-    recording, log, report = folder / f"{rate}.rec", folder / f"{rate}.log", folder / f"{rate}.json"
+def loaded(model: str, log: Path, flags: Sequence[str], load: Sequence[str], lengths: Sequence[int]) -> None:
+    """Starts a server, sends it the load, and ends it."""
     with log.open("w") as stream:
-        server = subprocess.Popen([*COMMAND, "serve", model, "--port", "0", "--record", str(recording)], stderr=stream, stdout=stream)
+        server = subprocess.Popen([*COMMAND, "serve", model, "--port", "0", *flags], stderr=stream, stdout=stream)
     try:
         url = None
         while url is None:
             assert server.poll() is None, log.read_text()
             url = re.search(r"url=(http://\S+)", log.read_text())
-        load = ["--rate", str(rate), "--seconds", str(seconds), "--input-len", str(lengths[0]), "--output-len", str(lengths[1])]
-        ridgeline("bench", "serve", "--url", url[1], *load, "--json", str(report))
+            time.sleep(0.05)
+        sizes = ["--input-len", str(lengths[0]), "--output-len", str(lengths[1])]
+        ridgeline("bench", "serve", "--url", url[1], *load, *sizes)
     finally:
         server.terminate()
         server.wait(30)
+
+
+def live(model: str, rate: float, seconds: float, folder: Path, lengths: Sequence[int]) -> tuple[dict[str, Any], Path, Path]:
+    """Report of `bench serve`; the arrivals of its requests and the steps that the server recorded."""
+    recording, log, report = folder / f"{rate}.rec", folder / f"{rate}.log", folder / f"{rate}.json"
+    load = ["--rate", str(rate), "--seconds", str(seconds), "--json", str(report)]
+    loaded(model, log, ["--record", str(recording)], load, lengths)
     trace, steps = folder / f"{rate}.jsonl", folder / f"{rate}.steps"
     ridgeline("replay", str(recording), "--trace", str(trace), "--step-log", str(steps))
     found = json.loads(report.read_text())["runs"][0]
@@ -78,7 +88,6 @@ def simulated(model: str, trace: Path, cache: Path, *words: str) -> dict[str, An
 def start(model: str, cache: Path) -> None:
     """Starts a server for what it learns of this machine; nobody asks it."""
     kept = cache / "ridgeline" / "corrections.json"
-    kept.unlink(missing_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(cache)
     server = subprocess.Popen([*COMMAND, "serve", model, "--port", "0"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -104,12 +113,12 @@ Figures = dict[tuple[float, str], list[tuple[float, ...]]]
 
 
 def add_round(given: argparse.Namespace, rate: float, caches: Sequence[Path], found: Figures) -> None:
-    """Runs one rate. `caches`: verified, and of a start."""
+    """Runs one rate. `caches`: verified, of a start, and of a server that was asked."""
     prompt, output = map(int, given.lengths.split(","))
-    verified, started = caches
+    verified = caches[0]
     os.environ["XDG_CACHE_HOME"] = str(verified)
     measured, trace, steps = live(given.model, rate, given.seconds, verified, (prompt, output))
-    told = [simulated(given.model, trace, each) for each in (verified, started)]
+    told = [simulated(given.model, trace, each) for each in caches]
     told.append(simulated(given.model, trace, verified, "--set", f"step_time={steps}"))
     for name in BOUNDS:
         unit = 1 if name.startswith("output") else 1e3
@@ -130,7 +139,8 @@ def judge(found: Figures) -> list[str]:
     for (rate, name), rounds in found.items():
         means = [sum(each) / len(rounds) for each in zip(*rounds, strict=True)]
         tell(rate, name, means)
-        for kind, bound, told in zip(KINDS, BOUNDS[name], means[1:], strict=False):
+        behind, without = BOUNDS[name]
+        for kind, bound, told in zip(KINDS, (behind, without, without), means[1:], strict=False):
             error = told / means[0] - 1
             missed += [f"{kind}: {name} at {rate}: {error:+.0%}"] if bound is not None and abs(error) > bound else []
     return missed
@@ -146,7 +156,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="127,64")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        known, caches = cache_directory(), [Path(name) / kind for kind in KINDS[:2]]
+        known, caches = cache_directory(), [Path(name) / kind for kind in KINDS[:3]]
         for cache in caches:
             (cache / "ridgeline").mkdir(parents=True)
             for file in known.glob("*"):
@@ -156,10 +166,13 @@ def main() -> None:
         print(f"load average {os.getloadavg()[0]:.1f}; {given.model}, {given.lengths} tokens in, out; ms")
         print(f"{'rate':>6} {'figure':<12} {'live':>9} {' '.join(f'{kind:>9}   error' for kind in KINDS)}", flush=True)
         for _ in range(given.rounds):
-            (caches[0] / "ridgeline" / "corrections.json").unlink(missing_ok=True)
+            for cache in caches:
+                (cache / "ridgeline" / "corrections.json").unlink(missing_ok=True)
             os.environ["XDG_CACHE_HOME"] = str(caches[0])
             ridgeline("plan", given.model, "--verify")
             start(given.model, caches[1])
+            os.environ["XDG_CACHE_HOME"] = str(caches[2])
+            loaded(given.model, caches[2] / "served.log", (), SERVED_LOAD, tuple(map(int, given.lengths.split(","))))
             for rate in map(float, given.rates.split(",")):
                 add_round(given, rate, caches, found)
         missed = judge(found)

@@ -9,6 +9,7 @@ slowest twentieth of a load is made of it.
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -35,7 +36,7 @@ REST_SECONDS: Final = 2.0
 """Time for what a server does behind its start: it compares itself with the plan, and reads the vocabulary for grammars."""
 
 
-def verify_front_end(found: Verification, runner: str, flags: Sequence[str], cache: Path) -> tuple[Verification, list[float]]:
+def verify_front_end(found: Verification, flags: Sequence[str], cache: Path) -> tuple[Verification, list[float]]:
     """The verification with lines of the time to a lone prompt's first token and between its tokens, and the errors of these from now on.
 
     flags  of `serve`, its model first; cache: where corrections are kept
@@ -51,11 +52,11 @@ def verify_front_end(found: Verification, runner: str, flags: Sequence[str], cac
     host = max(0.0, gap - token)
     beside = max(0.0, first - prompt - host)
     spread = [1.0 + (each - first) / (first - beside) for each in firsts]
-    keep_front_end(cache, found.deployment, runner, beside, host, spread)
-    kept = read_correction(cache, found.deployment, runner)
+    keep_front_end(cache, found.deployment, found.runner, beside, host, spread)
+    kept = read_correction(cache, found.deployment, found.runner)
     deployment = found.deployment if kept is None else corrected(found.deployment, kept)
     errors = [told / each - 1 for (_, each), told in zip(measured, _told(deployment), strict=True)]
-    return Verification((*found.lines, *lines), deployment), errors
+    return replace(found, lines=(*found.lines, *lines), deployment=deployment), errors
 
 
 def _steps(deployment: Deployment) -> tuple[float, float]:

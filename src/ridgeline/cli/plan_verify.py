@@ -44,8 +44,7 @@ def run_verify(given: Mapping[str, Any]) -> None:
     after = [each.error for each in speed_lines(found.deployment, timed)]
     if info.generates and info.max_model_len >= 2 * PROMPT_TOKENS:
         flags = [given["model"], "--kv-dtype", config.kv_dtype, *(("--max-model-len", str(given["context"])) if given["context"] else ())]
-        runner = next(str(each.value) for each in decisions if each.name == "runner")
-        found, errors = verify_front_end(found, runner, flags, cache_directory())
+        found, errors = verify_front_end(found, flags, cache_directory())
         after += errors
     _report(found, after, given["as_json"])
 

@@ -25,6 +25,13 @@ MAX_BYTES: Final = 1 << 50
 MAX_SECONDS: Final = 1.0
 MAX_FACTORS: Final = 64
 LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0  # of `Correction.spread`
+START_STEPS: Final = 3
+"""Steps that a start times, each the quickest of some in a row, in processor time. In a server they are longer:"""
+START_HOST_SECONDS: Final = 1e-3
+"""beside their computing, on a CPU, and"""
+START_SPREAD: Final = (1.02, 1.10, 1.16, 1.21, 1.26, 1.30, 1.36, 1.44, 1.55, 1.75, 2.20)
+"""prompts by these factors, as `Device.spread` has them: in the median 1.1 and 1.3 to 1.5 on two machines. One that comes behind a pause of
+0.25 s takes a quarter to a third more than its processor time says, as its threads sleep on cores that do; the rest is a hot loop's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class Correction:
     front_end_seconds  of a request between its client and its steps, 0 where no server was asked
     start_ratio        what the start of the engine that was timed had measured, the quickest of some, over what these speeds say of it
     host_seconds       of a server's step beside its computing, 0 where no server was asked
-    spread             how much the same prompt's time varies, see `Device.spread`
+    spread             how much a prompt's time varies around its estimate, see `Device.spread`: those that were asked last, and fewer of
+                       those before
     own_bytes          as `overhead_bytes`, of the process of `plan --verify`, which holds an engine and no server; 0: not measured
     """
 
@@ -102,13 +110,33 @@ def keep_correction(cache: Path, deployment: Deployment, runner: str, correction
 
 def keep_front_end(cache: Path, deployment: Deployment, runner: str, request: float, step: float, spread: Sequence[float]) -> None:
     """Adds what a server takes beside its steps, seconds of a request and of each step, and how much a prompt's varies to the kept
-    correction, of which there must be one."""
+    correction, of which there must be one. Few prompts tell little of the slowest: those of earlier times count with them."""
     known = read_correction(cache, deployment, runner)
     if known is not None:
         request, step = (min(max(0.0, seconds), MAX_SECONDS / 2) for seconds in (request, step))
-        factors = tuple(sorted(min(max(LEAST_FACTOR, factor), MOST_FACTOR) for factor in spread))
+        factors = _thinned([*known.spread, *(min(max(LEAST_FACTOR, factor), MOST_FACTOR) for factor in spread)])
         asked = replace(known, front_end_seconds=request, host_seconds=step, spread=factors)
         keep_correction(cache, deployment, runner, asked)
+
+
+def keep_served(cache: Path, deployment: Deployment, runner: str, step: float, factors: Sequence[float]) -> bool:
+    """Sets what a server's own requests have told in place of what those of another one did: seconds of each step beside its computing,
+    and prompts' over their estimates. False where nothing is kept, since `plan --verify` has told more, or no start anything."""
+    known = read_correction(cache, deployment, runner)
+    if known is None or known.front_end_seconds:
+        return False
+    found = _thinned([min(max(LEAST_FACTOR, factor), MOST_FACTOR) for factor in factors])
+    step = min(max(0.0, step), MAX_SECONDS / 2)
+    # With so many steps, the next start's few do not move the estimates that the factors are relative to.
+    keep_correction(cache, deployment, runner, replace(known, host_seconds=step, spread=found, steps=max(known.steps, len(factors))))
+    return True
+
+
+def _thinned(factors: list[float]) -> tuple[float, ...]:
+    """At most `MAX_FACTORS` of them, evenly chosen, in ascending order."""
+    factors.sort()
+    count = min(len(factors), MAX_FACTORS)
+    return tuple([factors[(2 * number + 1) * len(factors) // (2 * count)] for number in range(count)])
 
 
 def _is_dated(entry: Any) -> bool:
@@ -116,8 +144,10 @@ def _is_dated(entry: Any) -> bool:
 
 
 def corrected(deployment: Deployment, correction: Correction) -> Deployment:
-    """The deployment on its device as measured."""
+    """The deployment on its device as measured. Where a start alone has told, steps get what they usually have beside in a server."""
     device = deployment.device
+    is_of_start = correction.steps <= START_STEPS and not device.is_gpu
+    usual_host, usual_spread = (START_HOST_SECONDS, START_SPREAD) if is_of_start else (device.host_seconds, ())
     return replace(deployment, device=replace(
         device,
         compute_share=correction.flops_per_second / device.flops(deployment.compute_dtype),
@@ -127,6 +157,6 @@ def corrected(deployment: Deployment, correction: Correction) -> Deployment:
         overlap=correction.overlap,
         overhead_bytes=correction.overhead_bytes,
         front_end_seconds=correction.front_end_seconds or device.front_end_seconds,
-        host_seconds=correction.host_seconds or device.host_seconds,
-        spread=correction.spread,
+        host_seconds=correction.host_seconds or usual_host,
+        spread=correction.spread or usual_spread,
     ))  # fmt: skip

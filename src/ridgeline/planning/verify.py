@@ -67,10 +67,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A start's predictions beside what was measured. `deployment`: what was started, on this machine as it is known now."""
+    """A start's predictions beside what was measured. `deployment`: what was started, on this machine as it is known now; `runner`: by
+    which."""
 
     lines: tuple[Line, ...]
     deployment: Deployment
+    runner: str
 
 
 def verify_start(
@@ -111,7 +113,7 @@ def verify_start(
     if len(timed) >= UNKNOWNS and info.timed:
         found = replace(found, start_ratio=_median_ratio(speed_lines(corrected(deployment, found), info.timed)))
     keep_correction(cache, deployment, runner, found)
-    return Verification((*memory, *speed), corrected(deployment, found))
+    return Verification((*memory, *speed), corrected(deployment, found), runner)
 
 
 def _joined(before: Correction, found: Correction, ratio: float, *, knows_engine: bool) -> Correction:
@@ -120,9 +122,11 @@ def _joined(before: Correction, found: Correction, ratio: float, *, knows_engine
     overhead_bytes = (found if knows_engine else before).overhead_bytes
     stays = found.steps < UNKNOWNS <= before.steps and abs(log(ratio / before.start_ratio)) <= log(1 + CONTRADICTION)
     kept = before if stays else found
+    # Factors of other estimates say nothing of these: a start's few are the quickest of some, and served prompts are held against those.
+    spread = before.spread if stays or (found.steps >= UNKNOWNS and before.front_end_seconds) else ()
     return replace(
         kept, overhead_bytes=overhead_bytes, own_bytes=found.own_bytes or before.own_bytes,
-        front_end_seconds=before.front_end_seconds, host_seconds=before.host_seconds, spread=before.spread,
+        front_end_seconds=before.front_end_seconds, host_seconds=before.host_seconds, spread=spread,
     )  # fmt: skip
 
 

@@ -320,6 +320,12 @@ async def _ready(engine: EngineClient) -> Ready:
         waiting.cancel()
 
 
+def verification(deployment: Deployment) -> "Verification | None":
+    """The start beside its plan, once it has been set there."""
+    task = deployment.verifying
+    return task.result() if task is not None and task.done() and not task.cancelled() and task.exception() is None else None
+
+
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
     if not model.engine.info.generates:

@@ -19,6 +19,7 @@ from ridgeline.observe.shares import slowest
 from ridgeline.observe.speculation import explain_drafts
 from ridgeline.observe.verdict import WINDOW_SECONDS, Served, Verdict, judge
 from ridgeline.server.callers import current_caller
+from ridgeline.server.deployment import verification
 from ridgeline.server.live_shapes import KV, History, Latency, Lever, Live, LiveTenant, LiveVerdict, Rates, SlowRequest
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
@@ -47,8 +48,7 @@ class Judge:
 
     def _judge(self, now: float) -> Verdict:
         deployment, metrics = self._service.deployments.current, self._service.metrics
-        task, ended = deployment.verifying, max(1, metrics.request_prompt.count)
-        found = task.result() if task is not None and task.done() and not task.cancelled() and task.exception() is None else None
+        found, ended = verification(deployment), max(1, metrics.request_prompt.count)
         served = Served(
             info=deployment.model.engine.info, config=deployment.engine_config, planned=None if found is None else found.deployment,
             prompt=metrics.request_prompt.sum / ended, output=metrics.request_generation.sum / ended,

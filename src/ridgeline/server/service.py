@@ -37,12 +37,13 @@ from ridgeline.observe.outcomes import Outcomes
 from ridgeline.observe.prefixes import PromptLog
 from ridgeline.observe.recorder import Recorder
 from ridgeline.observe.requests import ChoiceTimes, OnChoice, parse_goodput
+from ridgeline.observe.served import keep_lone_prompts
 from ridgeline.observe.starts import keep_start
 from ridgeline.observe.tracing import Tracer
 from ridgeline.server.blocks import HeldBlocks
 from ridgeline.server.brown_out import BrownOut
 from ridgeline.server.callers import current_caller, private_salt
-from ridgeline.server.deployment import Deployment
+from ridgeline.server.deployment import Deployment, verification
 from ridgeline.server.deployments import Deployments, renumbered
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import Model, served_name
@@ -93,6 +94,8 @@ class Service:
         self.late_steps = LateSteps(engine_config.step_ms)
         self.deployments = Deployments(engine_config, config, self._apply_events, on_progress, seats)
         self._engine_starts = 0
+        self._served_from = 0
+        """Index of the first step of the model that answers."""
         self.brown_out: BrownOut | None = None
         self.set_brown_out(config.brown_out)
         self._grammars = StructuredOutputCompiler()
@@ -122,8 +125,11 @@ class Service:
         return model
 
     async def stop(self) -> None:
-        """Ends the engine and all open requests."""
+        """Ends the engine and all open requests. What was served is kept as this machine's."""
+        current = self.deployments.current
         await self.deployments.stop()
+        if (started := verification(current)) is not None:
+            await asyncio.to_thread(keep_lone_prompts, self.ledger.steps, self._served_from, started, cache_directory())
         await asyncio.to_thread(self._grammars.close)
         await asyncio.to_thread(self.counterfactuals.close)
         if self.tracer is not None:
@@ -139,6 +145,7 @@ class Service:
         old = self.deployments.put_away() if new is None else self.deployments.switch(new)
         self._engine_starts = 0 if new is None or new.client is None else new.client.starts
         self._intake.catch_up()
+        self._served_from = self.ledger.steps.end
         self.metrics.engine_replaced()
         self.ledger.steps.forget_floors()
         self.live.engine_lost()

@@ -37,7 +37,8 @@ class Device:
                            themselves; a core that unpacks and multiplies what it reads hides a part
     front_end_seconds      of a request between its client on the same machine and its steps; 0: not measured
     host_seconds           of a server's step beside its computing; 0: not measured
-    spread                 what the same prompt takes, one time and another, over its median, in ascending order; empty: not measured
+    spread                 what the same prompt takes in a server, one time and another, over its estimate, in ascending order; empty:
+                           not measured
     """
 
     name: str
