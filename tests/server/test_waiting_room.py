@@ -46,7 +46,7 @@ def test_who_floods_fills_his_own_share() -> None:
 
 
 def test_a_target_counts_once_the_server_is_behind_and_a_deadline_always() -> None:
-    """Behind is who has more than a quarter of its rows waiting, those who were refused among them, until nobody would wait."""
+    """Behind is who has more waiting than rows, those who were refused among them, until nobody would wait."""
 
     def may_wait(patience: Patience, open_: int, now: float) -> bool:
         try:
@@ -61,11 +61,14 @@ def test_a_target_counts_once_the_server_is_behind_and_a_deadline_always() -> No
         room.on_ended(1, ROWS, ROWS, end / 4)  # four per second
     brief = Patience(target=0.1)
     assert may_wait(brief, ROWS + 1, 1.0) and not may_wait(Patience(deadline=0.1), ROWS + 1, 1.0)
-    assert [may_wait(brief, ROWS + 1, 1.0) for _ in range(3)] == [True, False, False], "the one that was refused would wait, too"
+    assert [may_wait(brief, ROWS + 1, 1.0) for _ in range(20)] == [True] * 13 + [False] * 7, "those who were refused would wait, too"
     room.on_ended(1, ROWS, ROWS, 1.2)
     assert not may_wait(brief, ROWS + 1, 1.2), "those who were refused would wait still"
     assert may_wait(brief, ROWS - 1, 1.3) and not may_wait(brief, ROWS + 1, 1.4), "a free row for a moment is no lull"
-    assert may_wait(brief, ROWS - 1, 9.0) and may_wait(brief, ROWS + 1, 9.1), "behind a lull the server is not behind"
+    for second in range(2, 40):
+        assert all(may_wait(brief, ROWS - 1, second + part / 5) for part in range(5)), "there is room"
+    assert not may_wait(brief, ROWS + 1, 40), "who comes meanwhile, five per second, would have to wait behind those who were refused"
+    assert may_wait(brief, ROWS - 1, 52) and may_wait(brief, ROWS + 1, 52.1), "behind a lull of two rounds the server is not behind"
 
 
 def test_who_leaves_the_queue_frees_no_row() -> None:

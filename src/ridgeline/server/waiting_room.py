@@ -16,8 +16,8 @@ from ridgeline.server.promises import Promises
 from ridgeline.server.targets import Patience
 
 MIN_ENDS: Final = 96
-LASTING_SHARE: Final = 1 / 4
-"""Share of the rows: more than so many that would wait, had nobody been refused, are no passing queue."""
+MOST_BEHIND: Final = 2
+"""Rounds of all rows: more that would wait, had nobody been refused, are not counted, as they would not wait for ever."""
 NO_PATIENCE: Final = Patience()
 
 
@@ -95,10 +95,11 @@ class Backlog:
         self._sequences = max(self._sequences, waiting, 0)
         self._at = now
 
-    def add(self, count: int, rows: int) -> None:
-        """Counts so many more who come and would have to wait."""
-        self._sequences += count
-        if not self._sequences or self._sequences > LASTING_SHARE * rows:
+    def add(self, count: int, waiting: int, rows: int) -> None:
+        """Counts so many who come, of whom `waiting` have no row: while others would wait all of them would, behind these. As many as there
+        are rows are no passing queue."""
+        self._sequences = min(self._sequences + (count if self._sequences else waiting), MOST_BEHIND * rows)
+        if not self._sequences or self._sequences > rows:
             self.is_lasting = self._sequences > 0
 
     def on_ended(self, count: int) -> None:
@@ -146,7 +147,7 @@ class WaitingRoom:
         share = self._share(caller, open_)
         limit = max(int(places * share), count if own == 0 else 1)
         waiting = max(0, own - int(rows * share))
-        self._backlog.add(max(0, min(count, total + count - rows)), rows)
+        self._backlog.add(count, max(0, min(count, total + count - rows)), rows)
         limits = patience if self._backlog.is_lasting else (patience.deadline,)
         seconds = min([each for each in limits if each is not None], default=None)
         wait = 0.0
