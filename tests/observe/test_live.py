@@ -25,6 +25,7 @@ from ridgeline.observe.live import Live, Second
 from ridgeline.observe.metrics import Metrics
 from ridgeline.observe.prometheus import exposition
 from ridgeline.observe.prometheus_live import LiveCollector
+from ridgeline.observe.steps import LEAST_SEEN, StepLog
 from ridgeline.observe.verdict import BOTTLENECKS, Served, Verdict, judge
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
@@ -317,6 +318,18 @@ def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
     assert whole.host == pytest.approx(0.005)
     assert whole.knee(0.0, 512) == pytest.approx(16) and whole.knee(1.0, 512) == pytest.approx(16 / 3) and whole.knee(0.0, 9) == 9
     assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)
+
+
+def test_a_few_steps_of_a_size_tell_nothing() -> None:
+    log = StepLog()
+    for number in range(LEAST_SEEN + 9):
+        rows = {1: 1, 2: 1} if number < 9 else {1: 1}
+        log.planned(events.Scheduled(number, float(number), tuple(rows), array("i", rows.values()), 0, 900, 0))
+        log.committed(events.Computed(number, number + 0.5, tuple(rows), array("i", [1] * len(rows))), number + 0.5)
+        log.timed(events.StepTimed(number, Timings(run=0.3 if number == 9 else 0.1)))
+    assert log.floors() == {1: pytest.approx(0.1, rel=0.1)} and log.floor(2) == pytest.approx(0.1), "charges take what there is"
+    log.forget_floors()
+    assert not log.floors() and log.floor(1) is None
 
 
 def test_rows_that_were_seen_take_what_they_took() -> None:

@@ -18,6 +18,8 @@ MAX_DEPTH: Final = 8
 """More steps than are ever in flight."""
 FLOOR_WEIGHT: Final = 0.1
 """Weight of a new step in the mean time of steps that decode as many rows."""
+LEAST_SEEN: Final = 32
+"""Steps of a number of rows from which on they tell what such steps cost: the first one then counts for less than a twentieth."""
 MAX_FLOOR_ROWS: Final = 4_096
 
 
@@ -67,7 +69,7 @@ class StepLog:
         self._rows_end = 0
         """Rows that have been appended since the start; of them the last `max_rows` are kept."""
         self._last: tuple[tuple[int, ...], IntColumn, int] = (), array("i"), 0
-        self._floors = array("d")
+        self._floors, self._floor_steps = array("d"), array("q")
 
     @property
     def first(self) -> int:
@@ -79,7 +81,7 @@ class StepLog:
         """Bytes of all columns."""
         columns = (
             self._planned, self._ended, self._seen, self._run, self._prefill, self._decode, self._waiting, self._free, self._positions,
-            self._rows_at, self._rows, self._numbers, self._counts, self._floors,
+            self._rows_at, self._rows, self._numbers, self._counts, self._floors, self._floor_steps,
         )  # fmt: skip
         return sum(len(column) * column.itemsize for column in columns) + len(self._lack)
 
@@ -130,9 +132,11 @@ class StepLog:
         run = self._run[at] = event.timings.run
         rows = self._decode[at]
         if run > 0 and not self._prefill[at] and rows <= MAX_FLOOR_ROWS:
-            floors = self._floors
+            floors, steps = self._floors, self._floor_steps
             if len(floors) <= rows:
                 floors.extend([0.0] * (rows + 1 - len(floors)))
+                steps.extend([0] * (rows + 1 - len(steps)))
+            steps[rows] += 1
             floors[rows] += (run - floors[rows]) * (FLOOR_WEIGHT if floors[rows] else 1.0)
 
     def _lose(self) -> None:
@@ -206,12 +210,13 @@ class StepLog:
         return floors[below or above] if below or above else None
 
     def floors(self) -> dict[int, float]:
-        """Seconds of steps that decoded so many rows and nothing else, by rows, of all that have been seen."""
-        return {rows: seconds for rows, seconds in enumerate(self._floors) if seconds}
+        """Seconds of steps that decoded so many rows and nothing else, by rows, of those that have been seen often: the first ones of a
+        size are often of cold code and memory."""
+        return {rows: seconds for rows, seconds in enumerate(self._floors) if self._floor_steps[rows] >= LEAST_SEEN}
 
     def forget_floors(self) -> None:
         """Another model's steps come from now on."""
-        del self._floors[:]
+        del self._floors[:], self._floor_steps[:]
 
     def index_at(self, time: float) -> int:
         """Index of the first step that ended at or after `time`."""
