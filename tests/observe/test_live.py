@@ -313,8 +313,8 @@ def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
     other = steps_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, nothing).line
     assert (other.fixed, other.row) == pytest.approx((0.006, 0.003)), "the start's line counts nowhere"
     window = Second(10, 100, 100 * 0.013 + 0.2, 100 * 0.018 + 0.2, 200, 200, 300)
-    whole = steps_of(StepSeconds(0.011, 0.001, 0.002), {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
-    assert (whole.line.fixed, whole.line.row, whole.line.token) == pytest.approx((0.011, 0.001, 0.002))
+    whole = steps_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
+    assert (whole.line.fixed, whole.line.row, whole.line.token) == pytest.approx((0.011, 0.001, 0.002)), "what the window's prompts cost"
     assert whole.host == pytest.approx(0.005)
     assert whole.knee(0.0, 512) == pytest.approx(16) and whole.knee(1.0, 512) == pytest.approx(16 / 3) and whole.knee(0.0, 9) == 9
     assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)

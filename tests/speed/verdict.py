@@ -32,7 +32,7 @@ from processes import SOURCE, ServerProcess
 
 from ridgeline.observe.knee import fit_line
 
-STREAMS = (1, 2, 3, 4, 5, 6, 8, 12)
+STREAMS = (1, 2, 3, 4, 6, 8, 12)
 NEAR = 0.2
 PROMPT, OUTPUT = 64, 64
 SETTLE_SECONDS, WINDOW_SECONDS = 6.0, 12.0

@@ -19,6 +19,8 @@ from ridgeline.observe.live import Second
 PRIOR_ROWS: Final = (1, 2, 4, 8, 16, 32)
 """Numbers of rows at which the start's line counts, unless one within `NEAR` of it was seen."""
 NEAR: Final = 1.5
+LEAST_PREFILL: Final = 64
+"""Prompt tokens of a window from which on it tells what one costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,18 @@ class Steps:
 
 
 def steps_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> Steps:
-    """Steps by those that were `seen`, with the host's part of a window. `start`: the line as the start measured it. A prompt token costs
-    what it did then, at the pace of now: as what a window's steps took beyond decoding it would be a small rest of two large sums."""
+    """Steps by those that were `seen`, and those of a window, whose prompt tokens cost what its steps took beyond decoding, and what
+    they did at the start at least, which timed the quickest. `start`: the line as that measured it."""
     pace = median([seconds / start.of(rows, 0) for rows, seconds in seen.items()]) if seen else 1.0
     points = dict(seen)
     for rows in PRIOR_ROWS:
         if not any(rows / NEAR < each < rows * NEAR for each in seen):
             points[rows] = pace * start.of(rows, 0)
     fixed, row = fit_line(points)
-    return Steps(StepSeconds(fixed, row, pace * start.token), max(0.0, window.busy - window.run) / window.steps, seen)
+    prefill, token = window.tokens - window.decode, pace * start.token
+    if prefill >= LEAST_PREFILL:
+        token = max(token, (window.run - fixed * window.steps - row * window.decode) / prefill)
+    return Steps(StepSeconds(fixed, row, token), max(0.0, window.busy - window.run) / window.steps, seen)
 
 
 def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
