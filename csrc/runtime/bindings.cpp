@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -211,6 +213,9 @@ void bind_plan(nb::module_& m) {
         p.begin(begun, selected, factor);
     });
     plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
+    // Where the experts of the op that was added last lie; the store lives as long as the plan.
+    plan.def("store", [](Plan& p, ExpertStore& store, std::size_t group, std::size_t place) { p.store_last({&store, group, place}); },
+             nb::keep_alive<1, 2>());
     plan.def("screen", &Plan::add_screen);
     plan.def_prop_ro("screened", [](const Plan& p) {
         const Screen::Counts counts = p.screened();
@@ -229,6 +234,25 @@ void bind_plan(nb::module_& m) {
        nb::arg("followers") = 0);
     m.attr("GRAMMAR_CALLS") = sizeof(GrammarCalls) / sizeof(std::int64_t);
     m.attr("FOLLOWER") = sizeof(Follower) / sizeof(std::int64_t);
+}
+
+// Slots are the caller's memory, which lives as long as the store; so does a store as long as plans that read its experts.
+void bind_experts(nb::module_& m) {
+    nb::class_<ExpertStore>(m, "ExpertStore")
+        .def("__init__", [](ExpertStore* self, const std::string& path, Address slots, std::size_t slot_bytes, std::size_t count, std::size_t readers) {
+            new (self) ExpertStore(path, pointer<std::uint8_t>(slots), slot_bytes, count, readers);
+        })
+        // Pieces as (offset in the file, bytes from one expert to the next, place in a slot).
+        .def("add", [](ExpertStore& store, const std::vector<std::tuple<std::uint64_t, std::size_t, std::size_t>>& pieces, std::size_t experts) {
+            std::vector<ExpertStore::Piece> made;
+            for (const auto& [offset, stride, place] : pieces) made.push_back({offset, stride, place});
+            return store.add(made, experts);
+        })
+        .def_prop_ro("direct", &ExpertStore::direct)
+        .def_prop_ro("counts", [](const ExpertStore& store) {
+            const ExpertStore::Counts counts = store.counts();
+            return nb::make_tuple(counts.uses, counts.misses, counts.bytes, counts.waited);
+        });
 }
 
 // Rows are an array of `SampleRow`, whose fields Python is told: (name, type, offset) of each.
@@ -298,6 +322,7 @@ NB_MODULE(_C, m) {
         return names;
     });
     bind_attention(m);
+    bind_experts(m);
     bind_linear(m);
     bind_ops(m);
     bind_plan(m);

@@ -29,9 +29,9 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
         case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
         case PhaseKind::products:
             return rows == 0 || (screened_ && &phase == &head()) ? 0 : ceiling(phase.blocks, blocks_each(phase, step)) * parts(phase, step);
-        case PhaseKind::sort: return phase.routing != nullptr && rows > phase.routing->k() ? 1 : 0;
+        case PhaseKind::sort: return phase.routing != nullptr && rows > 0 && (rows > phase.routing->k() || phase.routing->stored()) ? 1 : 0;
         case PhaseKind::experts: {
-            const size_t tiles = phase.routing->tiles(rows);
+            const size_t tiles = rows == 0 ? 0 : phase.routing->tiles(rows);
             return tiles == 0 ? 0 : tiles * ceiling(phase.blocks, expert_blocks_each(phase, tiles));
         }
         case PhaseKind::attention: return cuts_[phase.cut].count;

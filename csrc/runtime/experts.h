@@ -9,10 +9,17 @@
 #include <vector>
 
 #include "linear/linear.h"
+#include "runtime/expert_store.h"
 
 namespace ridgeline {
 
 constexpr size_t kMostExperts = 1024;    // that a token may choose from
+
+// Where experts lie that are not all in memory: a store, their group, and where in a slot the matrix begins. No store: all are.
+struct Stored {
+    ExpertStore* store = nullptr;
+    size_t group = 0, place = 0;
+};
 
 struct ExpertsOp {
     Matrix weight;                       // of expert 0
@@ -24,6 +31,7 @@ struct ExpertsOp {
     const int32_t* experts;              // [tokens, k]; null: 0 … k - 1 for every token
     size_t k;
     bool input_per_expert;                     // codes or x have a row per choice, not per token
+    Stored stored;                       // where not all of them are in memory
 };
 
 // The same of each op that is such a product.
@@ -47,16 +55,23 @@ public:
     const int32_t* experts() const { return experts_; }
     size_t k() const { return k_; }
 
-    // Makes the tiles of so many rows, those of most rows first.
+    // The chosen ones are required of a store before they are multiplied.
+    void require_of(const Stored& stored);
+    bool stored() const { return store_ != nullptr; }
+
+    // Makes the tiles of so many rows, those of most rows first; behind them those whose experts are still being read.
     void sort(size_t rows);
+    // Whether chunks of a single token may lie apart: all that it has chosen was in memory.
+    bool apart(size_t rows) const { return rows == k_ && (store_ == nullptr || here_); }
 
     // Number of tiles of a step with so many rows, once it is sorted. A thread that is late by a step may ask at any time.
-    size_t tiles(size_t rows) const { return rows <= k_ ? rows : count_.load(std::memory_order_acquire); }
+    size_t tiles(size_t rows) const { return rows <= k_ && store_ == nullptr ? rows : count_.load(std::memory_order_acquire); }
     Tile tile(size_t number, size_t rows) const;
 
 private:
     struct Range {
         int32_t expert;
+        bool here;
         size_t first, count;             // of order_
     };
 
@@ -68,6 +83,13 @@ private:
     std::vector<size_t> starts_;
     std::vector<Range> ranges_;
     std::atomic<size_t> count_{0};
+    ExpertStore* store_ = nullptr;
+    size_t group_ = 0;
+    bool here_ = true;
+    std::vector<int32_t> chosen_;
+    std::unique_ptr<bool[]> found_;
+
+    void require();
 };
 
 // What a thread needs to bring rows of a tile together, and to put outputs where they belong. `source`: whose rows are there.

@@ -122,6 +122,13 @@ void Plan::add_experts(const ExpertsOp& op) {
     products.blocks += ceiling(op.weight.n, kBlockRows);
 }
 
+void Plan::store_last(const Stored& stored) {
+    Phase& products = phases_.back();
+    products.experts.back().stored = stored;
+    products.routing->require_of(stored);
+    stores_.insert(stored.store);
+}
+
 void Plan::add_screen() {
     const Phase product = phases_.back();
     for (const PhaseKind kind : {PhaseKind::measure, PhaseKind::bound, PhaseKind::threshold, PhaseKind::compute}) phase(kind, product.selected);
@@ -170,6 +177,7 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
         for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(head(), step_) * kBlockRows);
     }
     team_->enter(walk, this);
+    for (ExpertStore* store : stores_) store->check();
     if (screened_) {
         screen_->end();
         return best ? screen_->best(wanted.best) : void();
@@ -273,7 +281,7 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
 // Chunks are (tile, blocks of all products): the tiles of most rows come first. The choices of a single token are streams of memory.
 void Plan::multiply_experts(const Phase& phase, const Step& step, size_t chunk, int thread) {
     const size_t rows = rows_of(phase, step), tiles = phase.routing->tiles(rows), size = expert_blocks_each(phase, tiles);
-    const size_t per = ceiling(phase.blocks, size), place = rows == phase.routing->k() ? in_streams(chunk, tiles * per, scratch_.size()) : chunk;
+    const size_t per = ceiling(phase.blocks, size), place = phase.routing->apart(rows) ? in_streams(chunk, tiles * per, scratch_.size()) : chunk;
     const Tile tile = phase.routing->tile(place / per, rows);
     size_t first = place % per * size, left = std::min(size, phase.blocks - first), passed = 0;
     ExpertRoom& room = rooms_[static_cast<size_t>(thread)];

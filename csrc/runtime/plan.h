@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "runtime/experts.h"
@@ -80,6 +81,8 @@ public:
     // What follows is added to the phase that was begun last.
     void begin(OpKind kind, bool selected, size_t factor);
     void add(OpNumber op, const void* params);
+    // Where the experts of the op that was added last lie, if not all are in memory.
+    void store_last(const Stored& stored);
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
     // are wanted.
     void add_screen();
@@ -91,6 +94,7 @@ public:
     uint64_t beat() const;
     Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
 
+    // std::runtime_error where experts could not be read from their file: what the step made is void.
     // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.
     void run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted);
 
@@ -146,6 +150,7 @@ private:
     std::vector<Cut> cuts_;
     std::vector<std::unique_ptr<Routing>> routings_;
     bool routed_ = false;                // nothing has been chosen since the last routing was made
+    std::set<ExpertStore*> stores_;      // that experts come from
     std::vector<ExpertRoom> rooms_;      // one per thread
     std::vector<float> partials_;
     std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of

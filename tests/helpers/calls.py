@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import Records, layer_record
-from ridgeline.compute.cpu.packing import PackedWeight, allocate
+from ridgeline.compute.cpu.memory import allocate
+from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.quantised import SCALE_CODES, SUM_CODES
 

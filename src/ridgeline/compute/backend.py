@@ -20,7 +20,7 @@ from ridgeline.compute.decoding.pooling import RowPool
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
+from ridgeline.core.plan import ExpertReads, IntColumn, Plan, TokenLogprobs
 from ridgeline.core.thinking import ThinkingState
 from ridgeline.engine.executor import BlockContents
 
@@ -108,6 +108,7 @@ class StepOutput(NamedTuple):
     drafted: tuple[tuple[int, ...], ...] = ()
     draft_seconds: float = 0.0
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    experts: ExpertReads | None = None
 
 
 class Backend(Protocol):

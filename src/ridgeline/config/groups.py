@@ -53,6 +53,10 @@ class EngineConfig:
         "evicted KV blocks are copied back instead of computed again; on a CPU a larger KV cache serves better",
         "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large", unit="GiB",
     )  # fmt: skip
+    expert_memory: float = _set(
+        0.0, "GiB of memory for experts of a sparse model; others are read from disk [all].", "models larger than memory run (native)",
+        "ridgeline_expert_misses and ridgeline_expert_wait_seconds grow with every token: too small", unit="GiB",
+    )  # fmt: skip
     kv_cache_dir: str | None = _set(
         None, "Folder for KV blocks that outlive the engine, made where there is none.",
         "prompts that were computed before a restart are read instead of computed again; one engine per folder and model",

@@ -41,6 +41,9 @@ def resolve_runner(
     if config.trace is not None and runner != "native":
         fix = {"--runner": "native"} if no_extension is None else {"--trace": None}
         raise ConfigError(f"--trace shows the threads of the native runner; the {runner} runner writes none", fix=fix)
+    if config.expert_memory and runner != "native":
+        fix = {"--runner": "native"} if no_extension is None else {"--expert-memory": None}
+        raise ConfigError(f"--expert-memory is for the native runner; the {runner} runner keeps all experts in memory", fix=fix)
     decisions += _gpu_settings(config, runner)
     dtype = next((str(each.value) for each in decisions if each.name == "dtype"), "")
     decisions += [_kv_dtype(config, runner, dtype), _threads(config, cpu_cores)]

@@ -105,14 +105,30 @@ class TokenLogprobs:
     rank: int = 1
 
 
+class ExpertReads(NamedTuple):
+    """What a step asked of experts that are not all in memory.
+
+    uses, misses  experts chosen in its layers, each once a layer; those that were not in memory
+    bytes         read
+    wait          seconds that threads waited for them, all threads together
+    """
+
+    uses: int
+    misses: int
+    bytes: int
+    wait: float
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one step in the executor: waiting for its turn, making its inputs, running, and of that in the draft model."""
+    """Seconds of one step in the executor: waiting for its turn, making its inputs, running, and of that in the draft model; and what it
+    read of experts, None where all are in memory."""
 
     queue: float = 0.0
     prepare: float = 0.0
     run: float = 0.0
     draft: float = 0.0
+    experts: ExpertReads | None = None
 
 
 @dataclass(frozen=True, slots=True)

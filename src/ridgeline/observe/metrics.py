@@ -8,6 +8,7 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
+from ridgeline.core.plan import ExpertReads
 from ridgeline.observe.ends import AnswerEnds
 from ridgeline.observe.histogram import Histograms
 from ridgeline.observe.requests import COMPLETE, Choice, ChoiceTimes, OnChoice, OpenRequest, Result, Tenants, objective_of
@@ -39,6 +40,7 @@ class Metrics(Histograms):
         self.cached_tokens = 0
         """Prompt tokens taken from the prefix cache, of requests whose first choice has ended; `prefix_hits` counts resumptions too."""
         self.preemptions = 0
+        self.experts: ExpertReads | None = None
         self.draft_tokens = 0
         self.accepted_tokens = 0
         """Drafted ids that were accepted."""
@@ -112,6 +114,7 @@ class Metrics(Histograms):
                 self.blocks_from_host += not event.out
             case events.StepTimed():
                 self.step_run.observe(event.timings.run)
+                self._expert_reads(event.timings.experts)
             case events.Idle():
                 self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
             case events.Drafting():
@@ -193,6 +196,13 @@ class Metrics(Histograms):
             self.queue.observe(event.time - request.arrived)
         choice.sequence = event.sequence
         self._rows[event.sequence] = choice
+
+    def _expert_reads(self, read: ExpertReads | None) -> None:
+        """Adds what a step read of experts; None where all are in memory."""
+        if read is not None:
+            before = self.experts or ExpertReads(0, 0, 0, 0.0)
+            uses, misses = before.uses + read.uses, before.misses + read.misses
+            self.experts = ExpertReads(uses, misses, before.bytes + read.bytes, before.wait + read.wait)
 
     def _computed(self, event: events.Computed) -> None:
         self.draft_tokens += event.drafted

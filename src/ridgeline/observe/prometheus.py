@@ -131,6 +131,11 @@ class MetricsCollector(Collector):
             yield self._counter(name, text, [((), value)])
         swaps = [((result,), count) for result, count in m.swaps.items()]
         yield self._counter("ridgeline_model_swaps", "Swaps of the model (`admin swap`) by what became of them.", swaps, "result")
+        if m.experts is not None:
+            yield self._counter("ridgeline_expert_uses", "Experts that steps chose, each once a layer.", [((), m.experts.uses)])
+            yield self._counter("ridgeline_expert_misses", "Of these such as were not in memory.", [((), m.experts.misses)])
+            yield self._counter("ridgeline_expert_read_bytes", "Bytes of experts read from disk.", [((), m.experts.bytes)])
+            yield self._counter("ridgeline_expert_wait_seconds", "Waits for them, of all threads together.", [((), m.experts.wait)])
         finished = [((reason.value,), count) for reason, count in m.finished.items()]
         yield self._counter("vllm:request_success", "Choices that ended, by reason.", finished, "finished_reason")
         rejected = [((code,), count) for code, count in m.rejected.items()]

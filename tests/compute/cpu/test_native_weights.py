@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import ALIGNMENT, PackedWeight, Pieces, pack, packable, row_bytes, widened
+from ridgeline.compute.cpu.memory import ALIGNMENT, Pieces
+from ridgeline.compute.cpu.packing import PackedWeight, pack, packable, row_bytes, widened
 
 
 def test_only_matrices_that_were_stored_otherwise_are_told() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import NativeKVCache
-from ridgeline.compute.cpu.packing import ALIGNMENT, FORMATS, PIECE_BYTES, Pieces, allocate, pack, pack_weights
+from ridgeline.compute.cpu.memory import ALIGNMENT, PIECE_BYTES, Pieces, allocate
+from ridgeline.compute.cpu.packing import FORMATS, pack, pack_weights
 from ridgeline.config.env import ModelStores
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.hardware.machine import anonymous_bytes

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.adapters.slots import AdapterSlots, LoadedAdapter
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import ALIGNMENT, allocate
+from ridgeline.compute.cpu.memory import ALIGNMENT, allocate
 from ridgeline.compute.ops.lora import Pair
 
 A_COLUMNS: Final = 16

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import allocate
+from ridgeline.compute.cpu.memory import allocate
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import CachedHeads

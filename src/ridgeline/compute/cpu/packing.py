@@ -5,7 +5,6 @@ format, another form of it, and fp32 where no kernel knows the format. The layou
 level. A file's codes are read once and never kept.
 """
 
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.memory import ALIGNMENT, Pieces, Slots, Take, allocate
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import each_weight
@@ -41,15 +41,6 @@ BLOCK_ROWS: Final = 16
 
 CHUNK_BYTES: Final = 4 << 20
 """Packed bytes that a thread writes at a time."""
-
-PIECE_BYTES: Final = 32 << 20
-"""Bytes of a piece of memory that matrices share."""
-
-ALIGNMENT: Final = 64
-"""Alignment of a matrix in bytes: a cache line."""
-
-Take = Callable[[int], Bytes]
-"""Gives so many bytes of zeroed memory."""
 
 FLOATS: Final = ("F32", "F16", "BF16")
 
@@ -82,9 +73,11 @@ class PackedWeight:
 
     kind   among `FORMATS`; what the file stored
     group  inputs that share a scale, for INT8 and INT4; else 0
-    data   uint8, aligned to 64 bytes
+    data   uint8, aligned to 64 bytes; nothing where experts lie in `slots`
     order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
     form   among `FORMS`, where it is packed in another than its format's own
+    slots  of experts that are not all in memory
+    place  number of their group in the store, and bytes from the start of a slot
     """
 
     kind: str
@@ -93,6 +86,8 @@ class PackedWeight:
     group: int = 0
     order: str | None = None
     form: str = ""
+    slots: Slots | None = None
+    place: tuple[int, int] = (0, 0)
 
     @property
     def screened(self) -> bool:
@@ -276,31 +271,6 @@ def _pack(weight: PackedWeight, source: int, first: int, count: int) -> None:
     ext.native().pack(ext.level_number(), *matrix, source, width, target, first, count)
 
 
-def allocate(count: int) -> Bytes:
-    """Zeroed memory of its own, aligned to pages, huge ones where the system gives them: uint8 [count]."""
-    # Private: Python's default is shared memory, which systems do not give in huge pages.
-    memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
-
-
-class Pieces:
-    """Memory for many matrices, cut from large pieces: a small one by itself would lie in small pages, and be read the slower for it."""
-
-    def __init__(self) -> None:
-        self._left: Bytes = np.empty(0, np.uint8)
-
-    def take(self, count: int) -> Bytes:
-        """Zeroed memory, aligned to 64 bytes: uint8 [count]. What is left of a piece is never touched, and costs nothing."""
-        if count > PIECE_BYTES:
-            return allocate(count)
-        if count > len(self._left):
-            self._left = allocate(PIECE_BYTES)
-        taken, self._left = self._left[:count], self._left[-(-count // ALIGNMENT) * ALIGNMENT :]
-        return taken
-
-
 def _packed_bytes(form: str, shape: tuple[int, ...], group: int = 0) -> int:
     """Bytes of one packed matrix; of experts those of all, each aligned like a matrix by itself."""
     *experts, rows, columns = shape
@@ -316,6 +286,8 @@ def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:
 
 
 Stored = PackedWeight | Floats | Ints
+
+NONE_APART: Final[Mapping[str, Callable[[str, PackedWeight], None] | None]] = {}
 
 
 @contextmanager
@@ -337,10 +309,17 @@ def packing_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def pack_weights(facts: ModelFacts, threads: int, progress: Progress, step: OpList | None = None) -> dict[str, Stored]:
+def pack_weights(
+    facts: ModelFacts,
+    threads: int,
+    progress: Progress,
+    step: OpList | None = None,
+    apart: Mapping[str, Callable[[str, PackedWeight], None] | None] = NONE_APART,
+) -> dict[str, Stored]:
     """Every tensor by its canonical name; `threads` pack at the same time, one matrix after the other.
 
-    step  the list that reads them, where it is not that of the architecture
+    step   the list that reads them, where it is not that of the architecture
+    apart  matrices that are not kept, by name, and who takes them; None: nobody, they are not packed
 
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
@@ -352,6 +331,12 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress, step: OpLi
     take = Pieces().take
     with packing_pool(threads) as pool:
         for name, weight in each_weight(facts):
+            done += facts.tensors[name].bytes
+            if name in apart:
+                if (keep := apart[name]) is not None:
+                    keep(name, _packed(name, weight, pool, None, ""))
+                progress("packing weights", done / total)
+                continue
             matrix = len(weight.shape) > 1 and name not in arrays
             ready[name] = packed = _packed(name, weight, pool, take, forms.get(name, "")) if matrix else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
@@ -359,7 +344,6 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress, step: OpLi
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
                 ready[name] = replace(packed, order=known)
                 ready[known] = order
-            done += facts.tensors[name].bytes
             progress("packing weights", done / total)
     return ready
 
@@ -386,7 +370,7 @@ def _forms(step: OpList, facts: ModelFacts) -> dict[str, str]:
     return {}
 
 
-def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, form: str) -> PackedWeight:
+def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take | None, form: str) -> PackedWeight:
     if isinstance(weight, StackedWeight):
         return pack_experts(weight.parts, pool, take)
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):

@@ -94,6 +94,9 @@ class NativePlan:
         self.native.begin(phase.kind, phase.axis.kind == "selected", phase.axis.factor)
         for op in phase.ops:
             self.native.add(op.name, self._record(op))
+            weight = self._weights[op.weights[0].name] if phase.kind == "experts" else None
+            if isinstance(weight, PackedWeight) and weight.slots is not None:
+                self.native.store(weight.slots.store, *weight.place)
 
     def _record(self, op: Op) -> bytes:
         """The op's parameters, by the names that its reference gives them."""

@@ -24,7 +24,7 @@ from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import Places, finite_tokens, stored_names
 from ridgeline.compute.trace import RUN, StepTrace
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import ExpertReads, KVShape
 
 
 class _Lists(NamedTuple):
@@ -75,6 +75,8 @@ class NativeRunner:
             self.adapters = NativeAdapterSlots(changed_matrices(changed), slots)
             weights = {**weights, **self.adapters.records}
         self._weights, self._shape = weights, shape
+        slots = (weight.slots for weight in weights.values() if isinstance(weight, PackedWeight) and weight.slots is not None)
+        self._store = next((each.store for each in slots), None)
         # Of a list that ends in a product, a row's largest are found where they are made.
         ends = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
         self._maxima = np.empty((selected, -(-vocab // ext.native().SAMPLE_BLOCK)), np.float32) if ends else None
@@ -163,6 +165,13 @@ class NativeRunner:
         """A number that changes with every chunk of a phase that a thread claims or finishes."""
         plans = (*self._plans.values(), *(() if self._head is None else (self._head,)))
         return sum(plan.native.beat for plan in plans)
+
+    def expert_reads(self) -> ExpertReads | None:
+        """What steps have asked of experts that are not all in memory, since the start; None where all are."""
+        if self._store is None:
+            return None
+        uses, misses, read, waited = self._store.counts
+        return ExpertReads(uses, misses, read, waited / 1e9)
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""

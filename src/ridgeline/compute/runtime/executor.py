@@ -125,8 +125,9 @@ class StepExecutor:
         run, ended = output.seconds, output.ended
         self.wait_seconds += max(0.0, ended - began)
         queue, prepare = max(0.0, ended - run - flight.enqueued_at), flight.enqueued_at - flight.submitted_at
+        timings = Timings(queue, prepare, run, output.draft_seconds, output.experts)
         flight.result = Result(
-            flight.ticket.plan.step, output.sampled, output.finite, output.logprobs, Timings(queue, prepare, run, output.draft_seconds),
+            flight.ticket.plan.step, output.sampled, output.finite, output.logprobs, timings,
             output.scores, output.failures, output.vectors, output.drafted, output.forced,
         )  # fmt: skip
         return flight.result

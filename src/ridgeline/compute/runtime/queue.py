@@ -28,7 +28,7 @@ from ridgeline.compute.draft_model import DraftModel
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
 from ridgeline.compute.trace import STEP, StepTrace
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import ExpertReads, KVShape
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -105,6 +105,15 @@ class SharingRunner(Protocol):
     def share_threads(self, share: Callable[[int], int]) -> None: ...
 
 
+@runtime_checkable
+class ReadingRunner(Protocol):
+    """A runner whose experts may lie in a file."""
+
+    def expert_reads(self) -> ExpertReads | None:
+        """What its steps have asked of it so far; None where all experts are in memory."""
+        ...
+
+
 SampleRows = Callable[..., Sampled]
 """The type of `decoding.sampler.sample_rows`; `maxima` are the runner's, and where that moves grammars behind `masks` come its `Places`."""
 
@@ -171,6 +180,7 @@ class QueueBackend:
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
+        self._read_before = runner.expert_reads() if isinstance(runner, ReadingRunner) else None
         self._adapters = adapters
         self.blocks = MemoryBlocks(kv)
         self._state = RowState(rows, vocab)
@@ -338,8 +348,16 @@ class QueueBackend:
         ids, logprobs = sampled_rows(work, *sampled)
         forced = self._state.forced(work) if rows.has_grammars else ()
         ended = perf_counter()
-        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors, forced=forced)
+        output = StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures, vectors, forced=forced, experts=self._experts())
         return output if self.drafts is None or not drafted else output._replace(drafted=drafted, draft_seconds=self.drafts.seconds)
+
+    def _experts(self) -> ExpertReads | None:
+        """What has been read of experts since the last call; None where all are in memory."""
+        before, runner = self._read_before, self._runner
+        if before is None or not isinstance(runner, ReadingRunner) or (now := runner.expert_reads()) is None:
+            return None
+        self._read_before = now
+        return ExpertReads(now.uses - before.uses, now.misses - before.misses, now.bytes - before.bytes, now.wait - before.wait)
 
     def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:
         """Carries out copies of which some are contents of tiers, one after the other."""

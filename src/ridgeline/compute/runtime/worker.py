@@ -12,6 +12,7 @@ from pathlib import Path
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
+from ridgeline.compute.cpu.expert_file import ExpertMemory, pack_with_slots
 from ridgeline.compute.cpu.packing import SCREENED, SPLIT, pack_weights, packed_as, widened
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
@@ -26,10 +27,11 @@ from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.compute.trace import StepTrace
-from ridgeline.config.env import model_stores
+from ridgeline.config.env import cache_directory, model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
+from ridgeline.config.values import GIB
 from ridgeline.core.params import Pooling
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding, unwritable
@@ -146,9 +148,14 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     trace = _trace(config.trace)
-    weights = pack_weights(facts, threads, progress)
+    step, slots = target_list(source), None
+    if config.expert_memory:
+        memory = ExpertMemory(int(config.expert_memory * GIB), cache_directory())
+        weights, slots = pack_with_slots(facts, threads, progress, step, memory)
+    else:
+        weights = pack_weights(facts, threads, progress)
     runner = NativeRunner(
-        target_list(source),
+        step,
         weights,
         shape,
         tokens=max(config.tokens, SCORED_POSITIONS),
@@ -167,6 +174,9 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     for name in packed_as(weights, SCREENED):
         reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
         decisions += (Decision("screened_head", name, "model", reason),)
+    if slots is not None:
+        reason = f"--expert-memory: {slots.count} of {slots.experts} experts are in memory, others are read from {slots.path}"
+        decisions += (Decision("expert_memory", f"{config.expert_memory:g} GiB", "flag", reason),)
     if halved := packed_as(weights, SPLIT):
         reason = "an encoder, and this machine has AMX: fp32 weights and inputs count with 16 bits of 24, as two bf16 each"
         decisions += (Decision("split_matrices", len(halved), "model", reason),)
@@ -174,7 +184,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, **common, drafts=drafts and drafts.model)
     _warm_up(backend, progress)
-    stored = sum(weight.nbytes for weight in weights.values())
+    stored = sum(weight.nbytes for weight in weights.values()) + (0 if slots is None else slots.data.nbytes)
     opened = OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions, adapters)
     return _with_drafts(opened, drafts)
 

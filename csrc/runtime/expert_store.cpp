@@ -1,0 +1,183 @@
+#include "runtime/expert_store.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr double kHalfLife = 128;        // steps of a group
+constexpr size_t kPartBytes = 512 << 10; // what a reader reads at a time: several read one expert
+
+#ifndef O_DIRECT
+constexpr int kDirect = 0;
+#else
+constexpr int kDirect = O_DIRECT;        // past the page cache, which would hold everything twice
+#endif
+
+uint64_t nanoseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+}  // namespace
+
+ExpertStore::ExpertStore(const std::string& path, uint8_t* slots, size_t slot_bytes, size_t count, size_t readers)
+    : path_(path), memory_(slots), slot_bytes_(slot_bytes), slots_(count) {
+    direct_ = kDirect != 0 && (file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | kDirect)) >= 0;
+    if (!direct_) file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file_ < 0) throw std::runtime_error(path + " cannot be opened: " + strerror(errno));
+    for (size_t i = 0; i < readers; ++i) readers_.emplace_back([this] { serve(); });
+}
+
+ExpertStore::~ExpertStore() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ended_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& reader : readers_) reader.join();
+    close(file_);
+}
+
+size_t ExpertStore::add(const std::vector<Piece>& pieces, size_t experts) {
+    if (experts > slots_.size()) throw std::invalid_argument("a group has more experts than there are slots");
+    for (const Piece& piece : pieces)
+        if (piece.place + piece.stride > slot_bytes_) throw std::invalid_argument("an expert is larger than a slot");
+    groups_.emplace_back();
+    groups_.back().pieces = pieces;
+    groups_.back().experts = std::make_unique<Expert[]>(experts);
+    groups_.back().count = experts;
+    return groups_.size() - 1;
+}
+
+// 2^value is the sum of 2^(step / kHalfLife) over the steps that used it: one order for all times.
+void ExpertStore::use(Group& group, Expert& expert) {
+    const double now = static_cast<double>(group.steps) / kHalfLife;
+    expert.value = now + std::log2(1.0 + std::exp2(expert.value - now));
+}
+
+// The slot to read into: an empty one, else that of the least value that this call does not require; the number of slots where all are busy.
+size_t ExpertStore::least() const {
+    size_t found = slots_.size();
+    double value = 0;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+        const Slot& slot = slots_[i];
+        if (slot.state == State::empty) return i;
+        if (slot.state == State::reading || slot.required == calls_) continue;
+        // Against the steps of its own group: layers take turns.
+        const Group& group = groups_[slot.group];
+        const double own = group.experts[slot.expert].value - static_cast<double>(group.steps) / kHalfLife;
+        if (found == slots_.size() || own < value) found = i, value = own;
+    }
+    return found;
+}
+
+void ExpertStore::begin(size_t slot, size_t group, size_t expert) {
+    Slot& to = slots_[slot];
+    if (to.state == State::ready) {
+        Expert& old = groups_[to.group].experts[to.expert];
+        old.address.store(nullptr, std::memory_order_release);
+        old.has_slot = false;
+    }
+    to = {State::reading, group, expert, calls_, 0, false};
+    Expert& now = groups_[group].experts[expert];
+    now.slot = slot, now.has_slot = true;
+    for (const Piece& piece : groups_[group].pieces)
+        for (size_t at = 0; at < piece.stride; at += kPartBytes, ++to.left)
+            parts_.push_back({slot, piece.offset + expert * piece.stride + at, piece.place + at, std::min(kPartBytes, piece.stride - at)});
+    work_.notify_all();
+}
+
+void ExpertStore::require(size_t number, const int32_t* experts, size_t count, bool* here) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    Group& group = groups_[number];
+    ++calls_;
+    ++group.steps;
+    for (size_t i = 0; i < count; ++i) {
+        Expert& expert = group.experts[static_cast<size_t>(experts[i])];
+        use(group, expert);
+        if (expert.has_slot) slots_[expert.slot].required = calls_;
+        here[i] = expert.address.load(std::memory_order_relaxed) != nullptr;
+        uses_ += 1, misses_ += here[i] ? 0 : 1;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const size_t expert = static_cast<size_t>(experts[i]);
+        if (group.experts[expert].has_slot) continue;
+        size_t slot;
+        arrived_.wait(lock, [&] { return (slot = least()) < slots_.size(); });
+        begin(slot, number, expert);
+    }
+}
+
+const uint8_t* ExpertStore::address(size_t group, int32_t number) {
+    Expert& expert = groups_[group].experts[static_cast<size_t>(number)];
+    if (const uint8_t* found = expert.address.load(std::memory_order_acquire)) return found;
+    const uint64_t began = nanoseconds();
+    std::unique_lock<std::mutex> lock(mutex_);
+    arrived_.wait(lock, [&] { return !expert.has_slot || slots_[expert.slot].state == State::ready; });
+    waited_ += nanoseconds() - began;
+    return expert.address.load(std::memory_order_relaxed);
+}
+
+void ExpertStore::check() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_.empty()) return;
+    std::string said;
+    said.swap(error_);
+    throw std::runtime_error(said);
+}
+
+ExpertStore::Counts ExpertStore::counts() const { return {uses_, misses_, bytes_, waited_}; }
+
+void ExpertStore::serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+        work_.wait(lock, [&] { return ended_ || !parts_.empty(); });
+        if (ended_) return;
+        const Part part = parts_.front();
+        parts_.pop_front();
+        lock.unlock();
+        const std::string said = read(part);
+        lock.lock();
+        Slot& slot = slots_[part.slot];
+        if (!said.empty()) slot.failed = true, error_ = said;
+        if (--slot.left > 0) continue;
+        Expert& expert = groups_[slot.group].experts[slot.expert];
+        if (slot.failed) {
+            slot.state = State::empty;
+            expert.has_slot = false;
+        } else {
+            slot.state = State::ready;
+            expert.address.store(memory_ + part.slot * slot_bytes_, std::memory_order_release);
+        }
+        arrived_.notify_all();
+    }
+}
+
+// Reads a part into its slot; returns what went wrong.
+std::string ExpertStore::read(const Part& part) {
+    uint8_t* to = memory_ + part.slot * slot_bytes_ + part.place;
+    for (size_t done = 0; done < part.bytes;) {
+        const ssize_t got = pread(file_, to + done, part.bytes - done, static_cast<off_t>(part.offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return "experts cannot be read from " + path_ + ": " + strerror(errno);
+        if (got == 0) return "experts cannot be read from " + path_ + ": it has been shortened";
+        done += static_cast<size_t>(got);
+    }
+    bytes_ += part.bytes;
+#ifdef POSIX_FADV_DONTNEED
+    if (!direct_) posix_fadvise(file_, static_cast<off_t>(part.offset), static_cast<off_t>(part.bytes), POSIX_FADV_DONTNEED);
+#endif
+    return {};
+}
+
+}  // namespace ridgeline

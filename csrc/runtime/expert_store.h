@@ -1,0 +1,112 @@
+// Experts that are not all in memory: matrices lie in a file as kernels read them, and slots of memory hold those that are used most.
+//
+// A group is a layer's experts. In a step `require` is told which of them its tokens have chosen, keeps those that are in slots, and begins to
+// read the others in place of what has been used least; `address` waits for one. Readers are threads of their own. What is computed depends
+// on the file's bytes alone, never on where they lie or when they came.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace ridgeline {
+
+class ExpertStore {
+public:
+    // One matrix of each expert: expert e's lies at `offset` + e * `stride` of the file, and at `place` of its slot.
+    struct Piece {
+        uint64_t offset;
+        size_t stride, place;
+    };
+
+    struct Counts {
+        uint64_t uses, misses;           // experts that steps have chosen, each once a step; of these such as were not in memory
+        uint64_t bytes;                  // read
+        uint64_t waited;                 // nanoseconds that threads of steps have waited for readers
+    };
+
+    // `slots`: memory of `count` slots of `slot_bytes`, aligned to pages; the caller's. std::runtime_error where `path` cannot be opened.
+    ExpertStore(const std::string& path, uint8_t* slots, size_t slot_bytes, size_t count, size_t readers);
+    ~ExpertStore();
+    ExpertStore(const ExpertStore&) = delete;
+    ExpertStore& operator=(const ExpertStore&) = delete;
+
+    // Adds a group; returns its number. No group may have more experts than there are slots.
+    size_t add(const std::vector<Piece>& pieces, size_t experts);
+
+    // What a step needs next, each once; `here[i]` becomes whether experts[i] is in memory. All of it stays until the next call, which no
+    // thread may make while another computes with what this one was told.
+    void require(size_t group, const int32_t* experts, size_t count, bool* here);
+
+    // Where an expert lies that was required last, once it is there. Null: it could not be read.
+    const uint8_t* address(size_t group, int32_t expert);
+
+    // std::runtime_error where a file could not be read since the last call.
+    void check();
+
+    Counts counts() const;
+    bool direct() const { return direct_; }
+
+private:
+    enum class State { empty, reading, ready };
+
+    struct Slot {
+        State state = State::empty;
+        size_t group = 0, expert = 0;
+        uint64_t required = 0;           // number of the last call that required it
+        size_t left = 0;                 // parts that are still to be read
+        bool failed = false;
+    };
+
+    struct Expert {
+        std::atomic<const uint8_t*> address{nullptr};  // null unless it is there
+        size_t slot = 0;
+        bool has_slot = false;
+        double value = -1e300;           // log2 of uses, each half as much after `kHalfLife` more steps of the group: larger is kept
+    };
+
+    struct Group {
+        std::vector<Piece> pieces;
+        std::unique_ptr<Expert[]> experts;
+        size_t count;
+        uint64_t steps = 0;
+    };
+
+    struct Part {
+        size_t slot;
+        uint64_t offset;
+        size_t place, bytes;
+    };
+
+    void use(Group& group, Expert& expert);
+    size_t least() const;
+    void begin(size_t slot, size_t group, size_t expert);
+    void serve();
+    std::string read(const Part& part);
+
+    const std::string path_;
+    uint8_t* const memory_;
+    const size_t slot_bytes_;
+    int file_ = -1;
+    bool direct_ = true;
+
+    mutable std::mutex mutex_;
+    std::condition_variable work_, arrived_;
+    std::vector<Slot> slots_;
+    std::deque<Group> groups_;
+    std::deque<Part> parts_;
+    uint64_t calls_ = 0;
+    std::string error_;
+    bool ended_ = false;
+    std::atomic<uint64_t> uses_{0}, misses_{0}, bytes_{0}, waited_{0};
+    std::vector<std::thread> readers_;
+};
+
+}  // namespace ridgeline
