@@ -106,7 +106,7 @@ class TokenLogprobs:
 
 
 class ExpertReads(NamedTuple):
-    """What a step asked of experts that are not all in memory.
+    """Uses and reads of experts that are not all in memory, in a step.
 
     uses, misses  experts chosen in its layers, each once a layer; those that were not in memory
     bytes         read

@@ -32,12 +32,12 @@ READERS: Final = 4
 """Threads that read, so that a disk has several requests at a time."""
 
 TAIL_BYTES: Final = 40
-"""Of the end of a file: the SHA-256 of its table, and the length of that, 8 bytes little-endian."""
+"""Size of a file's end: the SHA-256 of its table, and the length of that, 8 bytes little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class FiledTensor:
-    """Where a tensor [E, N, K] lies in the file: expert e at `offset` + e · `stride` bytes. `digest`: SHA-256 of all of it, hexadecimal."""
+    """A tensor [E, N, K] of the file: expert e at `offset` + e · `stride` bytes. `digest`: SHA-256 of all of it, hexadecimal."""
 
     kind: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ def file_key(facts: ModelFacts) -> str:
 
 
 def file_path(facts: ModelFacts, directory: Path) -> Path:
-    """Where the experts of a model lie: one file for each place of a model, so that another version takes the place of the last."""
+    """Path of the experts of a model: one file for each place of a model, so that another version takes the place of the last."""
     names = "\n".join(str(path.resolve()) for path in _files(facts))
     return directory / "experts" / f"{facts.architecture}-{hashlib.sha256(names.encode()).hexdigest()[:16]}.packed"
 

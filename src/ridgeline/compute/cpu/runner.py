@@ -167,7 +167,7 @@ class NativeRunner:
         return sum(plan.native.beat for plan in plans)
 
     def expert_reads(self) -> ExpertReads | None:
-        """What steps have asked of experts that are not all in memory, since the start; None where all are."""
+        """Uses and reads of experts that are not all in memory, since the start; None where all are."""
         if self._store is None:
             return None
         uses, misses, read, waited = self._store.counts

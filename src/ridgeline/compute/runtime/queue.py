@@ -110,7 +110,7 @@ class ReadingRunner(Protocol):
     """A runner whose experts may lie in a file."""
 
     def expert_reads(self) -> ExpertReads | None:
-        """What its steps have asked of it so far; None where all experts are in memory."""
+        """Uses and reads since the start; None where all experts are in memory."""
         ...
 
 
@@ -352,7 +352,7 @@ class QueueBackend:
         return output if self.drafts is None or not drafted else output._replace(drafted=drafted, draft_seconds=self.drafts.seconds)
 
     def _experts(self) -> ExpertReads | None:
-        """What has been read of experts since the last call; None where all are in memory."""
+        """Uses and reads of experts since the last call; None where all are in memory."""
         before, runner = self._read_before, self._runner
         if before is None or not isinstance(runner, ReadingRunner) or (now := runner.expert_reads()) is None:
             return None
