@@ -1,6 +1,5 @@
 """Settings of engine and server, frozen. A setting is one field here: its flag, its `RIDGELINE_*` variable, its key in a file, its line of
-help and its entry in `config explain` are made of it. `None` means that `config.resolve` decides.
-"""
+help and its entry in `config explain` are made of it. `None` means that `config.resolve` decides."""
 
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
@@ -11,12 +10,9 @@ from ridgeline.config.setting import described as _set
 FAKE_PREFIX: Final = "fake:"
 """Prefix of a model without weights, `fake:{…}`: the JSON object holds the arguments of `sim.laws.executor.fake_executor`."""
 
-
 _LEAST: Final = {"-1": "auto"}
-_DTYPES: Final = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8",
-    "q8_0": "int8",
-}  # fmt: skip
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32",
+    "fp8_e4m3": "fp8", "q8_0": "int8"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
