@@ -193,7 +193,7 @@ class ExpertMemory:
 def pack_with_slots(
     facts: ModelFacts, threads: int, progress: Progress, step: OpList, memory: ExpertMemory
 ) -> tuple[dict[str, Stored], Slots]:
-    """As `pack_weights`, of `step`; experts lie in slots and in a file, which is written where there is none of this model yet.
+    """Weights as `pack_weights` gives them, of `step`; experts lie in slots and in a file, written where this model has none yet.
 
     Raises ConfigError where the model has no experts, a layer's do not fit, or the file cannot be written.
     """
