@@ -77,7 +77,7 @@ def meet(port: int, secret: bytes = SECRET) -> tuple[socket.socket, Session]:
 
 def test_an_engine_finds_what_another_has_computed(shelf: Shelf, server: PeerServer) -> None:
     alone = fill(shelf)
-    run = Run([tier(server.port)])
+    run = Run([tier(server.port)], seconds=0.05)
     assert run.answer("b") == alone and run.from_tier == len(PROMPT) // 16 * 16
     assert run.close() == {"fetched": 8, "kept": 0, "bad": 0, "dropped": 0, "failures": 0}
 

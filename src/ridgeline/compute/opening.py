@@ -11,7 +11,7 @@ from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVShape, unit_tokens
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
@@ -80,7 +80,7 @@ class ModelSource:
         """The shape of its KV cache. `numerics`: names what else the contents of a block depend on; blocks are interchangeable only where
         all of it is equal."""
         config = self.config
-        named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
+        named = f"{config.runner} {numerics} {config.kv_dtype} {unit_tokens(config.block_size)}"  # blocks of other sizes are converted
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
         return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
 

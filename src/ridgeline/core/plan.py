@@ -5,7 +5,7 @@ A plan is a delta against rows that the executor already has. Prefill and decode
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ridgeline.core.params import RowParams
 
@@ -171,6 +171,14 @@ class KVGroup:
     window: int = 0
 
 
+UNIT_TOKENS: Final = 16
+
+
+def unit_tokens(block_tokens: int) -> int:
+    """Tokens of the units in which blocks are named, and kept by tiers, so that engines with blocks of other sizes find them."""
+    return UNIT_TOKENS if block_tokens % UNIT_TOKENS == 0 else block_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The paged KV cache: its groups, the tokens per block and the number of blocks. Block 0 is reserved and never allocated."""
@@ -185,3 +193,8 @@ class KVShape:
     """Blocks of the host tier, numbered `blocks` + 1 …. The device reads its own blocks only; content is copied back first."""
     block_bytes: int = 0
     """Bytes that a copy of a block moves; 0 if no memory is behind it, as in a simulation."""
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens of the units of a block."""
+        return unit_tokens(self.block_tokens)

@@ -1,17 +1,19 @@
 """The prefix cache: full, computed blocks by the hash of their prefix, and the sequences that compute further ones.
 
-A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint and tenant
-domain. Ids and identity are stored and compared on a hit, so that a collision cannot serve wrong content. Blocks belong to their pools.
+A key is SHA-256 over the key before it and the token ids of a unit; a block's key is that of its last unit, so that it is the same for any
+size of blocks. The parent of a first block is the digest of KV fingerprint and tenant domain. Ids and identity are stored and compared on a
+hit, so that a collision cannot serve wrong content. Blocks belong to their pools.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from hashlib import sha256
+from itertools import islice
 from struct import Struct
 from typing import Final
 
 from ridgeline.core.params import Adapter
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVShape, unit_tokens
 from ridgeline.core.sequence import Sequence
 
 DIGEST_BYTES: Final = 8
@@ -45,7 +47,7 @@ class PrefixIndex:
         self.computing: dict[bytes, Sequence] = {}
         self._groups = len(shape.groups)
         self.windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
-        self._pack = Struct(f"<{shape.block_tokens}I").pack
+        self._unit = shape.unit_tokens
 
     def is_shareable(self, sequence: Sequence) -> bool:
         """True if another sequence could use the blocks of this one."""
@@ -66,10 +68,8 @@ class PrefixIndex:
         keys, size = sequence.keys, self.shape.block_tokens
         if len(keys) < blocks:
             parent = keys[-1] if keys else sha256(self.shape.fingerprint + self.identity(sequence)).digest()
-            known = sequence.known
-            for begin in range(len(keys) * size, blocks * size, size):
-                parent = sha256(parent + self._pack(*known[begin : begin + size])).digest()
-                keys.append(parent)
+            ids = sequence.known[len(keys) * size : blocks * size]
+            keys += islice(unit_keys(parent, ids, self._unit), size // self._unit - 1, None, size // self._unit)
         return keys
 
     def lookup(self, sequence: Sequence, block: int) -> PrefixBlock | None:
@@ -203,7 +203,13 @@ def root_key(fingerprint: bytes, domain: bytes, adapter: Adapter | None) -> byte
 
 def block_keys(root: bytes, ids: Items[int], block_tokens: int) -> Iterator[bytes]:
     """The keys of the full blocks of a prompt, one after the other, behind `root_key`."""
-    pack, parent = Struct(f"<{block_tokens}I").pack, root
-    for begin in range(0, len(ids) - block_tokens + 1, block_tokens):
-        parent = sha256(parent + pack(*ids[begin : begin + block_tokens])).digest()
+    unit = unit_tokens(block_tokens)
+    return islice(unit_keys(root, ids, unit), block_tokens // unit - 1, None, block_tokens // unit)
+
+
+def unit_keys(parent: bytes, ids: Items[int], unit: int) -> Iterator[bytes]:
+    """The keys of the full units of these ids, one after the other, behind the key of what is before them."""
+    pack = Struct(f"<{unit}I").pack
+    for begin in range(0, len(ids) - unit + 1, unit):
+        parent = sha256(parent + pack(*ids[begin : begin + unit])).digest()
         yield parent

@@ -117,9 +117,15 @@ class BlockContents(Protocol):
     """Contents of KV blocks as bytes, for tiers that keep them; each has `KVShape.block_bytes`.
 
     staged  number → content that the copies of a plan may name, which takes it away when it is submitted
+    runs    in a content, each of which has as many bytes of every token of the block, in order; 0: it cannot be cut
     """
 
     staged: dict[int, bytes]
+
+    @property
+    def runs(self) -> int:
+        """See above."""
+        ...
 
     def read(self, block_id: int) -> bytes:
         """The content of a published block of the device. Called between a commit and the next plan, while others may be in flight."""

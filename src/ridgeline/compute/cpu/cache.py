@@ -67,6 +67,12 @@ class NativeKVCache:
         apart = mmap.PAGESIZE // self.pool.itemsize
         self.pool.reshape(*self.pool.shape[:3], -1)[:, :, pages, ::apart] = 0
 
+    @property
+    def runs(self) -> int:
+        """Parts of a content that have the tokens of a block in order: one for each head's K and V of each layer."""
+        layers, records, _, heads = self.pool.shape[:4]
+        return int(layers * records * heads)
+
     def content(self, page: int) -> bytes:
         """The bytes of a page, as `fill` takes them."""
         return self.pool[:, :, page].tobytes()

@@ -36,6 +36,11 @@ class KVCache:
         """Has the system give memory for blocks that hold nothing."""
         self._blocks[:, :, pages] = 0
 
+    @property
+    def runs(self) -> int:
+        """Parts of a content that have the tokens of a block in order: one for each layer's K and V."""
+        return self.pool.shape[0] * self.pool.shape[1]
+
     def content(self, page: int) -> bytes:
         """The bytes of a block, as `fill` takes them."""
         return self._blocks[:, :, page].tobytes()

@@ -133,6 +133,11 @@ class MemoryBlocks:
         self.staged: dict[int, bytes] = {}
         self._kv = kv
 
+    @property
+    def runs(self) -> int:
+        """See `engine.executor.BlockContents`."""
+        return int(self._kv.runs)
+
     def read(self, block_id: int) -> bytes:
         """The content of a block."""
         content: bytes = self._kv.content(block_id)

@@ -40,7 +40,7 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     if blocks is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
     secret = read_secret(path, TIER_FLAG)
-    seal = Seal(secret, info.kv)
+    seal = Seal(secret, info.kv, blocks.runs)
     tiers: list[Tier] = []
     decisions: list[Decision] = []
     if config.kv_cache_listen is not None:

@@ -1,10 +1,12 @@
-"""Names and checksums of stored blocks: what a tier returns is used only if this engine, or one with the same secret, has written it so.
+"""Names and checksums of stored blocks, unit by unit: what a tier returns is used only if this engine, or one with the same secret, has
+written it so.
 
 The checksum is HMAC-SHA256 over what the reader asks for (format, layout and numerics, prefix key, token ids, prefix domain, group, length)
 and the bytes. The header is made by the reader and never read from a value: nothing in a value is parsed.
 """
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
@@ -23,7 +25,7 @@ _NUMBERS: Final = Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of a stored block. `key` is chained over all ids before it; `scope`: tenant and adapter, as `PrefixIndex.identity` says."""
+    """Content of a unit of a block. `key` is chained over all ids to its end; `scope`: tenant and adapter, see `PrefixIndex.identity`."""
 
     key: bytes
     group: int
@@ -32,21 +34,40 @@ class Content:
 
 
 class Seal:
-    """Seals and opens the blocks of one layout.
+    """Seals and opens the units of the blocks of one layout.
 
     secret  of all engines that share a tier
+    runs    of a block's content, which has them in each of its units too; 0: a block is one unit
     """
 
-    def __init__(self, secret: bytes, shape: KVShape) -> None:
+    def __init__(self, secret: bytes, shape: KVShape, runs: int = 0) -> None:
+        self.unit_tokens = shape.unit_tokens if runs else shape.block_tokens
+        self.units = shape.block_tokens // self.unit_tokens
+        """Units of a block."""
+        self._runs = runs
         self._secret = hmac.digest(secret, b"kv blocks " + VERSION, "sha256")
         self._layout = FORMAT + shape.fingerprint
-        self._bytes = shape.block_bytes
-        self._pack_ids = Struct(f"<{shape.block_tokens}I").pack
+        self._bytes = shape.block_bytes // self.units
+        self._pack_ids = Struct(f"<{self.unit_tokens}I").pack
 
     @property
     def value_bytes(self) -> int:
         """Length of every value."""
         return TAG_BYTES + self._bytes
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """The units of a block's content."""
+        if self.units == 1:
+            return [data]
+        run, step = len(data) // self._runs, self._bytes // self._runs
+        return [b"".join([data[at : at + step] for at in range(unit * step, len(data), run)]) for unit in range(self.units)]
+
+    def join(self, units: Sequence[bytes]) -> bytes:
+        """A block's content of its units."""
+        if self.units == 1:
+            return units[0]
+        step = self._bytes // self._runs
+        return b"".join([unit[at : at + step] for at in range(0, self._bytes, step) for unit in units])
 
     def name(self, key: bytes, group: int) -> bytes:
         """Returns the name of a group's block in tiers: nobody without the secret can tell what it stands for."""

@@ -8,10 +8,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec
@@ -21,7 +22,7 @@ from ridgeline.core.events import TierUsed
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
+from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex, unit_keys
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import BlockContents
 from ridgeline.engine.tiers.peer_server import PeerServer
@@ -116,7 +117,7 @@ class BlockStore:
         blocks = sequence.reusable // self._shape.block_tokens
         if not blocks or not self._index.is_shareable(sequence) or request.request_id in self._fetches:
             return False
-        first = self._index.keys(sequence, 1)[0]
+        first = _units(self._seal, self._index, sequence, 1)[0]
         names = [self._seal.name(first, group) for group in range(len(self._shape.groups))]
         if not any(tier.might_have(name) for tier in self.tiers if not self._is_paused(tier) for name in names):
             return False
@@ -227,33 +228,43 @@ class BlockStore:
 
     def _fetch(self, fetch: _Fetch, tier: Tier) -> None:
         wanted = self._wanted(fetch, tier)
-        for first in range(0, len(wanted), BATCH):
-            part = wanted[first : first + BATCH]
+        size, keys = max(1, BATCH // self._seal.units), _units(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
+        for first in range(0, len(wanted), size):
+            part = wanted[first : first + size]
             self._asking = None  # the tier is not to blame for what sequences that have yet to start hold
             if not self._has_room(fetch, len(part)):
                 return
             self._asking = tier
-            contents = [self._content(fetch.sequence, *each) for each in part]
+            scope = self._index.identity(fetch.sequence)
+            ids = {block: self._ids(fetch.sequence, block) for block, _ in part}
+            contents = [each for block, group in part for each in _contents(self._seal, keys, block, group, ids[block], scope)]
             names = [self._seal.name(content.key, content.group) for content in contents]
             values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
-            for (block, group), content, name, value in zip(part, contents, names, values, strict=True):
-                data = None if value is None else self._seal.open(content, value)
-                if data is not None:
+            opened = [self._open(tier, *each) for each in zip(contents, names, values, strict=True)]
+            for at, (block, group) in enumerate(part):
+                units = [each for each in opened[at * self._seal.units : (at + 1) * self._seal.units] if each is not None]
+                if len(units) == self._seal.units:
                     number = next(self._numbers)
-                    self._blocks.staged[number] = data
+                    self._blocks.staged[number] = self._seal.join(units)
                     with self._change:
                         fetch.found.append((block, group, number))
                     fetch.tier = fetch.tier or tier.name
                     self.counts[tier.name]["fetched"] += 1
-                elif value is not None:
-                    self.counts[tier.name]["bad"] += 1
-                    tier.forget(name)
+
+    def _open(self, tier: Tier, content: Content, name: bytes, value: bytes | None) -> bytes | None:
+        """The bytes of a value; None where it is not there, or is something else, which the tier forgets."""
+        data = None if value is None else self._seal.open(content, value)
+        if data is None and value is not None:
+            self.counts[tier.name]["bad"] += 1
+            tier.forget(name)
+        return data
 
     def _wanted(self, fetch: _Fetch, tier: Tier) -> list[Wanted]:
         """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has."""
         sequence, groups, size = fetch.sequence, range(len(self._shape.groups)), self._shape.block_tokens
         brought = {(block, group) for block, group, _ in fetch.found}
-        names = [self._seal.name(key, group) for key in sequence.keys for group in groups]
+        units, keys = self._seal.units, _units(self._seal, self._index, sequence, len(sequence.keys))
+        names = [self._seal.name(key, group) for group in groups for key in keys]
         stored = tier.has(names)
         index = PrefixIndex(self._shape, shared=True)
         missing = set[Wanted]()
@@ -262,7 +273,8 @@ class BlockStore:
             for group in groups:
                 if not places[group] and (block, group) not in brought:
                     missing.add((block, group))
-                    places[group] = int(stored[block * len(groups) + group])
+                    at = group * len(keys) + block * units
+                    places[group] = int(all(stored[at : at + units]))
                 else:
                     places[group] = 1
             index.blocks[key] = PrefixBlock(key, self._ids(sequence, block), index.identity(sequence), places)
@@ -277,9 +289,6 @@ class BlockStore:
                 return False
             time.sleep(0.002)
         return not fetch.is_done
-
-    def _content(self, sequence: Sequence, block: int, group: int) -> Content:
-        return Content(sequence.keys[block], group, self._ids(sequence, block), self._index.identity(sequence))
 
     def _ids(self, sequence: Sequence, block: int) -> tuple[int, ...]:
         size = self._shape.block_tokens
@@ -318,14 +327,40 @@ class BlockStore:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         while (item := self._written.get()) is not None:
             content, data, before, position = item
-            hangs = before and not self._shape.groups[content.group].window  # a window sees its own last blocks alone
-            place = Place(self._seal.name(before, content.group) if hangs else b"", position)
-            name, value = self._seal.name(content.key, content.group), self._seal.close(content, data)
+            values = [*_sealed(self._seal, self._shape, content, data, before, position)]
             for tier in self.tiers:
                 if not tier.takes:
                     continue
                 counts = self.counts[tier.name]
-                if not self._is_paused(tier) and self._attempt(tier, tier.put, name, value, place):
+                if not self._is_paused(tier) and all(self._attempt(tier, tier.put, *each) for each in values):
                     counts["kept"] += 1
                 else:
                     counts["dropped"] += 1
+
+
+def _units(seal: Seal, index: PrefixIndex, sequence: Sequence, blocks: int) -> list[bytes]:
+    """The keys of the units of the first blocks."""
+    if seal.units == 1:
+        return index.keys(sequence, blocks)[:blocks]
+    root = sha256(index.shape.fingerprint + index.identity(sequence)).digest()
+    return list(unit_keys(root, sequence.known[: blocks * index.shape.block_tokens], seal.unit_tokens))
+
+
+def _contents(seal: Seal, keys: Items[bytes], block: int, group: int, ids: tuple[int, ...], scope: bytes) -> list[Content]:
+    """The units of a block."""
+    units, size = seal.units, seal.unit_tokens
+    return [Content(keys[block * units + at], group, ids[at * size : (at + 1) * size], scope) for at in range(units)]
+
+
+def _sealed(
+    seal: Seal, shape: KVShape, content: Content, data: bytes, before: bytes, position: int
+) -> Iterator[tuple[bytes, bytes, Place]]:  # fmt: skip
+    """(name, value, place) of each unit of a block."""
+    size, hangs = seal.unit_tokens, not shape.groups[content.group].window  # a window sees its own last blocks alone
+    parent = before or sha256(shape.fingerprint + content.scope).digest()
+    keys = [content.key] if seal.units == 1 else list(unit_keys(parent, content.ids, size))
+    for at, (key, part) in enumerate(zip(keys, seal.cut(data), strict=True)):
+        unit = Content(key, content.group, content.ids[at * size : (at + 1) * size], content.scope)
+        place = Place(seal.name(before, content.group) if hangs and before else b"", position + at * size)
+        yield seal.name(key, content.group), seal.close(unit, part), place
+        before = key

@@ -35,6 +35,7 @@ class StampBlocks:
         self.staged: dict[int, bytes] = {}
         self._stamps = stamps
         self._taken: dict[int, bytes] = {}
+        self.runs = 0
 
     def read(self, block_id: int) -> bytes:
         group = next((number for number, stamps in enumerate(self._stamps) if stamps[block_id]), 0)
