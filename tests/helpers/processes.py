@@ -22,17 +22,19 @@ import ridgeline
 
 SOURCE = Path(ridgeline.__file__).resolve().parents[1]
 """The package under test, which may be an installed one."""
-COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"]
+PROGRAM = ["-c", "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"]
+COMMAND = [sys.executable, *PROGRAM]
 
 
 class ServerProcess:
-    """`ridgeline serve`, or `route`, as a child. Attributes: `url`, `process`, `ready_seconds`, and the log file `log`."""
+    """`ridgeline serve`, or `route`, as a child, of this Python or another. Attributes: `url`, `process`, `ready_seconds`, and the log file
+    `log`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve") -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve", python: str = sys.executable) -> None:
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
         began = time.monotonic()
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([*COMMAND, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen([python, *PROGRAM, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
         try:
             self.url = self._wait()
         except BaseException:

@@ -4,7 +4,8 @@
     against  output tokens per second at 32 streams over HTTP and of `LLM` in another process, in turn, and their ratio
 
 `cost` has a fake engine whose steps take 10 ms; with `--model demo` the weights drive the front end out of the caches, as they do in use.
-`--before CHECKOUT` has a server of another checkout asked in turn.
+`--before PYTHON` has a server of another checkout asked in turn: the interpreter of an environment in which that one is installed, as an
+editable install comes before `PYTHONPATH`.
 Its figures count user and system time of every thread. `against` takes the demo: run it on a machine at rest, six minutes.
 """
 
@@ -96,15 +97,16 @@ def bodies(kind: str, tokens: int, stream: bool) -> bytes:
     return post("/v1/completions", {**body, "prompt": PROMPT})
 
 
-def cost(model: str, tokens: int, rounds: int, sources: list[Path]) -> None:
-    """Of servers of each of these source folders, in turn."""
+def cost(model: str, tokens: int, rounds: int, pythons: list[str]) -> None:
+    """Of servers of each of these interpreters, in turn."""
     servers: list[ServerProcess] = []
     with TemporaryDirectory() as folder:
         template = Path(folder) / "template.jinja"
         template.write_text(TEMPLATE)
         try:
-            for source in sources:
-                servers.append(ServerProcess([model, "--chat-template", str(template)], {**os.environ, "PYTHONPATH": str(source)}))
+            for python in pythons:
+                environment = {**os.environ, "PYTHONPATH": str(SOURCE)} if python == sys.executable else {**os.environ}
+                servers.append(ServerProcess([model, "--chat-template", str(template)], environment, python=python))
                 ask(servers[-1].url, [[bodies(kind, 4, True)] * 20 for kind in ("completions", "chat")])
             for kind in ("completions", "chat"):
                 for streams in (1, 16, 32):
@@ -162,11 +164,11 @@ def main() -> None:
     parser.add_argument("--model", help="a model instead of the fake one, or of the demo")
     parser.add_argument("--tokens", type=int, default=256, help="of each stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="another checkout, whose server has the same requests in turn")
+    parser.add_argument("--before", help="the Python of another checkout, whose server has the same requests in turn")
     asked = parser.parse_args()
     if asked.what == "cost":
-        before = [] if asked.before is None else [asked.before.resolve() / "src"]
-        cost(asked.model or "fake:" + FAKE, asked.tokens, asked.rounds, [*before, SOURCE])
+        before = [] if asked.before is None else [asked.before]
+        cost(asked.model or "fake:" + FAKE, asked.tokens, asked.rounds, [*before, sys.executable])
     else:
         against(asked.model or "demo", asked.tokens, asked.rounds)
 

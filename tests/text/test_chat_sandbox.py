@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_cases import NamedTokenizer, found
@@ -16,7 +17,7 @@ from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError,
 from ridgeline.text import chat_process
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import Conversation
-from ridgeline.text.chat_process import Renderer
+from ridgeline.text.chat_process import Renderer, TemplateProcess
 
 NOW = (2026, 3, 4, 5, 6, 7)
 VARIABLES = {"messages": [{"role": "user", "content": "Hi"}], "tools": None, "add_generation_prompt": True, "bos_token": "<s>"}
@@ -231,16 +232,66 @@ async def rendered(renderer: Renderer, name: str) -> str:
     return await asyncio.to_thread(renderer.render, name, VARIABLES, NOW) if text is None else text
 
 
-def test_many_render_from_the_loop_by_turns(renderer: Renderer) -> None:
-    renderer._turn = asyncio.Lock()  # a loop's own
+def said(text: str) -> dict[str, Any]:
+    """Variables of a conversation of one message."""
+    return {**VARIABLES, "messages": [{"role": "user", "content": text}]}
+
+
+def test_many_render_from_the_loop_together(monkeypatch: pytest.MonkeyPatch, renderer: Renderer) -> None:
+    frames = []
+    ask = TemplateProcess.ask_from_loop
+
+    async def counted(process: TemplateProcess, request: bytes, seconds: float) -> dict[str, Any] | None:
+        frames.append(len(request))
+        return await ask(process, request, seconds)
 
     async def scene() -> list[str | None]:
-        found = await asyncio.gather(*(renderer.render_from_loop("fine", VARIABLES, NOW) for _ in range(20)))
+        found = await asyncio.gather(*(renderer.render_from_loop("fine", said(f"{at} " + "a" * 900), NOW) for at in range(20)))
         assert await asyncio.to_thread(renderer.render, "fine", VARIABLES, NOW) == "Hi"
         return found
 
+    monkeypatch.setattr(TemplateProcess, "ask_from_loop", counted)
     assert renderer.render("fine", VARIABLES, NOW) == "Hi"  # a process that has just taken another's place is a thread's
-    assert asyncio.run(scene()) == ["Hi"] * 20
+    assert asyncio.run(scene()) == [f"{at} " + "a" * 900 for at in range(20)]
+    assert len(frames) == 2 and max(frames) < chat_process.QUICK_BYTES + 100
+
+
+def test_those_that_are_refused_together_have_errors_of_their_own(renderer: Renderer) -> None:
+    async def scene() -> list[str | BaseException | None]:
+        names = ("fine", "refusing", "product", "fine")
+        return await asyncio.gather(*(renderer.render_from_loop(each, VARIABLES, NOW) for each in names), return_exceptions=True)
+
+    renderer.render("fine", VARIABLES, NOW)
+    first, refused, exceeded, last = asyncio.run(scene())
+    assert (first, last) == ("Hi", "Hi")
+    assert isinstance(refused, RequestError) and refused.code == "template_refused"
+    assert isinstance(exceeded, RequestError) and exceeded.code in ("template_failed", "template_budget")
+
+
+def test_who_has_gone_holds_up_nobody_and_costs_no_process(renderer: Renderer) -> None:
+    async def scene() -> str | None:
+        leaving, staying = (asyncio.create_task(renderer.render_from_loop("fine", said(text), NOW)) for text in ("left", "stayed"))
+        await asyncio.sleep(0)  # both are asked for
+        leaving.cancel()
+        found = await staying
+        assert leaving.cancelled()
+        return found
+
+    renderer.render("fine", VARIABLES, NOW)
+    pids = pids_of(renderer)
+    assert asyncio.run(scene()) == "stayed" and pids_of(renderer) == pids
+
+
+def test_a_loop_that_ends_in_the_middle_leaves_no_answer_to_the_next_one(renderer: Renderer) -> None:
+    async def scene() -> None:
+        asked = asyncio.create_task(renderer.render_from_loop("fine", said("of the first"), NOW))
+        while renderer._task is None or not renderer._lock.locked():
+            await asyncio.sleep(0)
+        asked.cancel()
+
+    renderer.render("fine", VARIABLES, NOW)
+    asyncio.run(scene())
+    assert asyncio.run(rendered(renderer, "fine")) == "Hi"
 
 
 @pytest.mark.parametrize("name", ["loops", "huge output", "slices"])
@@ -261,7 +312,6 @@ def test_bombs_from_the_loop_are_refused_and_hold_nobody_up(renderer: Renderer, 
         await ticker
         return gaps, list(ends)
 
-    renderer._turn = asyncio.Lock()
     gaps, (first, fine, second) = asyncio.run(scene())
     for each in (first, second):
         assert isinstance(each, RequestError) and each.code in ("template_failed", "template_budget")
@@ -291,13 +341,15 @@ def test_what_a_loop_must_not_wait_for_is_a_threads(renderer: Renderer) -> None:
 def test_who_waits_too_long_in_the_loop_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch, renderer: Renderer) -> None:
     monkeypatch.setattr(chat_process, "QUEUE_SECONDS", 0.05)
 
-    async def scene() -> None:
-        async with renderer._turn:
-            await renderer.render_from_loop("fine", VARIABLES, NOW)
+    async def scene() -> list[str | BaseException | None]:
+        before = asyncio.create_task(renderer.render_from_loop("loops", VARIABLES, NOW))
+        await asyncio.sleep(0.01)  # the process is asked for it alone
+        return await asyncio.gather(renderer.render_from_loop("fine", VARIABLES, NOW), before, return_exceptions=True)
 
-    renderer._turn = asyncio.Lock()
-    with pytest.raises(OverloadedError, match="try again"):
-        asyncio.run(scene())
+    renderer.render("fine", VARIABLES, NOW)
+    late, before = asyncio.run(scene())
+    assert isinstance(late, OverloadedError) and late.retry_after_seconds == 1
+    assert isinstance(before, RequestError) and before.code == "template_budget"
 
 
 def test_the_process_ends_with_its_parent_even_while_it_is_busy() -> None:

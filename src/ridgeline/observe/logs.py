@@ -8,11 +8,13 @@ a full disk, delays no request. What clients send is escaped, so that no line ca
 import json
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 MAX_QUEUED_LINES: Final = 10_000
@@ -23,6 +25,8 @@ REQUESTS_LOGGER: Final = "ridgeline.access"
 REQUESTS_SECONDS: Final = 0.5
 """The same of lines about requests that ended as usual, while there is no other one: to wake the writer costs more than a line."""
 MAX_LINES_PER_WRITE: Final = 64
+_WORD: Final = re.compile(r"[!#-<>-~]+")
+"""Most of the words that need no quotes: of ASCII, without a quote or an equals sign."""
 CLOSE_SECONDS: Final = 2.0
 """Time at the end of the process to write what waits."""
 STDERR: Final = 2
@@ -173,12 +177,20 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    second, thousandth = divmod(int(record.created * 1_000), 1_000)
+    return f"{_second(second)}.{thousandth:03}Z"
+
+
+@lru_cache(1)  # lines of a moment are written together
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _word(value: object) -> str:
     """A value of text form: bare where it is one word, else a JSON string."""
     text = str(value)
+    if _WORD.fullmatch(text):
+        return text
     return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=not text.isprintable())
 
 

@@ -185,6 +185,8 @@ class VariableBuilder:
         return frozenset(self.variables) - _RESERVED - self.fixed.keys()
 
     def _arguments(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        if not arguments:
+            return {}
         for name in arguments:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise _bad_argument(f"a name in it is {str(name)[:80]!r}: letters, digits and underscores, at most 64")

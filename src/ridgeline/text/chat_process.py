@@ -3,17 +3,23 @@
 Owns the process in use and one spare, so that the next conversation after a timeout finds a process ready. Knows frames, not messages.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
-from ridgeline.text.sandbox_frames import FrameError, frame
+from ridgeline.text.sandbox_frames import FrameError, encoded, framed
 from ridgeline.text.sandbox_process import SandboxProcess
 from ridgeline.text.tokenizer import MASK
 
 if TYPE_CHECKING:
-    from asyncio import Lock as AsyncLock
+    import asyncio
+
+Answer = dict[str, Any]
+"""Of the process to one conversation: a text, or why there is none."""
 
 RENDER_SECONDS: Final = 0.4
 """Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
@@ -22,7 +28,9 @@ START_SECONDS: Final = 10.0
 QUEUE_SECONDS: Final = 2.0
 """Time for which a conversation waits for those before it."""
 QUICK_BYTES: Final = 16 * 1024
-"""Bytes of variables, as JSON, that a socket takes at once, and that are made in a moment."""
+"""Bytes of variables, as JSON, that a socket takes at once, and that are made in a moment; of one conversation or some."""
+ENDED: Final = "ends its process"
+TOO_SLOW: Final = f"needs more than {RENDER_SECONDS:g} s"
 MAX_REASON: Final = 200
 
 
@@ -52,8 +60,10 @@ class Renderer:
         """Waits until the templates are compiled. Raises `ModelFormatError` where they cannot be."""
         self._templates = templates
         self._lock = Lock()
-        self._turn: AsyncLock | None = None
-        """Order of those who render from the event loop: one of them has the lock above, the others wait without a thread."""
+        self._waiting: deque[_Waiting] = deque()
+        """Conversations of the event loop, which the process has not been asked for."""
+        self._task: asyncio.Task[None] | None = None
+        """Asks for them: those that come while it waits for an answer are the next to be asked for together."""
         self._closed = False
         self._current = TemplateProcess(templates)
         try:
@@ -65,7 +75,7 @@ class Renderer:
 
     def render(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
         """The text. Raises `RequestError` where the template fails or exceeds its limits, `OverloadedError` where many wait."""
-        request = _framed(template, variables, now)
+        request = _together([_encoded(template, variables, now)])
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
             raise _busy()
         try:
@@ -75,28 +85,21 @@ class Renderer:
         return _text(answer)
 
     async def render_from_loop(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str | None:
-        """The same without a thread; None where that cannot be, as for variables of more than `QUICK_BYTES`."""
+        """The same without a thread; None where that cannot be, as for variables of more than `QUICK_BYTES`.
+
+        Conversations of a moment are asked for together: each frame costs two system calls and two wake-ups. Where they exceed the limit
+        of one, each is a thread's, so that every one of them gets an answer of its own.
+        """
         import asyncio  # a server has loaded it; `LLM` does without
 
-        request = _framed(template, variables, now)
+        request = _encoded(template, variables, now)
         if len(request) > QUICK_BYTES:
             return None
-        if self._turn is None:
-            self._turn = asyncio.Lock()
-        try:
-            async with asyncio.timeout(QUEUE_SECONDS):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise _busy() from None
-        try:
-            if not self._lock.acquire(blocking=False):
-                return None
-            try:
-                answer = await self._ask_from_loop(request)
-            finally:
-                self._lock.release()
-        finally:
-            self._turn.release()
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), monotonic())
+        self._waiting.append(waiting)
+        if self._task is None:
+            self._task = asyncio.create_task(self._ask_for_waiting())
+        answer = await waiting.answer
         return None if answer is None else _text(answer)
 
     def close(self) -> None:
@@ -115,46 +118,123 @@ class Renderer:
         except ModelFormatError as error:
             self._replace()
             raise OverloadedError(f"{error}: try again", 1) from None
-        answer, problem = None, "ends its process"
+        answers, problem = None, ENDED
         try:
-            answer = self._current.ask(request, RENDER_SECONDS)
+            answers = _answers(self._current.ask(request, RENDER_SECONDS), 1)
         except TimeoutError:
-            problem = f"needs more than {RENDER_SECONDS:g} s"
+            problem = TOO_SLOW
         finally:
-            if answer is None:
+            if answers is None:
                 self._replace()
-        return answer or {"exceeded": problem}
+        return answers[0] if answers is not None else {"exceeded": problem}
 
-    async def _ask_from_loop(self, request: bytes) -> dict[str, Any] | None:
-        """None: the process is about to be replaced, or has been, which takes a thread."""
-        if self._closed or not self._current.is_ready:
-            return None
-        answer, is_over = None, False
+    async def _ask_for_waiting(self) -> None:
+        """Answers those who wait, until nobody does."""
+        taken: list[_Waiting] = []
         try:
-            answer = await self._current.ask_from_loop(request, RENDER_SECONDS)
-            is_over = answer is not None
-        except TimeoutError:
-            return {"exceeded": f"needs more than {RENDER_SECONDS:g} s"}
-        finally:
-            if not is_over:
-                from asyncio import to_thread
+            while taken := self._take_waiting():
+                answers, error = await self._answers_from_loop([each.request for each in taken])
+                for each, answer in zip(taken, answers, strict=True):
+                    each.end(answer, error)
+        except Exception as problem:
+            for each in (*taken, *self._waiting):
+                each.end(None, problem)
+        finally:  # also where the loop ends in the middle of it
+            self._task = None
+            for each in (*taken, *self._waiting):
+                each.answer.cancel()
+            self._waiting.clear()
 
-                await to_thread(self._replace)
-        return answer or {"exceeded": "ends its process"}
+    def _take_waiting(self) -> "list[_Waiting]":
+        """The oldest of those who wait, of `QUICK_BYTES` together. Who has gone is left out; who has waited too long is told so."""
+        taken, size, now = list[_Waiting](), 0, monotonic()
+        while self._waiting and size + len(self._waiting[0].request) <= QUICK_BYTES:
+            each = self._waiting.popleft()
+            if now - each.since > QUEUE_SECONDS:
+                each.end(None, _busy())
+            elif not each.answer.done():
+                taken.append(each)
+                size += len(each.request)
+        return taken
+
+    async def _answers_from_loop(self, requests: Sequence[bytes]) -> tuple[Sequence[Answer | None], OverloadedError | None]:
+        """An answer each, None for what is a thread's, and the error of all. A thread has the process now, or it is one that has just
+        taken another's place, or several have exceeded the limit of one."""
+        nothing = [None] * len(requests)
+        if not self._lock.acquire(blocking=False):
+            return nothing, None
+        try:
+            if self._closed or not self._current.is_ready:
+                return nothing, None
+            answers, problem = None, ENDED
+            try:
+                answers = _answers(await self._current.ask_from_loop(_together(requests), RENDER_SECONDS), len(requests))
+            except TimeoutError:
+                problem = TOO_SLOW
+            except OverloadedError as error:
+                return nothing, error
+            finally:
+                if answers is None:
+                    from asyncio import to_thread
+
+                    await to_thread(self._replace)
+            if answers is None:
+                return ([{"exceeded": problem}] if len(requests) == 1 else nothing), None
+            return answers, None
+        finally:
+            self._lock.release()
 
     def _replace(self) -> None:
         self._current.end()
         self._current, self._spare = self._spare, TemplateProcess(self._templates)
 
 
-def _framed(template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A conversation that waits for its text, since a time of `monotonic`. `answer`: None where it is a thread's."""
+
+    request: bytes
+    answer: "asyncio.Future[Answer | None]"
+    since: float
+
+    def end(self, answer: Answer | None, error: Exception | None = None) -> None:
+        """Answers whoever still waits."""
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(error)
+
+
+def _encoded(template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> bytes:
     try:
-        return frame({"template": template, "variables": dict(variables), "now": now})
+        return encoded({"template": template, "variables": dict(variables), "now": now})
     except FrameError as error:
-        raise _request_error(f"the conversation {error}: send a smaller one", "invalid_value") from None
+        raise _not_framed(error) from None
 
 
-def _text(answer: Mapping[str, Any]) -> str:
+def _together(requests: Sequence[bytes]) -> bytes:
+    """The frame of some conversations."""
+    try:
+        return framed(b'{"asked": [%b]}' % b", ".join(requests))
+    except FrameError as error:
+        raise _not_framed(error) from None
+
+
+def _not_framed(error: FrameError) -> RequestError:
+    return _request_error(f"the conversation {error}: send a smaller one", "invalid_value")
+
+
+def _answers(frame: dict[str, Any] | None, count: int) -> list[Answer] | None:
+    """The answers in a frame of the process, which may be out of a template's control; None: it ended, or is out of order."""
+    answers = None if frame is None else frame.get("answers")
+    if not isinstance(answers, list) or len(answers) != count or not all(isinstance(each, dict) for each in answers):
+        return None
+    return answers
+
+
+def _text(answer: Answer) -> str:
     """The text of an answer of the process. Raises `RequestError` for one without."""
     if "text" in answer:
         return str(answer["text"])

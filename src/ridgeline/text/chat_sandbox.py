@@ -3,7 +3,7 @@
 A chat template is untrusted code. Owns the environment that transformers gives to templates (Jinja, trimmed blocks, loop controls,
 `raise_exception`, `strftime_now`, `tojson` that escapes no HTML), the limits that work inside an interpreter, and the
 limits that the operating system sets on the process: memory, files, processes, time. Answers each frame with one frame
-until the other end closes; never answers with more than a text.
+until the other end closes: conversations with as many answers, none of them more than a text.
 """
 
 import json
@@ -176,7 +176,7 @@ def _to_json(mask: str) -> Callable[..., str]:
 MEMORY_BYTES: Final = 256 << 20
 """Address space in addition to what the interpreter has at its start."""
 ORPHAN_SECONDS: Final = 4.0
-"""A render that takes this long has no parent any more (which kills far earlier): the kernel ends this process."""
+"""Renders that take this long have no parent any more (which kills far earlier): the kernel ends this process."""
 MAX_MESSAGE: Final = 2_000
 
 
@@ -201,7 +201,7 @@ def main(descriptor: int) -> None:
         if request is None:
             return
         signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
-        send(stream, frame(_render(sandbox, request)))
+        send(stream, frame({"answers": [_render(sandbox, each) for each in request["asked"]]}))
 
 
 def _render(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:

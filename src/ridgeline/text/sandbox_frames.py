@@ -18,10 +18,19 @@ class FrameError(Exception):
 
 def frame(value: dict[str, Any]) -> bytes:
     """The bytes of one object. Raises `FrameError` where it is too large or too deep."""
+    return framed(encoded(value))
+
+
+def encoded(value: dict[str, Any]) -> bytes:
+    """An object as JSON. Raises `FrameError` where it is too deep."""
     try:
-        data = json.dumps(value).encode("ascii")
+        return json.dumps(value).encode("ascii")
     except (RecursionError, TypeError, ValueError) as error:
         raise FrameError(f"cannot be sent as JSON ({type(error).__name__})") from None
+
+
+def framed(data: bytes) -> bytes:
+    """The frame of an object that is JSON already. Raises `FrameError` where it is too large."""
     if len(data) > MAX_FRAME_BYTES:
         raise FrameError(f"has {len(data)} bytes as JSON, at most {MAX_FRAME_BYTES} are supported")
     return _LENGTH.pack(len(data)) + data
