@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 Answer = dict[str, Any]
-"""Of the process to one conversation: a text, or why there is none."""
+"""Answer of the process to one conversation: a text, or why there is none."""
 
 RENDER_SECONDS: Final = 0.4
 """Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
