@@ -226,9 +226,9 @@ def _not_framed(error: FrameError) -> RequestError:
     return _request_error(f"the conversation {error}: send a smaller one", "invalid_value")
 
 
-def _answers(frame: dict[str, Any] | None, count: int) -> list[Answer] | None:
+def _answers(found: dict[str, Any] | None, count: int) -> list[Answer] | None:
     """The answers in a frame of the process, which may be out of a template's control; None: it ended, or is out of order."""
-    answers = None if frame is None else frame.get("answers")
+    answers = None if found is None else found.get("answers")
     if not isinstance(answers, list) or len(answers) != count or not all(isinstance(each, dict) for each in answers):
         return None
     return answers
