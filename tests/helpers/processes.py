@@ -30,11 +30,12 @@ class ServerProcess:
     """`ridgeline serve`, or `route`, as a child, of this Python or another. Attributes: `url`, `process`, `ready_seconds`, and the log file
     `log`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve", python: str = sys.executable) -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve", python: str | None = None) -> None:
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
         began = time.monotonic()
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([python, *PROGRAM, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
+            command = COMMAND if python is None else [python, *PROGRAM]
+            self.process = subprocess.Popen([*command, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
         try:
             self.url = self._wait()
         except BaseException:
