@@ -47,6 +47,7 @@ def plan(
     acceptance: Annotated[float | None, typer.Option(help="Share of drafts that are right, for what speculation would bring.")] = None,
     max_loras: Annotated[int, typer.Option(help="LoRA adapters that the sequences of one step may have.")] = 0,
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of an adapter.")] = 64,
+    expert_memory: Annotated[float | None, typer.Option(help="GiB for experts of a sparse model; others are read from disk [all].")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Load the model and set what is measured beside the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
@@ -113,6 +114,7 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
         acceptance=given["acceptance"],
         adapters=given["max_loras"],
         adapter_rank=given["max_lora_rank"],
+        expert_memory=given["expert_memory"],
     )
     draft = given["draft_model"]
     if draft is not None and draft not in HEAD_KINDS:
@@ -251,6 +253,13 @@ def physics_table(report: "Report") -> Tabulated:
         ["estimate of a prompt's prefill", milliseconds(report.prefill_seconds)],
     ]
     rows += [[f"a prompt's blocks from {each.tier}", f"{milliseconds(each.seconds)}, {each.of_computing:.1%}"] for each in report.tiers]
+    rows += [
+        [
+            f"one stream, {each.hit_rate:.0%} of experts in memory",
+            f"{milliseconds(each.itl)} per token, {each.read_bytes_per_token / 1e6:,.0f} MB read",
+        ]
+        for each in report.expert_reads
+    ]
     return "Physics: what memory and arithmetic allow", ["quantity", "value"], rows
 
 

@@ -5,18 +5,20 @@ from dataclasses import dataclass, replace
 from math import ceil, isfinite
 
 from ridgeline.config.env import cache_directory
+from ridgeline.config.values import GIB
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.hardware.devices import DEVICE_NAMES, DEVICES, GB, TERA, Device, Price, known_device
 from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.corrections import corrected, default_runner, read_correction
-from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
+from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout, weight_classes
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.heads import plan_heads
 from ridgeline.planning.objectives import Objective
 
 MAX_USERS = 1_000_000
 MAX_TOKENS = 1 << 27
+MAX_GIB = 1 << 20
 DEFAULT_CONTEXT = 4_096
 THIS_MACHINE = "this"
 """Name of the machine that the planner runs on."""
@@ -47,6 +49,7 @@ class PlanOptions:
     acceptance: float | None = None
     adapters: int = 0
     adapter_rank: int = 64
+    expert_memory: float | None = None
 
 
 def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | str | None = None) -> Deployment:
@@ -74,12 +77,26 @@ def deployment_of(model: ModelFacts, options: PlanOptions, draft: ModelFacts | s
         adapters=int(_bounded("--max-loras", options.adapters, 0, 256)),
         adapter_rank=int(_bounded("--max-lora-rank", options.adapter_rank, 1, 256)),
     )
+    if options.expert_memory is not None:
+        found = replace(found, expert_memory=_expert_memory(found, options.expert_memory))
     if isinstance(draft, str):
         found = replace(found, draft=plan_heads(model, draft, found.dtype, native=not found.device.is_gpu))
     if options.device.lower() != THIS_MACHINE or options.bandwidth_gb is not None or options.tflops is not None:
         return found
     correction = read_correction(cache_directory(), found, default_runner(found.device))
     return found if correction is None else corrected(found, correction)
+
+
+def _expert_memory(deployment: Deployment, gib: float) -> int:
+    """Bytes for experts. Raises ConfigError where there are none, where they cannot be read from disk, and below one layer's."""
+    model = deployment.model
+    if model.experts is None or deployment.device.is_gpu:
+        reason = f"{deployment.device.name} keeps all of them" if model.experts else f"{model.name:.60} has none"
+        raise ConfigError(
+            f"--expert-memory is for experts that a CPU reads from disk, and {reason}; leave it out", fix={"--expert-memory": None}
+        )
+    layer = weight_classes(deployment)["experts"] / model.experts.layers
+    return int(_bounded("--expert-memory", gib, ceil(1000 * layer / GIB) / 1000, MAX_GIB) * GIB)
 
 
 def device_of(options: PlanOptions) -> Device:

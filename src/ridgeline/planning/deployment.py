@@ -71,6 +71,7 @@ class Deployment:
     draft         a draft model beside it, or heads that draft for it, a copy on each device; None: there is none
     acceptance    share of drafts that are right; None: an assumed one
     adapters      LoRA adapters that the sequences of a step may have, and `adapter_rank`, the largest rank; 0: none are taken
+    expert_memory bytes for routed experts, where others are read from disk; 0: all are in memory
     """
 
     model: ModelFacts
@@ -89,6 +90,7 @@ class Deployment:
     acceptance: float | None = None
     adapters: int = 0
     adapter_rank: int = 64
+    expert_memory: int = 0
 
     @property
     def compute_dtype(self) -> str:
@@ -169,7 +171,8 @@ def rank_weights(deployment: Deployment) -> float:
     """Bytes of weights on one device."""
     layout, classes = deployment.layout, weight_classes(deployment)
     rest = sum(classes.values()) - classes["experts"] + screen_bytes(deployment)
-    return (rest + classes["experts"] / layout.expert) / layout.tensor / layout.pipeline
+    experts = min(classes["experts"], deployment.expert_memory or classes["experts"])
+    return (rest + experts / layout.expert) / layout.tensor / layout.pipeline
 
 
 def kv_share(deployment: Deployment) -> float:

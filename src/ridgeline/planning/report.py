@@ -47,6 +47,19 @@ class TierPrice:
     of_computing: float
 
 
+HIT_RATES: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Shares of an expert's uses at which it is in memory, for which a plan says what reading the others costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertReads:
+    """One stream where experts are read from disk. `itl`: seconds between tokens, none of the reading hidden behind products."""
+
+    hit_rate: float
+    read_bytes_per_token: float
+    itl: float
+
+
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     """Most sequences of `context` tokens that fit."""
@@ -79,6 +92,7 @@ class Report:
     workload          an average request: tokens of prompt and output, share of the prompt in the cache, peak over mean arrivals
     recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by is its limit
     tiers             what bringing a prompt's KV blocks takes, beside computing them
+    expert_reads      what reading experts from disk costs by the share that is in memory when it is needed; empty where all are
     objective_met     True where the estimates meet the objective for all users; None without an objective
     """
 
@@ -137,6 +151,7 @@ class Report:
     scaling: list[Scaling]
     self_hosting: SelfHosting | None
     tiers: list[TierPrice]
+    expert_reads: list[ExpertReads]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -212,7 +227,17 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         scaling=scaling(deployment),
         self_hosting=_self_hosting(deployment, run, api_price),
         tiers=_tiers(deployment),
+        expert_reads=_expert_reads(deployment),
     )
+
+
+def _expert_reads(deployment: Deployment) -> list[ExpertReads]:
+    """A token's experts that are not in memory, read at the rate of a solid-state disk behind the step with all of them."""
+    experts = deployment.model.experts
+    if not deployment.expert_memory or experts is None:
+        return []
+    token, itl = weight_classes(deployment)["experts"] * experts.active / experts.routed, batch_point(deployment, 1).itl
+    return [ExpertReads(rate, token * (1 - rate), itl + token * (1 - rate) / RATES["file"]) for rate in HIT_RATES]
 
 
 def tier_prices(prompt_bytes: float, computing_seconds: float) -> list[TierPrice]:
