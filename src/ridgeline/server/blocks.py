@@ -58,10 +58,11 @@ class BlockChanges(msgspec.Struct, frozen=True):
 
 
 class HeldBlocks:
-    """The blocks of one engine after the other. `begin` it with each."""
+    """The blocks of one engine after the other. `begin` it with each. `asked`: a router has; until then nothing is heard."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: of the domains of tenants."""
+        self.asked = False
         self._secret = secret
         self._epoch = ""
         self._engine: tuple[EngineClient | None, int] = (None, 0)
@@ -76,6 +77,7 @@ class HeldBlocks:
             self._engine, self._epoch, self._count = (client, client.starts), secrets.token_hex(8), 0
             self._held.clear()
             self._changes.clear()
+            self.asked = True
             client.send(TellBlocks())
 
     def hear(self, client: "EngineClient | None", events: Sequence[Event]) -> None:

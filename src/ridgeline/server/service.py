@@ -167,7 +167,8 @@ class Service:
                     self.live.apply(other)
             return
         self._detect_restart()
-        self.blocks.hear(source.client, events)
+        if self.blocks.asked:
+            self.blocks.hear(source.client, events)
         if not self._intake.add(time.monotonic(), events):
             return
         ended = left = 0

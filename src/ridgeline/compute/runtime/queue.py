@@ -95,7 +95,6 @@ class BeatingRunner(Runner, Protocol):
 
     def beat(self) -> int:
         """A number that changes with every part of a step that is done; a part takes a thread some seconds at most. Any thread may ask."""
-        ...
 
 
 @runtime_checkable
@@ -111,7 +110,6 @@ class ReadingRunner(Protocol):
 
     def expert_reads(self) -> ExpertReads | None:
         """Uses and reads since the start; None where all experts are in memory."""
-        ...
 
 
 SampleRows = Callable[..., Sampled]
