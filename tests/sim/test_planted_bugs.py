@@ -23,6 +23,7 @@ from ridgeline.sim.laws.swarm import run_seeds
 MOST_STEPS = 40_000
 FEW_STEPS = 1_000
 SEEDS = {
+    "the prefix key leaves the parent out": 5,
     "a prompt is scored again after a preemption": 78,
     "scores that a preempted sequence still had in flight are lost": 19,
     "min_tokens is looked at for a row, not for each of its ids": 18,

@@ -14,7 +14,9 @@ from ridgeline.engine.messages import EVENT_TYPES
 
 ROOT = SOURCE.parents[1]
 TESTS = ROOT / "tests"
-READERS = ("observe/metrics.py", "observe/ledger.py", "engine/streams.py", "engine/open_requests.py", "server/service.py")
+READERS = (
+    "observe/metrics.py", "observe/ledger.py", "engine/streams.py", "engine/open_requests.py", "server/service.py", "server/blocks.py",
+)  # fmt: skip
 """Files of the front end that read events."""
 CHECKERS = ("sim/laws/order.py", "sim/laws/coverage.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -37,7 +39,7 @@ def test_seam_every_event_that_crosses_is_read() -> None:
     front, laws = ("".join((SOURCE / name).read_text() for name in names) for names in (READERS, CHECKERS))
     assert EVENT_TYPES
     for kind in get_args(events.Event):
-        pattern = rf"(events\.|isinstance\(event, |type\(event\) is ){kind.__name__}\b|\b{kind.__name__}: self\._"
+        pattern = rf"(events\.|isinstance\(event, |type\(event\) is |case ){kind.__name__}\b|\b{kind.__name__}: self\._"
         is_read = re.search(pattern, front) is not None
         assert is_read == (kind in EVENT_TYPES), kind.__name__
         assert is_read or f"events.{kind.__name__}" in laws, kind.__name__

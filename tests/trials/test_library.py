@@ -129,7 +129,7 @@ def test_n1_ps_shows_a_server_and_forgets_one_that_was_killed(run: Run, tmp_path
         assert server.wait(20) is not None and not state.exists(), "a server removes its file at its end"
         state.write_text(kept)
         (state.parent / "server-1.json").write_text("{")
-        assert json.loads(run("ps --json")[1]) == {"servers": []} and list(state.parent.glob("*.json")) == []
+        assert json.loads(run("ps --json")[1]) == {"servers": []} and list(state.parent.glob("server-*.json")) == []
     finally:
         server.kill()
         server.wait()

@@ -125,4 +125,4 @@ def routes(service: "Service") -> list[BaseRoute]:
         number = int(asked["since"]) if _NUMBER.fullmatch(asked.get("since", "")) else -1
         return json_response(told.since(asked.get("epoch", ""), number, service.model.limits.kv))
 
-    return [Route(BLOCKS_PATH, blocks, methods=["GET"])]
+    return [Route(BLOCKS_PATH, blocks, methods=["GET"], include_in_schema=False)]

@@ -4,7 +4,7 @@ BUGS = (
     (
         "prefix keys leave out the adapter",
         "T1: two adapters, same prompt",
-        [("identity", 'scope += b"adapter", request.adapter.digest', "pass")],
+        [("_identity", '(*scope, b"adapter", adapter.digest)', "scope")],
     ),
     (
         "a slot is free as soon as its row is preempted",

@@ -9,13 +9,17 @@ BUGS = (
     (
         "the prefix key leaves the parent out",
         "section 1.10: CVE-2025-25183",
-        [("keys", "sha256(parent + self._pack(", "sha256(self.identity(sequence) + self._pack(")],
+        [
+            ("keys", "keys[-1] if keys else sha256(", "sha256("),
+            ("unit_keys", "parent = sha256(parent", "own = sha256(parent"),
+            ("unit_keys", "yield parent", "yield own"),
+        ],
     ),
     (
         "the prefix key is cut to 8 bits and ids are not compared",
         "T2: LMCache#3301, Dynamo#8340",
         [
-            ("keys", "[begin : begin + size])).digest()", "[begin : begin + size])).digest()[:1]"),
+            ("unit_keys", "[begin : begin + unit])).digest()", "[begin : begin + unit])).digest()[:1]"),
             ("_same", "return found.ids == tuple(", "return True or found.ids == tuple("),
         ],
     ),
