@@ -1,6 +1,7 @@
 """What a decode step of Llama-3-8B's shape costs the host, on a device that does nothing: launches of a layer, seconds of a step."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,5 +127,6 @@ def test_seconds_of_the_host(batch: int) -> None:
     """Scheduling, packing, reading back, commit and frame: processor seconds of one thread."""
     facts, rows = tiny_facts(find_config(MEASURED)), []
     while len(rows) < 20 and (not rows or rows[-1]["host_seconds"] > SECONDS[batch]):  # virtual machines slow down for seconds
+        time.sleep(0.5 * bool(rows))
         rows += host(facts, {"batches": [batch], "context": CONTEXT, "steps": 24})
     assert rows[-1]["frames"] and rows[-1]["host_seconds"] <= SECONDS[batch], rows
