@@ -1,12 +1,17 @@
 """Two layers of the three shapes of network, small enough for kernels that are interpreted; a GPU runs the same."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from serving import SETTINGS
 from tensors import DEVICE
 from tiny import Driver, Tiny, open_tiny
 
+from ridgeline.compute.cuda import backend
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots
 from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, interpreted, open_device
@@ -14,6 +19,7 @@ from ridgeline.compute.cuda.load import place_weights
 from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.load.record import record
 from ridgeline.compute.quant.weight import Weight
+from ridgeline.compute.runtime import worker
 from ridgeline.facts.model import ModelFacts
 
 SIZE = Tiny(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=48, vocab=300, window=4, context=64)
@@ -23,6 +29,19 @@ ARCHITECTURES = ("gemma3", "llama", "qwen3")
 def device() -> Device:
     """The GPU if there is one, else the interpreter."""
     return open_device() if DEVICE.type == "cuda" else interpreted(256 << 20)
+
+
+@contextmanager
+def served_on_device(**settings: object) -> Iterator[None]:
+    """Within the context engines run in fp32 on the GPU, or interpreted, with these settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "gpu_missing", lambda: None)
+        patch.setattr(backend, "open_device", device)
+        before = dict(SETTINGS)
+        SETTINGS.update(settings | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
+        yield
+        SETTINGS.clear()
+        SETTINGS.update(before)
 
 
 def small(folder: Path, architecture: str) -> tuple[ModelFacts, dict[str, Weight]]:

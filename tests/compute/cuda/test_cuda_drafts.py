@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from serving import SETTINGS, Answer, serve
-from small import SIZE, device
+from serving import Answer, serve
+from small import SIZE, served_on_device
 from speculating import AsMuchAsFits
 from tiny import Tiny, write_tiny
 
-from ridgeline.compute.cuda import backend
 from ridgeline.compute.cuda.drafts import DeviceDraftModel
 from ridgeline.compute.runtime import worker
 from ridgeline.core.drafts.model import ModelDrafter
@@ -26,15 +25,8 @@ BY_HOST: list[dict[str, object]] = [{"temperature": 4.0, "logprobs": 1, "presenc
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_a_device() -> Iterator[None]:
-    """fp32 on the GPU, or interpreted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(backend, "open_device", device)
-        before = dict(SETTINGS)
-        SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
+    with served_on_device(**SMALL):
         yield
-        SETTINGS.clear()
-        SETTINGS.update(before)
 
 
 @pytest.fixture(scope="module")

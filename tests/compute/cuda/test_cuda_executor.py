@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drafting import Hand
-from serving import SETTINGS, Answer, serve
-from small import SIZE, device
+from serving import Answer, serve
+from small import SIZE, device, served_on_device
 from tiny import write_tiny
 
 from ridgeline.compute.cuda import backend
@@ -29,15 +29,8 @@ SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "b
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_a_device() -> Iterator[None]:
-    """fp32 on the GPU, or interpreted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(backend, "open_device", device)
-        before = dict(SETTINGS)
-        SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
+    with served_on_device(**SMALL):
         yield
-        SETTINGS.clear()
-        SETTINGS.update(before)
 
 
 @pytest.fixture(scope="module")
