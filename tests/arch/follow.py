@@ -2,7 +2,8 @@
 
 `python tests/arch/follow.py` prints them per process, in the order of their first call and with the function that was entered first;
 `test_follow.py` holds their number, and the sum of their lines as whole files, to a budget. What runs at start-up alone does not count:
-`serve demo` is warm and has answered. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
+`serve demo` is warm and has answered. Nor does what a clock starts: a request is followed several times, and what runs each time is its own.
+Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
 native call on: files are followed through the names that they use, those of experts only where the model has some. Kernels and the sampler
 behind its tables are a list of their own: all of them, whichever the model uses.
 """
@@ -29,6 +30,9 @@ MACHINERY, STEP = "runtime/", "runtime/plan.cpp"
 """Folder of csrc without kernels, and the file that a step enters."""
 EXPERTS, EXPERT_OPS = ("runtime/experts.h", "runtime/experts.cpp"), "compute/ops/experts.py"
 """Machinery that runs only for ops of this file: a rule of it is called at load where the model's op list has one."""
+
+ROUNDS = 4
+"""Requests that are followed, one after another."""
 
 CALL = re.compile(r"(?<![.>:\w])([a-z]\w*)\(")
 DEFINED = re.compile(r"^\w[\w:<>*& ]*?\b([a-z]\w*)\([^;]*?\)[^;{]*\{", re.MULTILINE)
@@ -64,7 +68,8 @@ class Followed:
 
 
 def listen() -> None:
-    """In a process that is followed: notes every function of the package that is called between the files `begin` and `end`, in order."""
+    """In a process that is followed: notes every function of the package that is called between the files `begin` and `end` of a round, in
+    order."""
     folder, source = Path(os.environ["PYTHON_FOLLOW"]), f"{os.environ['PYTHON_FOLLOW_SOURCE']}/"
     seen: dict[tuple[str, str], None] = {}
 
@@ -73,15 +78,18 @@ def listen() -> None:
             seen.setdefault((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
 
     def watch() -> None:
-        while not (folder / "begin").exists():
-            time.sleep(0.01)
-        has_experts = any(path.endswith(EXPERT_OPS) and name.endswith("_rule") for path, name in list(seen))
-        seen.clear()
-        (folder / f"{os.getpid()}.ready").touch()
-        while not (folder / "end").exists():
-            time.sleep(0.01)
-        found = [(path.removeprefix(source), name) for path, name in list(seen) if name != "<module>"]
-        part = {"argv": sys.orig_argv, "calls": found, "has_experts": has_experts}
+        rounds, has_experts = [], False
+        for number in range(ROUNDS):
+            while not (folder / f"{number}.begin").exists():
+                time.sleep(0.01)
+            has_experts = has_experts or any(path.endswith(EXPERT_OPS) and name.endswith("_rule") for path, name in list(seen))
+            seen.clear()
+            (folder / f"{os.getpid()}.ready-{number}").touch()
+            while not (folder / f"{number}.end").exists():
+                time.sleep(0.01)
+            rounds.append([(path.removeprefix(source), name) for path, name in list(seen) if name != "<module>"])
+        always = set(rounds[0]).intersection(*rounds)
+        part = {"argv": sys.orig_argv, "calls": [each for each in rounds[0] if each in always], "has_experts": has_experts}
         (folder / f"{os.getpid()}.part").write_text(json.dumps(part))
         (folder / f"{os.getpid()}.part").rename(folder / f"{os.getpid()}.json")
 
@@ -122,10 +130,11 @@ def calls(folder: Path) -> tuple[dict[str, list[list[str]]], bool]:
             time.sleep(0.05)
         ask(ready[1], ignore_eos=False, structured_outputs={"regex": "(.|\\n)*"})  # behind it the vocabulary has been read for grammars
         ask(ready[1])
-        (folder / "begin").touch()
-        until(2, folder, "*.ready")
-        ask(ready[1])
-        (folder / "end").touch()
+        for number in range(ROUNDS):
+            (folder / f"{number}.begin").touch()
+            until(2, folder, f"*.ready-{number}")
+            ask(ready[1])
+            (folder / f"{number}.end").touch()
         parts = [json.loads(part.read_text()) for part in until(2, folder, "*.json")]
     finally:
         process.terminate()

@@ -332,10 +332,15 @@ def test_a_few_steps_of_a_size_tell_nothing() -> None:
     assert not log.floors() and log.floor(1) is None
 
 
-def test_rows_that_were_seen_take_what_they_took() -> None:
+def test_steps_grow_as_seen_where_both_numbers_of_rows_were() -> None:
     found = steps_of(StepSeconds(0.0, 0.004, 0.001), STAIRS, Second(1, 10, 0.1, 0.15, 10, 10, 10))
-    assert found.seconds(4, 0.5) == pytest.approx(0.005 + STAIRS[4] + 0.001 * 2 * median(STAIRS[each] / (0.004 * each) for each in STAIRS))
-    assert found.seconds(5, 0.0) == pytest.approx(0.005 + found.line.of(5, 0))
+    token = 0.001 * 0.5 * median(STAIRS[each] / (0.004 * each) for each in STAIRS)
+    few, many = min(STAIRS), max(STAIRS)
+    assert found.growth(few, many, 0.5) == pytest.approx((0.005 + STAIRS[many] + token * many) / (0.005 + STAIRS[few] + token * few))
+    beyond = found.growth(many, many + 5, 0.0)
+    assert beyond == pytest.approx((0.005 + found.line.of(many + 5, 0)) / (0.005 + found.line.of(many, 0))), (
+        "not beside what was seen of one"
+    )
 
 
 def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Deployment) -> None:

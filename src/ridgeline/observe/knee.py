@@ -32,10 +32,13 @@ class Steps:
     host: float
     seen: Mapping[int, float]
 
-    def seconds(self, rows: int, prompt: float) -> float:
-        """Seconds of a step of so many decoding rows, each of which brings so many prompt tokens: of rows that were seen by what they took,
-        where the line is a little beside it."""
-        return self.host + self.seen.get(rows, self.line.of(rows, 0)) + self.line.token * prompt * rows
+    def growth(self, before: int, after: int, prompt: float) -> float:
+        """Seconds of a step of `after` decoding rows over those of one of `before`, where each row brings so many prompt tokens. Decoding is
+        what was seen where both were, else by the line for both: its distance from steps of one number of rows is not gained at another."""
+        decode = self.seen if {before, after} <= self.seen.keys() else {rows: self.line.of(rows, 0) for rows in (before, after)}
+        return (self.host + decode[after] + self.line.token * prompt * after) / (
+            self.host + decode[before] + self.line.token * prompt * before
+        )
 
     def knee(self, prompt: float, most: float) -> float:
         """Decoding rows at the knee, at most so many."""

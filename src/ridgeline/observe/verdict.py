@@ -161,9 +161,11 @@ class _Model:
         """Prompt tokens that come with each output token."""
         return self.served.prompt / max(1.0, self.served.output)
 
-    def itl(self, batch: int) -> float:
-        """Seconds of a step of so many sequences and the prompts that come with them."""
-        return mixed_itl(self.planned, batch) if self.steps is None else self.steps.seconds(batch, self.prompt)
+    def growth(self, before: int, after: int) -> float:
+        """Seconds of a step of so many sequences, and the prompts that come with them, over those of another."""
+        if self.steps is None:
+            return mixed_itl(self.planned, after) / mixed_itl(self.planned, before)
+        return self.steps.growth(before, after, self.prompt)
 
     def knee(self) -> float:
         """The batch of the greatest throughput over latency."""
@@ -179,7 +181,7 @@ def _levers(
     def more(most: int) -> float:
         """The gain in tokens per second where so many rows may run."""
         after = max(batch, min(most, wanted))
-        return after / model.itl(after) * model.itl(batch) / batch
+        return after / batch / model.growth(batch, after)
 
     if bottleneck == "rows":
         twice = min(4096, 2 * served.info.rows)
@@ -198,7 +200,7 @@ def _levers(
             yield Lever("weights in 4 bits (another file)", "itl", gain, "fewer bytes per step; check quality")
         best = max(1, round(model.knee()))
         if batch > 1.5 * best:
-            gain = model.itl(batch) / model.itl(best)
+            gain = model.growth(best, batch)
             yield Lever(f"--max-num-seqs {best}", "itl", gain, "beyond the knee latency grows faster than throughput; more requests wait")
     if bottleneck in ("memory", "none") and config.speculative == "off":
         verify = step_work(planned, [RowGroup(round(served.prompt), DRAFT_TOKENS + 1, batch, sampled=DRAFT_TOKENS + 1)])
