@@ -216,6 +216,7 @@ void bind_plan(nb::module_& m) {
     // Where the experts of the op that was added last lie; the store lives as long as the plan.
     plan.def("store", [](Plan& p, ExpertStore& store, std::size_t group, std::size_t place) { p.store_last({&store, group, place}); },
              nb::keep_alive<1, 2>());
+    plan.def("foresee", [](Plan& p, std::size_t group, Address ids) { p.foresee_last(group, pointer<const std::int32_t>(ids)); });
     plan.def("screen", &Plan::add_screen);
     plan.def_prop_ro("screened", [](const Plan& p) {
         const Screen::Counts counts = p.screened();
@@ -248,10 +249,24 @@ void bind_experts(nb::module_& m) {
             for (const auto& [offset, stride, place] : pieces) made.push_back({offset, stride, place});
             return store.add(made, experts);
         })
+        // What plans do; `address` is 0 where an expert could not be read.
+        .def("require", [](ExpertStore& store, std::size_t group, const std::vector<std::int32_t>& experts) {
+            const std::unique_ptr<bool[]> here = std::make_unique<bool[]>(experts.size());
+            store.require(group, experts.data(), experts.size(), here.get());
+            return std::vector<bool>(here.get(), here.get() + experts.size());
+        })
+        .def("foresee", [](ExpertStore& store, std::size_t group, const std::vector<std::int32_t>& experts) {
+            store.foresee(group, experts.data(), experts.size());
+        })
+        .def("address", [](ExpertStore& store, std::size_t group, std::int32_t expert) {
+            const nb::gil_scoped_release unlocked;
+            return reinterpret_cast<Address>(store.address(group, expert));
+        })
         .def_prop_ro("direct", &ExpertStore::direct)
+        .def_prop_ro("reads_ahead", &ExpertStore::reads_ahead)
         .def_prop_ro("counts", [](const ExpertStore& store) {
             const ExpertStore::Counts counts = store.counts();
-            return nb::make_tuple(counts.uses, counts.misses, counts.bytes, counts.waited);
+            return nb::make_tuple(counts.uses, counts.misses, counts.bytes, counts.waited, counts.guesses, counts.right, counts.useful);
         });
 }
 

@@ -15,6 +15,7 @@ namespace ridgeline {
 namespace {
 
 constexpr double kHalfLife = 128;        // steps of a group
+constexpr double kGuesses = 64;          // that the share of right ones is taken of, about
 constexpr size_t kPartBytes = 512 << 10; // what a reader reads at a time: several read one expert
 
 #ifndef O_DIRECT
@@ -81,19 +82,19 @@ size_t ExpertStore::least() const {
     return found;
 }
 
-void ExpertStore::begin(size_t slot, size_t group, size_t expert) {
+void ExpertStore::begin(size_t slot, size_t group, size_t expert, bool foreseen) {
     Slot& to = slots_[slot];
     if (to.state == State::ready) {
         Expert& old = groups_[to.group].experts[to.expert];
         old.address.store(nullptr, std::memory_order_release);
         old.has_slot = false;
     }
-    to = {State::reading, group, expert, calls_, 0, false};
+    to = {State::reading, group, expert, foreseen ? 0 : calls_, 0, false, foreseen, false};
     Expert& now = groups_[group].experts[expert];
     now.slot = slot, now.has_slot = true;
     for (const Piece& piece : groups_[group].pieces)
         for (size_t at = 0; at < piece.stride; at += kPartBytes, ++to.left)
-            parts_.push_back({slot, piece.offset + expert * piece.stride + at, piece.place + at, std::min(kPartBytes, piece.stride - at)});
+            (foreseen ? ahead_ : parts_).push_back({slot, piece.offset + expert * piece.stride + at, piece.place + at, std::min(kPartBytes, piece.stride - at)});
     work_.notify_all();
 }
 
@@ -102,6 +103,7 @@ void ExpertStore::require(size_t number, const int32_t* experts, size_t count, b
     Group& group = groups_[number];
     ++calls_;
     ++group.steps;
+    settle(group, experts, count);
     for (size_t i = 0; i < count; ++i) {
         Expert& expert = group.experts[static_cast<size_t>(experts[i])];
         use(group, expert);
@@ -114,8 +116,52 @@ void ExpertStore::require(size_t number, const int32_t* experts, size_t count, b
         if (group.experts[expert].has_slot) continue;
         size_t slot;
         arrived_.wait(lock, [&] { return (slot = least()) < slots_.size(); });
-        begin(slot, number, expert);
+        begin(slot, number, expert, false);
     }
+}
+
+void ExpertStore::foresee(size_t number, const int32_t* experts, size_t count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Group& group = groups_[number];
+    for (size_t i = 0; i < count && group.guesses.size() < slots_.size() / 8; ++i) {
+        const size_t expert = static_cast<size_t>(experts[i]);
+        const auto same = [&](const Guess& guess) { return guess.expert == expert; };
+        if (group.experts[expert].has_slot || std::any_of(group.guesses.begin(), group.guesses.end(), same)) continue;
+        const size_t slot = reads_ahead() ? least() : slots_.size();
+        group.guesses.push_back({expert, slot < slots_.size()});
+        if (slot < slots_.size()) begin(slot, number, expert, true);
+    }
+}
+
+// What has become of guesses, now that the group's experts are known: those that are still being read go first, or no further.
+void ExpertStore::settle(Group& group, const int32_t* experts, size_t count) {
+    for (const Guess& guess : group.guesses) {
+        Expert& expert = group.experts[guess.expert];
+        const bool right = std::find(experts, experts + count, static_cast<int32_t>(guess.expert)) != experts + count;
+        right_share_ = right_share_ + ((right ? 1.0 : 0.0) - right_share_) / kGuesses;
+        if (!guess.read) continue;
+        guesses_ += 1, right_ += right ? 1 : 0;
+        if (!expert.has_slot) continue;
+        Slot& slot = slots_[expert.slot];
+        slot.foreseen = false;
+        if (right && slot.state == State::ready) useful_ += 1;
+        if (slot.state != State::reading) continue;
+        const auto others = std::stable_partition(ahead_.begin(), ahead_.end(), [&](const Part& part) { return part.slot != expert.slot; });
+        const bool kept = right && !slot.failed;
+        if (kept) parts_.insert(parts_.end(), others, ahead_.end());
+        slot.left -= kept ? 0 : static_cast<size_t>(ahead_.end() - others);
+        ahead_.erase(others, ahead_.end());
+        if (!kept) drop(expert);
+    }
+    group.guesses.clear();
+}
+
+// Gives up an expert that is being read: its slot is empty once no reader has a part of it.
+void ExpertStore::drop(Expert& expert) {
+    Slot& slot = slots_[expert.slot];
+    expert.has_slot = false;
+    slot.dropped = true;
+    if (slot.left == 0) slot.state = State::empty;
 }
 
 const uint8_t* ExpertStore::address(size_t group, int32_t number) {
@@ -136,23 +182,27 @@ void ExpertStore::check() {
     throw std::runtime_error(said);
 }
 
-ExpertStore::Counts ExpertStore::counts() const { return {uses_, misses_, bytes_, waited_}; }
+ExpertStore::Counts ExpertStore::counts() const { return {uses_, misses_, bytes_, waited_, guesses_, right_, useful_}; }
 
 void ExpertStore::serve() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-        work_.wait(lock, [&] { return ended_ || !parts_.empty(); });
+        work_.wait(lock, [&] { return ended_ || !parts_.empty() || !ahead_.empty(); });
         if (ended_) return;
-        const Part part = parts_.front();
-        parts_.pop_front();
+        std::deque<Part>& from = parts_.empty() ? ahead_ : parts_;
+        const Part part = from.front();
+        from.pop_front();
         lock.unlock();
         const std::string said = read(part);
         lock.lock();
         Slot& slot = slots_[part.slot];
-        if (!said.empty()) slot.failed = true, error_ = said;
+        if (!said.empty()) slot.failed = true;
+        if (!said.empty() && !slot.foreseen && !slot.dropped) error_ = said;
         if (--slot.left > 0) continue;
         Expert& expert = groups_[slot.group].experts[slot.expert];
-        if (slot.failed) {
+        if (slot.dropped) {
+            slot.state = State::empty;
+        } else if (slot.failed) {
             slot.state = State::empty;
             expert.has_slot = false;
         } else {

@@ -55,6 +55,7 @@ void Routing::sort(size_t rows) {
     }
     std::stable_sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.count > b.count; });
     if (store_ != nullptr) require();
+    if (next_ != nullptr) store_->foresee(next_group_, next_, rows);
     order_.resize(rows);
     for (size_t row = 0; row < rows; ++row) order_[starts_[static_cast<size_t>(expert_of(row))]++] = static_cast<int32_t>(row);
     count_.store(ranges_.size(), std::memory_order_release);

@@ -58,6 +58,8 @@ public:
     // The chosen ones are required of a store before they are multiplied.
     void require_of(const Stored& stored);
     bool stored() const { return store_ != nullptr; }
+    // Where the store is told which experts of the next group the same tokens will probably choose: ids [tokens, k].
+    void foresee(size_t group, const int32_t* ids) { next_group_ = group, next_ = ids; }
 
     // Makes the tiles of so many rows, those of most rows first; behind them those whose experts are still being read.
     void sort(size_t rows);
@@ -84,7 +86,8 @@ private:
     std::vector<Range> ranges_;
     std::atomic<size_t> count_{0};
     ExpertStore* store_ = nullptr;
-    size_t group_ = 0;
+    size_t group_ = 0, next_group_ = 0;
+    const int32_t* next_ = nullptr;
     bool here_ = true;
     std::vector<int32_t> chosen_;
     std::unique_ptr<bool[]> found_;

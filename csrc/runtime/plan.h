@@ -83,6 +83,8 @@ public:
     void add(OpNumber op, const void* params);
     // Where the experts of the op that was added last lie, if not all are in memory.
     void store_last(const Stored& stored);
+    // Ids [tokens, k] of experts of another group that tokens which have chosen of the one added last will probably choose later in the step.
+    void foresee_last(size_t group, const int32_t* ids) { phases_.back().routing->foresee(group, ids); }
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
     // are wanted.
     void add_screen();

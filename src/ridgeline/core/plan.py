@@ -111,12 +111,16 @@ class ExpertReads(NamedTuple):
     uses, misses  experts chosen in its layers, each once a layer; those that were not in memory
     bytes         read
     wait          seconds that threads waited for them, all threads together
+    guesses, right, useful  experts read before their layer chose; of these those that it chose; of these those that were there by then
     """
 
-    uses: int
-    misses: int
-    bytes: int
-    wait: float
+    uses: int = 0
+    misses: int = 0
+    bytes: int = 0
+    wait: float = 0.0
+    guesses: int = 0
+    right: int = 0
+    useful: int = 0
 
 
 @dataclass(frozen=True, slots=True)

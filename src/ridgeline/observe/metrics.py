@@ -4,6 +4,7 @@ Owns the definition of each metric. Reads no clock (events carry the engine's ti
 """
 
 from collections import Counter
+from operator import add
 from typing import Final
 
 from ridgeline.core import events
@@ -200,9 +201,7 @@ class Metrics(Histograms):
     def _expert_reads(self, read: ExpertReads | None) -> None:
         """Adds what a step read of experts; None where all are in memory."""
         if read is not None:
-            before = self.experts or ExpertReads(0, 0, 0, 0.0)
-            uses, misses = before.uses + read.uses, before.misses + read.misses
-            self.experts = ExpertReads(uses, misses, before.bytes + read.bytes, before.wait + read.wait)
+            self.experts = ExpertReads(*map(add, self.experts or ExpertReads(), read))
 
     def _computed(self, event: events.Computed) -> None:
         self.draft_tokens += event.drafted

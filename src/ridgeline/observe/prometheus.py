@@ -136,6 +136,9 @@ class MetricsCollector(Collector):
             yield self._counter("ridgeline_expert_misses", "Of these such as were not in memory.", [((), m.experts.misses)])
             yield self._counter("ridgeline_expert_read_bytes", "Bytes of experts read from disk.", [((), m.experts.bytes)])
             yield self._counter("ridgeline_expert_wait_seconds", "Waits for them, of all threads together.", [((), m.experts.wait)])
+            late = m.experts.right - m.experts.useful
+            guesses = [(("useful",), m.experts.useful), (("late",), late), (("wrong",), m.experts.guesses - m.experts.right)]
+            yield self._counter("ridgeline_expert_guesses", "Experts read ahead, by whether they were needed and there.", guesses, "result")
         finished = [((reason.value,), count) for reason, count in m.finished.items()]
         yield self._counter("vllm:request_success", "Choices that ended, by reason.", finished, "finished_reason")
         rejected = [((code,), count) for code, count in m.rejected.items()]

@@ -3,6 +3,8 @@ becomes of the file."""
 
 import os
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from native import NativeDriver
 
 from ridgeline.compute.cpu import expert_file, ext
 from ridgeline.compute.cpu.expert_file import ExpertMemory, file_path, pack_with_slots
-from ridgeline.compute.cpu.memory import Slots
+from ridgeline.compute.cpu.memory import Slots, allocate
 from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.ahead import AHEAD
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
@@ -58,7 +61,7 @@ def test_bits_are_those_of_experts_in_memory(checkpoint, name: str, threads: int
         chunk = ids[start : start + count]
         assert streamed.step((0, chunk)).tobytes() == resident.step((0, chunk)).tobytes(), (start, count)
         start += count
-    uses, misses, read, waited = slots.store.counts
+    uses, misses, read, waited, *_ = slots.store.counts
     assert 0 < misses <= uses
     assert waited > 0
     assert read == misses * slots.slot_bytes
@@ -128,6 +131,94 @@ def test_a_file_that_shrinks_fails_the_step_and_not_the_next(facts: ModelFacts, 
     with slots.path.open("r+b") as file:
         file.write(content)
     assert driver.step((2, [1, 2, 3])).tobytes() == expected.tobytes()
+
+
+def store_of(path: Path, experts: int, slots: int, readers: int = 2) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A store over a new file of two groups of experts of a page each; its slots [slots, bytes], and the file [groups, experts, bytes]."""
+    size = expert_file.PAGE
+    content = np.random.default_rng(1).integers(0, 256, (2, experts, size), np.uint8)
+    path.write_bytes(content.tobytes())
+    memory = allocate(slots * size)
+    store = ext.native().ExpertStore(str(path), memory.ctypes.data, size, slots, readers)
+    for group in range(2):
+        assert store.add([(group * experts * size, size, 0)], experts) == group
+    return store, memory, content
+
+
+def held(store: Any, memory: np.ndarray, content: np.ndarray, group: int, expert: int) -> bool:
+    """Whether an expert that has been required lies in a slot as the file has it."""
+    start = store.address(group, expert) - memory.ctypes.data
+    return 0 <= start < memory.nbytes and np.array_equal(memory[start : start + expert_file.PAGE], content[group, expert])
+
+
+def test_right_guesses_are_there_and_wrong_ones_cost_no_expert(tmp_path: Path) -> None:
+    """What is foreseen is read and counted by what became of it; what a step has required stays, whatever is foreseen meanwhile."""
+    store, memory, content = store_of(tmp_path / "file", 32, 32)
+    assert store.require(0, [1, 2, 3]) == [False] * 3
+    store.foresee(1, [4, 5, 6])
+    assert all(held(store, memory, content, 0, expert) for expert in (1, 2, 3))
+    while store.counts[2] < 6 * expert_file.PAGE:
+        sleep(0.001)
+    assert store.require(1, [5, 7, 4]) == [True, False, True]
+    assert all(held(store, memory, content, 1, expert) for expert in (5, 7, 4))
+    assert store.counts[:2] == (6, 4) and store.counts[4:] == (3, 2, 2)
+
+
+def test_guesses_are_right_late_or_given_up_at_any_time(tmp_path: Path) -> None:
+    """Settled while they are read: each required expert has the file's bytes, and slots do not get lost."""
+    store, memory, content = store_of(tmp_path / "file", 40, 40, readers=4)
+    random = np.random.default_rng(2)
+    for turn in range(1000):
+        group = turn % 2
+        chosen = random.choice(40, random.integers(1, 36), replace=False).tolist()
+        store.require(group, chosen)
+        store.foresee(1 - group, random.choice(40, 6).tolist())
+        assert all(held(store, memory, content, group, expert) for expert in chosen[: 1 + turn % 3])
+    *_, guesses, right, useful = store.counts
+    assert 0 <= useful <= right <= guesses
+    assert store.require(0, list(range(40))) and all(held(store, memory, content, 0, expert) for expert in range(40))
+
+
+def test_guesses_that_are_mostly_wrong_are_no_longer_read(tmp_path: Path) -> None:
+    """And are again once they would be right."""
+    store, *_ = store_of(tmp_path / "file", 160, 160)
+    for number in range(60):
+        store.foresee(1, [number])
+        store.require(1, [159])
+    assert not store.reads_ahead
+    before = store.counts[4]
+    store.foresee(1, [100])
+    store.require(1, [159])
+    assert store.counts[4] == before
+    for number in range(60, 100):
+        store.foresee(1, [number])
+        store.require(1, [number])
+    assert store.reads_ahead and store.counts[4] > before
+
+
+def test_a_guess_that_cannot_be_read_fails_no_step(tmp_path: Path) -> None:
+    """Where it is needed after all, it is tried again."""
+    store, memory, content = store_of(tmp_path / "file", 32, 32)
+    os.truncate(tmp_path / "file", 0)
+    store.foresee(1, [4, 5])
+    while store.require(0, []) or store.counts[2]:
+        pass
+    sleep(0.05)
+    (tmp_path / "file").write_bytes(content.tobytes())
+    store.require(1, [4, 6])
+    assert held(store, memory, content, 1, 4) and held(store, memory, content, 1, 6)
+    assert store.address(1, 5) == 0
+
+
+def test_a_step_foresees_and_its_bits_stay(facts: ModelFacts, tmp_path: Path) -> None:
+    """Half of the experts in memory: routers of later layers are asked ahead, and what they say is read."""
+    resident = NativeDriver(facts, pack_weights(facts, 2, quiet), threads=2, kv_dtype="f32", tokens=128)  # type: ignore[arg-type]
+    total = pack_with_slots(facts, 1, quiet, record(facts)["step"], ExpertMemory(1 << 30, tmp_path))[1].experts
+    streamed, slots = opened(facts, tmp_path, max(experts_of(facts), total // 2))
+    assert any(name.startswith(AHEAD) for name in streamed.runner.oplist.taps)
+    for token in np.random.default_rng(4).integers(0, facts.tokens, 200).tolist():
+        assert streamed.step((0, [token])).tobytes() == resident.step((0, [token])).tobytes()
+    assert slots.store.counts[4] > 0
 
 
 def test_less_than_a_layer_is_refused(facts: ModelFacts, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight, Stored
 from ridgeline.compute.cpu.phases import Phase, arena, phases
 from ridgeline.compute.graph import Axis, Op, OpList, Sizes, Weight
+from ridgeline.compute.lowering.ahead import AHEAD
 from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
@@ -97,6 +98,13 @@ class NativePlan:
             weight = self._weights[op.weights[0].name] if phase.kind == "experts" else None
             if isinstance(weight, PackedWeight) and weight.slots is not None:
                 self.native.store(weight.slots.store, *weight.place)
+                self._foresee(weight.place[0] + 1, phase.axis)
+
+    def _foresee(self, group: int, axis: Axis) -> None:
+        """Has the store told of experts that will probably be chosen of a group, behind the choice of the one before it."""
+        name = self.oplist.taps.get(f"{AHEAD}{group}")
+        if name is not None and self.axis(name).kind == axis.kind:
+            self.native.foresee(group, self.at(name))
 
     def _record(self, op: Op) -> bytes:
         """The op's parameters, by the names that its reference gives them."""

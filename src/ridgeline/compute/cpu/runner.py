@@ -18,6 +18,7 @@ from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.graph import Formats, Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
+from ridgeline.compute.lowering.ahead import choose_ahead
 from ridgeline.compute.lowering.early import ATTENDED
 from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
@@ -65,18 +66,19 @@ class NativeRunner:
         team: Any = None,
     ) -> None:
         check(oplist)
+        slots_of = (weight.slots for weight in weights.values() if isinstance(weight, PackedWeight) and weight.slots is not None)
+        self._slots = next(slots_of, None)
+        reads = self._slots is not None and self._slots.count < self._slots.experts
         formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, PackedWeight)}
-        self._lists = {False: _lowered(oplist, formats)}
+        self._lists = {False: _lowered(choose_ahead(oplist) if reads else oplist, formats)}
         self.oplist = self._lists[False].whole
         self.adapters: NativeAdapterSlots | None = None
         if slots:
             changed = add_adapters(oplist)
-            self._lists[True] = _lowered(changed, formats)
+            self._lists[True] = _lowered(choose_ahead(changed) if reads else changed, formats)
             self.adapters = NativeAdapterSlots(changed_matrices(changed), slots)
             weights = {**weights, **self.adapters.records}
         self._weights, self._shape = weights, shape
-        slots = (weight.slots for weight in weights.values() if isinstance(weight, PackedWeight) and weight.slots is not None)
-        self._store = next((each.store for each in slots), None)
         # Of a list that ends in a product, a row's largest are found where they are made.
         ends = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
         self._maxima = np.empty((selected, -(-vocab // ext.native().SAMPLE_BLOCK)), np.float32) if ends else None
@@ -168,10 +170,10 @@ class NativeRunner:
 
     def expert_reads(self) -> ExpertReads | None:
         """Uses and reads of experts that are not all in memory, since the start; None where all are."""
-        if self._store is None:
+        if self._slots is None:
             return None
-        uses, misses, read, waited = self._store.counts
-        return ExpertReads(uses, misses, read, waited / 1e9)
+        uses, misses, read, waited, *guesses = self._slots.store.counts
+        return ExpertReads(uses, misses, read, waited / 1e9, *guesses)
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""

@@ -8,6 +8,7 @@ and the executor makes its inputs, meanwhile. That is safe since a row is given 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import sub
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -360,7 +361,7 @@ class QueueBackend:
         if before is None or not isinstance(runner, ReadingRunner) or (now := runner.expert_reads()) is None:
             return None
         self._read_before = now
-        return ExpertReads(now.uses - before.uses, now.misses - before.misses, now.bytes - before.bytes, now.wait - before.wait)
+        return ExpertReads(*map(sub, now, before))
 
     def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:
         """Carries out copies of which some are contents of tiers, one after the other."""

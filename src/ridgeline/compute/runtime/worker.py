@@ -176,6 +176,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         decisions += (Decision("screened_head", name, "model", reason),)
     if slots is not None:
         reason = f"--expert-memory: {slots.count} of {slots.experts} experts are in memory, others are read from {slots.path}"
+        reason += "; those that the next layer will probably choose are read ahead while half of such guesses are right"
         decisions += (Decision("expert_memory", f"{config.expert_memory:g} GiB", "flag", reason),)
     if halved := packed_as(weights, SPLIT):
         reason = "an encoder, and this machine has AMX: fp32 weights and inputs count with 16 bits of 24, as two bf16 each"
