@@ -28,7 +28,8 @@ SOURCE = Path(ridgeline.__file__).parent
 CSRC = ROOT / "csrc"
 MACHINERY, STEP = "runtime/", "runtime/plan.cpp"
 """Folder of csrc without kernels, and the file that a step enters."""
-EXPERTS, EXPERT_OPS = ("runtime/experts.h", "runtime/experts.cpp"), "compute/ops/experts.py"
+EXPERTS = tuple(f"runtime/{name}" for name in ("experts.h", "experts.cpp", "expert_store.h", "expert_store.cpp"))
+EXPERT_OPS = "compute/ops/experts.py"
 """Machinery that runs only for ops of this file: a rule of it is called at load where the model's op list has one."""
 
 ROUNDS = 4

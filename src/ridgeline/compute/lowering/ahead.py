@@ -11,7 +11,7 @@ from typing import Final
 from ridgeline.compute.graph import Op, OpList
 
 AHEAD: Final = "ahead."
-"""What taps of such choices begin with; behind it stands the number of the choice that they foresee, of those in the list."""
+"""The beginning of names of taps of such choices; behind it stands the number of the choice that they foresee, of those in the list."""
 
 
 def choose_ahead(oplist: OpList) -> OpList:

@@ -184,7 +184,8 @@ class QueueBackend:
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
-        self._read_before = runner.expert_reads() if isinstance(runner, ReadingRunner) else None
+        self._expert_reads = runner.expert_reads if isinstance(runner, ReadingRunner) else lambda: None
+        self._read_before = self._expert_reads()
         self._adapters = adapters
         self.blocks = MemoryBlocks(kv)
         self._state = RowState(rows, vocab)
@@ -357,11 +358,8 @@ class QueueBackend:
 
     def _experts(self) -> ExpertReads | None:
         """Uses and reads of experts since the last call; None where all are in memory."""
-        before, runner = self._read_before, self._runner
-        if before is None or not isinstance(runner, ReadingRunner) or (now := runner.expert_reads()) is None:
-            return None
-        self._read_before = now
-        return ExpertReads(*map(sub, now, before))
+        before, self._read_before = self._read_before, self._expert_reads()
+        return before and ExpertReads(*map(sub, self._read_before or before, before))
 
     def _fill(self, copies: Sequence[tuple[int, int]], contents: Sequence[bytes]) -> None:
         """Carries out copies of which some are contents of tiers, one after the other."""
