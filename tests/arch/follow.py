@@ -2,7 +2,7 @@
 
 `python tests/arch/follow.py` prints them per process, in the order of their first call and with the function that was entered first;
 `test_follow.py` holds their number, and the sum of their lines as whole files, to a budget. What runs at start-up alone does not count:
-`serve demo` is warm and has answered. Nor does what a clock starts: a request is followed several times, and what runs each time is its own.
+`serve demo` is warm and has answered. Nor does what a clock starts: several requests are followed, and what runs each time is their own.
 Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
 native call on: files are followed through the names that they use, those of experts only where the model has some. Kernels and the sampler
 behind its tables are a list of their own: all of them, whichever the model uses.

@@ -33,7 +33,7 @@ class Steps:
     seen: Mapping[int, float]
 
     def growth(self, before: int, after: int, prompt: float) -> float:
-        """Seconds of a step of `after` decoding rows over those of one of `before`, where each row brings so many prompt tokens. Decoding is
+        """Seconds of a step of `after` decoding rows over those of one of `before`, each row with so many prompt tokens. Decoding is
         what was seen where both were, else by the line for both: its distance from steps of one number of rows is not gained at another."""
         decode = self.seen if {before, after} <= self.seen.keys() else {rows: self.line.of(rows, 0) for rows in (before, after)}
         return (self.host + decode[after] + self.line.token * prompt * after) / (
