@@ -62,7 +62,7 @@ def test_another_engine_begins_anew_and_nobody_else_is_heard() -> None:
     client, told = FakeClient(), HeldBlocks(b"secret")
     told.hear(client, [Published((1,), b"12345678")])
     told.begin(FakeClient(is_ready=False))
-    kv = type("Shape", (), {"fingerprint": b"f", "block_tokens": 16})
+    kv = type("Shape", (), {"root": b"f", "block_tokens": 16})
     assert told.since("", 0, kv).added == b"" and told.since("", 0, kv).epoch == ""
     told.begin(client)
     told.hear(client, [Published((1, 2), b"12345678abcdefgh")])

@@ -79,7 +79,7 @@ def test_an_engine_finds_what_another_has_computed(shelf: Shelf, server: PeerSer
     alone = fill(shelf)
     run = Run([tier(server.port)], seconds=0.05)
     assert run.answer("b") == alone and run.from_tier == len(PROMPT) // 16 * 16
-    assert run.close() == {"fetched": 8, "kept": 0, "bad": 0, "dropped": 0, "failures": 0}
+    assert run.close() == {"fetched": 8, "kept": 0, "bad": 0, "dropped": 0, "failures": 0, "converted": 0}
 
 
 def test_the_first_that_has_a_block_gives_it(shelf: Shelf, server: PeerServer) -> None:

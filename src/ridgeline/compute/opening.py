@@ -78,11 +78,14 @@ class ModelSource:
 
     def shape(self, numerics: str) -> KVShape:
         """The shape of its KV cache. `numerics`: names what else the contents of a block depend on; blocks are interchangeable only where
-        all of it is equal."""
+        all of it is equal, or where the operator takes any."""
         config = self.config
-        named = f"{config.runner} {numerics} {config.kv_dtype} {unit_tokens(config.block_size)}"  # blocks of other sizes are converted
+        unit, sizes = unit_tokens(config.block_size), (self.host_blocks, self.costs.block_bytes)  # blocks of other sizes are converted
+        named, shared = f"{config.runner} {numerics} {config.kv_dtype} {unit}", b""
+        if config.kv_cache_numerics == "any":
+            named, shared = f"{named} any", hashlib.sha256(self.facts.fingerprint + b"any %d" % unit).digest()
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared)
 
     def draft_shape(self, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
         """The shape of the cache of what drafts: as many blocks as all rows need, within `DRAFT_SHARE` of the memory. Raises ConfigError

@@ -59,19 +59,15 @@ class EngineConfig:
         "ridgeline_tier_fetched_blocks stays 0 behind a restart: another secret; ridgeline_tier_dropped_blocks grows: a slow disk",
         unit="FOLDER",
     )  # fmt: skip
-    kv_cache_dir_bytes: int = _set(
-        4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room", "the disk fills up: too many",
-        unit="bytes", bounds=(1 << 20, 1 << 50),
-    )  # fmt: skip
+    kv_cache_dir_bytes: int = _set(4 << 30, "Bytes of the blocks in --kv-cache-dir.", "what is asked for least makes room",
+        "the disk fills up: too many", unit="bytes", bounds=(1 << 20, 1 << 50))  # fmt: skip
     kv_cache_redis: str | None = _set(
         None, "Redis or Valkey server for KV blocks that engines share: unix:///path, rediss://host:port, redis://127.0.0.1:port.",
         "an engine finds what another has computed; needs ridgeline[redis], and --kv-cache-secret-file where they share no folder",
         "ridgeline_tier_failures grows: slow, or gone", unit="URL",
     )  # fmt: skip
-    kv_cache_redis_password_file: str | None = _set(
-        None, "File with the password of --kv-cache-redis.", "others see what stands in a URL", "ridgeline_tier_failures grows: another",
-        unit="FILE",
-    )  # fmt: skip
+    kv_cache_redis_password_file: str | None = _set(None, "File with the password of --kv-cache-redis.",
+        "others see what stands in a URL", "ridgeline_tier_failures grows: another", unit="FILE")  # fmt: skip
     kv_cache_listen: str | None = _set(
         None, "Address at which other engines with the same secret ask for KV blocks, as HOST:PORT or HOST:PORT=GIB [1 GiB of them].",
         "blocks travel sealed and not encrypted: loopback, or a network that is", "ridgeline_tier_kept_blocks stays 0", unit="ADDRESS",
@@ -84,6 +80,11 @@ class EngineConfig:
         None, "File with the secret that signs KV blocks in tiers, made where there is none [secret in --kv-cache-dir].",
         "blocks that nobody with the secret has written are not used", "ridgeline_tier_bad_blocks grows: another file, or somebody writes",
         unit="FILE",
+    )  # fmt: skip
+    kv_cache_numerics: str = _set(
+        "same", "same, or any: KV blocks in tiers of engines that say any too, whatever runner, instruction set and KV type they have.",
+        "blocks of another KV type are converted, and answers behind them may differ", "ridgeline_tier_fetched_blocks stays 0: same",
+        choices=("same", "any"),
     )  # fmt: skip
     block_size: int = _set(
         16, "Tokens in a block of the KV cache.", "the cost is one block; a sequence wastes half a block on average",
@@ -217,9 +218,7 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; other than loopback needs an API key.", "reached from this machine alone",
         "connections refused from other machines: loopback",
     )  # fmt: skip
-    port: int = _set(
-        8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", unit="PORT", bounds=(0, 65_535)
-    )
+    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the start fails: taken", unit="PORT", bounds=(0, 65_535))
     api_key: str | None = _set(
         None, "Key that clients must send as a bearer token; others see it in `ps`: RIDGELINE_API_KEY and --api-key-file are not seen.",
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,

@@ -176,7 +176,7 @@ class Moved(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TierUsed:
     """Work of a tier since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
-    failed or could not keep up; and calls that failed."""
+    failed or could not keep up; calls that failed; and of the blocks that it brought those of another KV type."""
 
     tier: str
     fetched: int = 0
@@ -184,6 +184,7 @@ class TierUsed:
     bad: int = 0
     dropped: int = 0
     failures: int = 0
+    converted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,13 @@ class KVShape:
     """Blocks of the host tier, numbered `blocks` + 1 …. The device reads its own blocks only; content is copied back first."""
     block_bytes: int = 0
     """Bytes that a copy of a block moves; 0 if no memory is behind it, as in a simulation."""
+    shared: bytes = b""
+    """Hash of the weights alone, which engines of several numerics that share blocks begin prefix keys with; empty: `fingerprint` does."""
+
+    @property
+    def root(self) -> bytes:
+        """Beginning of all prefix keys: engines of the same root find each other's blocks."""
+        return self.shared or self.fingerprint
 
     @property
     def unit_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """The prefix cache: full, computed blocks by the hash of their prefix, and the sequences that compute further ones.
 
 A key is SHA-256 over the key before it and the token ids of a unit; a block's key is that of its last unit, so that it is the same for any
-size of blocks. The parent of a first block is the digest of KV fingerprint and tenant domain. Ids and identity are stored and compared on a
+size of blocks. The parent of a first block is the digest of `KVShape.root` and tenant domain. Ids and identity are stored and compared on a
 hit, so that a collision cannot serve wrong content. Blocks belong to their pools.
 """
 
@@ -67,7 +67,7 @@ class PrefixIndex:
         """Returns the keys of at least the sequence's first `blocks` blocks, all of whose ids are known."""
         keys, size = sequence.keys, self.shape.block_tokens
         if len(keys) < blocks:
-            parent = keys[-1] if keys else sha256(self.shape.fingerprint + self.identity(sequence)).digest()
+            parent = keys[-1] if keys else sha256(self.shape.root + self.identity(sequence)).digest()
             ids = sequence.known[len(keys) * size : blocks * size]
             keys += islice(unit_keys(parent, ids, self._unit), size // self._unit - 1, None, size // self._unit)
         return keys
@@ -196,9 +196,9 @@ def _identity(scope: tuple[bytes, ...], adapter: Adapter | None) -> bytes:
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
-def root_key(fingerprint: bytes, domain: bytes, adapter: Adapter | None) -> bytes:
-    """The parent of the first block's key, for prompts of one model, domain and adapter in an engine that shares blocks."""
-    return sha256(fingerprint + _identity((b"tenant", domain), adapter)).digest()
+def root_key(root: bytes, domain: bytes, adapter: Adapter | None) -> bytes:
+    """The parent of the first block's key, for prompts of one model (`KVShape.root`), domain and adapter, where blocks are shared."""
+    return sha256(root + _identity((b"tenant", domain), adapter)).digest()
 
 
 def block_keys(root: bytes, ids: Items[int], block_tokens: int) -> Iterator[bytes]:

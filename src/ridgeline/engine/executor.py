@@ -117,10 +117,21 @@ class BlockContents(Protocol):
     """Contents of KV blocks as bytes, for tiers that keep them; each has `KVShape.block_bytes`.
 
     staged  number → content that the copies of a plan may name, which takes it away when it is submitted
-    runs    in a content, each of which has as many bytes of every token of the block, in order; 0: it cannot be cut
+    runs    in a content, each of which has as many bytes of every token of the block, in order: those of a head of K or V of a layer, so
+            that a share of the heads is a choice of runs, whatever order the cache has; 0: it cannot be cut
+    types   KV type → bytes of a head of a token, of contents that can be made this cache's, its own first; empty: its own alone
     """
 
     staged: dict[int, bytes]
+
+    @property
+    def types(self) -> dict[str, int]:
+        """See above."""
+        ...
+
+    def converted(self, content: bytes, type: str) -> bytes:
+        """A content whose numbers have another type, with those of this cache. Called by any thread."""
+        ...
 
     @property
     def runs(self) -> int:

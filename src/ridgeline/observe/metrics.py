@@ -135,8 +135,9 @@ class Metrics(Histograms):
                     self._tier(event.tier)["hits"] += event.from_tier
             case events.TierUsed():
                 self._tier(event.tier).update(
-                    fetched=event.fetched, kept=event.kept, bad=event.bad, dropped=event.dropped, failures=event.failures
-                )
+                    fetched=event.fetched, kept=event.kept, bad=event.bad, dropped=event.dropped, failures=event.failures,
+                    converted=event.converted,
+                )  # fmt: skip
             case events.Preempted():
                 self.preemptions += 1
                 self._count_preemption(event)

@@ -101,7 +101,7 @@ class HeldBlocks:
 
     def since(self, epoch: str, number: int, kv: KVShape) -> BlockChanges:
         """The changes behind the first `number` of an epoch, or everything where that cannot be told."""
-        family = sha256(kv.fingerprint + tenant_domain(self._secret, "\0family")).hexdigest()[:16]
+        family = sha256(kv.root + tenant_domain(self._secret, "\0family")).hexdigest()[:16]
         behind = self._count - number
         if epoch != self._epoch or not 0 <= behind <= len(self._changes):
             last = list(self._held.values())[-MOST_BLOCKS:]

@@ -71,7 +71,7 @@ async def start_generation(
     )  # fmt: skip
     requests = [admit(prompt) for prompt in prompts]
     if relay is not None and len(requests) == 1:
-        notes.headers.update(tell_prefix(requests[0], model.limits.kv.fingerprint))
+        notes.headers.update(tell_prefix(requests[0], model.limits.kv.root))
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = model.tokenizer
     if not payload.use_beam_search:

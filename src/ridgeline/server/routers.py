@@ -50,9 +50,9 @@ def tell_names(names: Iterable[str], unloaded: Iterable[str] = ()) -> dict[str, 
     return {header: ",".join([each for each in found if _TELLABLE.fullmatch(each)][-MOST_NAMES_TOLD:]) for header, found in told.items()}
 
 
-def tell_prefix(request: Admitted, fingerprint: bytes) -> dict[str, str]:
-    """The header of an answer to a request of a router with the key. `fingerprint`: of the model's KV cache."""
-    root = root_key(fingerprint, request.domain, request.adapter)
+def tell_prefix(request: Admitted, root: bytes) -> dict[str, str]:
+    """The header of an answer to a request of a router with the key. `root`: of the model's KV cache."""
+    root = root_key(root, request.domain, request.adapter)
     return {PREFIX_HEADER: f"{root.hex()} {ids_digest(request.prompt).hex()}"}
 
 

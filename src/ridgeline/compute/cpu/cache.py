@@ -27,6 +27,8 @@ Records = NDArray[Any]
 DTYPES: Final[dict[str, type[np.generic]]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 SCALE_BYTES: Final = 4
 """Bytes of the scale of an int8 head."""
+TINY: Final = np.float32(1e-36)
+"""An int8 head whose numbers are all smaller is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,28 @@ def widened(records: Records) -> Floats:
         return (records.astype(np.uint32) << 16).view(np.float32)
     scales = np.ascontiguousarray(records[..., -SCALE_BYTES:]).view(np.float32)
     return records[..., :-SCALE_BYTES].astype(np.float32) * scales
+
+
+def narrowed(numbers: Floats, type: str) -> Records:
+    """fp32 [..., head dimension] as records [..., record] of a type, with the bits that a step writes (csrc/attention/write.cpp)."""
+    if type == "f32":
+        return np.array(numbers)
+    if type == "bf16":
+        bits = numbers.view(np.uint32)
+        halves = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        return np.where(np.isnan(numbers), (bits >> np.uint32(16)) | np.uint32(0x40), halves).astype(np.uint16)
+    finite = np.isfinite(numbers).all(axis=-1, keepdims=True)
+    largest = np.abs(np.where(finite, numbers, np.float32(0))).max(axis=-1, keepdims=True)
+    live = largest >= TINY
+    codes = np.rint(np.where(live, numbers, np.float32(0)) * (np.float32(127) / np.where(live, largest, np.float32(1)))).astype(np.int8)
+    scales = np.where(finite, np.where(live, largest / np.float32(127), np.float32(0)), np.float32(np.nan)).astype(np.float32)
+    return np.concatenate([codes, scales.view(np.int8)], axis=-1)
+
+
+def converted(content: bytes, head_dim: int, type: str, to: str) -> bytes:
+    """The content of a block, or a part of it, whose records have one type, with records of another."""
+    records = np.frombuffer(content, DTYPES[type]).reshape(-1, record_width(type, head_dim))
+    return narrowed(widened(records), to).tobytes()
 
 
 def allocate_native_kv(shape: KVShape, cached: CachedHeads, type: str) -> NativeKVCache:

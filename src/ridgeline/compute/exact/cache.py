@@ -37,18 +37,29 @@ class KVCache:
         self._blocks[:, :, pages] = 0
 
     @property
+    def type(self) -> str:
+        """The type of its numbers."""
+        return "f32"
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return int(self.pool.shape[-1])
+
+    @property
     def runs(self) -> int:
-        """Parts of a content that have the tokens of a block in order: one for each layer's K and V."""
-        return self.pool.shape[0] * self.pool.shape[1]
+        """Parts of a content that have the tokens of a block in order: one for each head's K and V of each layer."""
+        layers, records, _, heads, _ = self.pool.shape
+        return int(layers * records * heads)
 
     def content(self, page: int) -> bytes:
-        """The bytes of a block, as `fill` takes them."""
-        return self._blocks[:, :, page].tobytes()
+        """The bytes of a block, as `fill` takes them: [layers, records, KV heads, tokens of a block, head dimension], as in any cache."""
+        return self._blocks[:, :, page].swapaxes(2, 3).tobytes()
 
     def fill(self, page: int, content: bytes) -> None:
         """Writes a block."""
-        held = self._blocks[:, :, page]
-        self._blocks[:, :, page] = np.frombuffer(content, held.dtype).reshape(held.shape)
+        held = self._blocks[:, :, page].swapaxes(2, 3)
+        held[...] = np.frombuffer(content, held.dtype).reshape(held.shape)
 
     @property
     def _blocks(self) -> Floats:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Masks, RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.cpu.cache import DTYPES, converted, head_bytes
 from ridgeline.compute.decoding.following import Following
 from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
@@ -125,8 +126,7 @@ cost more: a screen leaves nothing out of logits that hardly differ."""
 
 
 class MemoryBlocks:
-    """Implements `engine.executor.BlockContents` over a cache in this process's memory: a published block is written by no step in
-    flight."""
+    """Implements `engine.executor.BlockContents` over a cache in this process's memory: no step in flight writes a published block."""
 
     def __init__(self, kv: Any) -> None:
         self.staged: dict[int, bytes] = {}
@@ -134,16 +134,19 @@ class MemoryBlocks:
 
     @property
     def runs(self) -> int:
-        """See `engine.executor.BlockContents`."""
         return int(self._kv.runs)
 
+    @property
+    def types(self) -> dict[str, int]:
+        return {type: head_bytes(type, self._kv.head_dim) for type in sorted(DTYPES, key=self._kv.type.__ne__)}
+
+    def converted(self, content: bytes, type: str) -> bytes:
+        return converted(content, self._kv.head_dim, type, self._kv.type)
+
     def read(self, block_id: int) -> bytes:
-        """The content of a block."""
-        content: bytes = self._kv.content(block_id)
-        return content
+        return bytes(self._kv.content(block_id))
 
     def touch(self, block_ids: Sequence[int]) -> None:
-        """See `engine.executor.BlockContents`."""
         self._kv.touch(block_ids)
 
     def close(self) -> None:
@@ -371,13 +374,9 @@ class QueueBackend:
                 self._kv.copy([(source, target)])
 
     def _sampled(
-        self,
-        work: Work,
-        values: Mapping[str, NDArray[Any]],
-        finite: NDArray[np.bool_] | None,
-        masks: Masks | None,
+        self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None, masks: Masks | None,
         following: Following | None,
-    ) -> Sampled:
+    ) -> Sampled:  # fmt: skip
         """Ids and log-probabilities of the rows that sample; stores them as the last ids of these rows."""
         rows, state = work.rows, self._state
         if not rows.sampling:

@@ -43,10 +43,7 @@ class FileTier:
 
     def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
         self._slot_bytes = value_bytes
-        self._count = (most_bytes - HEAD_BYTES) // (value_bytes + _ENTRY.size)
-        if self._count < 1:
-            raise OSError(f"{most_bytes} bytes hold no block of {value_bytes}")
-        self._first = HEAD_BYTES + self._count * _ENTRY.size
+        self._count, self._first = _sizes(value_bytes, most_bytes)
         self._lock = Lock()
         self._file = _open_locked(descriptor, label + SUFFIX)
         self._slots: dict[bytes, int] = {}
@@ -134,7 +131,7 @@ class FileTier:
             with suppress(OSError):  # of a full disk: found empty again by the next engine
                 _write_all(self._file, head, 0)
         found = list[tuple[bytes, Place, float]]()
-        for slot, (name, before, position, worth) in enumerate(self._entries()):
+        for slot, (name, before, position, worth) in enumerate(_entries(self._file, self._count)):
             if name == _EMPTY or name in self._slots or not 0 <= worth < 1e15:
                 self._free.append(slot)
                 continue
@@ -143,21 +140,82 @@ class FileTier:
         self._worth.load(found, is_full=not self._free)
         self._free.reverse()
 
-    def _entries(self) -> Iterator[tuple[bytes, bytes, int, float]]:
-        step = _READ_BYTES // _ENTRY.size
-        for first in range(0, self._count, step):
-            size = min(step, self._count - first) * _ENTRY.size
-            data = os.pread(self._file, size, HEAD_BYTES + first * _ENTRY.size).ljust(size, b"\0")
-            yield from _ENTRY.iter_unpack(data)
+
+class FileArchive:
+    """Implements `Tier` over the file of engines of another KV type, as it is when it is opened: nothing is written to it, and an engine
+    that has it open goes on. A slot that has another name since then is a miss.
+
+    The parameters are those of `FileTier`. Raises OSError where there is none of these sizes.
+    """
+
+    name = "file"
+    takes = False
+
+    def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
+        self._slot_bytes = value_bytes
+        count, self._first = _sizes(value_bytes, most_bytes)
+        self._file = _open(descriptor, label + SUFFIX, os.O_RDONLY)
+        self._slots: dict[bytes, int] = {}
+        if os.pread(self._file, _HEAD.size, 0) == _HEAD.pack(_MAGIC, value_bytes, count):
+            self._slots = {name: slot for slot, (name, *_) in enumerate(_entries(self._file, count)) if name != _EMPTY}
+
+    def might_have(self, name: bytes) -> bool:
+        return name in self._slots
+
+    def has(self, names: Sequence[bytes]) -> list[bool]:
+        return [name in self._slots for name in names]
+
+    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+        return [self._read(name) for name in names]
+
+    def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
+        """Nothing: it is another engine's."""
+
+    def forget(self, name: bytes) -> None:
+        self._slots.pop(name, None)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _read(self, name: bytes) -> bytes | None:
+        slot = self._slots.get(name)
+        if slot is None or os.pread(self._file, NAME_BYTES, HEAD_BYTES + slot * _ENTRY.size) != name:
+            return None
+        return os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+
+
+def _sizes(value_bytes: int, most_bytes: int) -> tuple[int, int]:
+    """(slots of a file, where the first one is). Raises OSError where there would be none."""
+    count = (most_bytes - HEAD_BYTES) // (value_bytes + _ENTRY.size)
+    if count < 1:
+        raise OSError(f"{most_bytes} bytes hold no block of {value_bytes}")
+    return count, HEAD_BYTES + count * _ENTRY.size
+
+
+def _entries(file: int, count: int) -> Iterator[tuple[bytes, bytes, int, float]]:
+    step = _READ_BYTES // _ENTRY.size
+    for first in range(0, count, step):
+        size = min(step, count - first) * _ENTRY.size
+        data = os.pread(file, size, HEAD_BYTES + first * _ENTRY.size).ljust(size, b"\0")
+        yield from _ENTRY.iter_unpack(data)
+
+
+def _open(folder: int, name: str, flags: int) -> int:
+    """Opens a regular file of our own, never through a link. Raises OSError."""
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+        os.close(file)
+        raise OSError(f"{name} is not a regular file of this user with one name")
+    return file
 
 
 def _open_locked(folder: int, name: str) -> int:
-    """Opens a regular file of our own, never through a link. Raises OSError, also where another process holds its lock."""
-    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
+    """Opens a file that no other process writes. Raises OSError, also where another process holds its lock."""
+    file = _open(folder, name, os.O_RDWR | os.O_CREAT)
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
-            raise OSError(f"{name} is not a regular file of this user with one name")
         os.fchmod(file, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException as error:

@@ -1,22 +1,24 @@
 """Opens the tiers that settings name. What is wrong with settings ends the start; what is wrong with a tier leaves it out, and is said."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.peers import LISTEN_FLAG, PEERS_FLAG, parse_listen, parse_peers
 from ridgeline.config.redis import read_password
 from ridgeline.config.resolve import Decision
 from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
-from ridgeline.engine.executor import Executor
-from ridgeline.engine.tiers.file import FileTier
+from ridgeline.core.plan import KVShape
+from ridgeline.engine.executor import BlockContents, Executor
+from ridgeline.engine.tiers.file import FileArchive, FileTier
 from ridgeline.engine.tiers.peer import PeerTier
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
 from ridgeline.engine.tiers.redis import PASSWORD_FLAG, RedisTier
 from ridgeline.engine.tiers.seal import Seal
 from ridgeline.engine.tiers.shelf import Shelf
-from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore
+from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore, Source
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.errors import ConfigError
 
@@ -40,23 +42,31 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     if blocks is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
     secret = read_secret(path, TIER_FLAG)
-    seal = Seal(secret, info.kv, blocks.runs)
+    seals = _seals(secret, info.kv, blocks)
+    seal = seals[0]
     tiers: list[Tier] = []
+    others: list[Source] = []
     decisions: list[Decision] = []
     if config.kv_cache_listen is not None:
         tiers.append(Shelf(seal.value_bytes, max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])))
     if config.kv_cache_dir is not None:
-        decisions.append(_open_file(config, seal, info.kv.fingerprint, tiers))
+        decisions.append(_open_file(config, seal, tiers))
+        others += _archives(config, seals[1:])
     if config.kv_cache_redis is not None:
-        decisions.append(_open_redis(config, seal, tiers))
+        decisions.append(_open_redis(config, seals, tiers, others))
     if config.kv_cache_peers:
         peers = parse_peers(config.kv_cache_peers)
         tiers.append(PeerTier(peers, secret, seal.value_bytes))
+        others += [(PeerTier(peers, secret, other.value_bytes), other) for other in seals[1:]]
         decisions.append(
             Decision("kv_cache_peers", ", ".join(config.kv_cache_peers), "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked")
         )
     if not tiers:
         return None, tuple(decisions)
+    if seal.type:
+        converted = ", ".join(each.type for each in seals[1:])
+        reason = f"engines of any share blocks, and their answers may differ; KV types {converted} become {seal.type}"
+        decisions.append(Decision("kv_cache_numerics", config.kv_cache_numerics, "flag", reason))
     server = None
     if config.kv_cache_listen is not None:
         server, decision = _listen(config.kv_cache_listen, secret, tiers)
@@ -64,8 +74,25 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     seconds = 0.0 if info.seconds is None else info.seconds.token
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
     longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
-    store = BlockStore(tiers, seal, info.kv, blocks, seconds=seconds, most_seconds=longest, most_staged_bytes=staged, server=server)
-    return store, tuple(decisions)
+    bounds: dict[str, Any] = {"seconds": seconds, "most_seconds": longest, "most_staged_bytes": staged}
+    return BlockStore(tiers, seal, info.kv, blocks, others=others, server=server, **bounds), tuple(decisions)
+
+
+def _seals(secret: bytes, shape: KVShape, blocks: BlockContents) -> list[Seal]:
+    """The seal of this engine's blocks, and those of each other KV type that the operator lets become its own."""
+    if not shape.shared or not blocks.types:
+        return [Seal(secret, shape, blocks.runs)]
+    own = next(iter(blocks.types.values()))
+    return [Seal(secret, shape, blocks.runs, type, shape.block_bytes // own * size) for type, size in blocks.types.items()]
+
+
+def _archives(config: EngineConfig, seals: Sequence[Seal]) -> Iterator[Source]:
+    """The files of other KV types that are in the folder."""
+    assert config.kv_cache_dir is not None
+    with private_folder(config.kv_cache_dir) as folder:
+        for seal in seals:
+            with suppress(OSError):  # there is none, or it is none of ours
+                yield FileArchive(folder, seal.label, seal.value_bytes, config.kv_cache_dir_bytes), seal
 
 
 def _listen(address: str, secret: bytes, tiers: Sequence[Tier]) -> tuple[PeerServer | None, Decision]:
@@ -79,20 +106,22 @@ def _listen(address: str, secret: bytes, tiers: Sequence[Tier]) -> tuple[PeerSer
     return server, Decision("kv_cache_listen", address, "flag", reason)
 
 
-def _open_redis(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:
-    """Adds the tier of a server, which is asked for nothing yet."""
+def _open_redis(config: EngineConfig, seals: Sequence[Seal], tiers: list[Tier], others: list[Source]) -> Decision:
+    """Adds the tier of a server, which is asked for nothing yet; for other KV types to `others`."""
     assert config.kv_cache_redis is not None
     password = read_password(config.kv_cache_redis_password_file, PASSWORD_FLAG)
+    seal, *more = seals
     tiers.append(RedisTier(config.kv_cache_redis, password, seal.value_bytes))
+    others.extend((RedisTier(config.kv_cache_redis, password, each.value_bytes), each) for each in more)
     return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
 
 
-def _open_file(config: EngineConfig, seal: Seal, fingerprint: bytes, tiers: list[Tier]) -> Decision:
+def _open_file(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:
     """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start."""
     assert config.kv_cache_dir is not None
     with private_folder(config.kv_cache_dir) as folder:
         try:
-            tier = FileTier(folder, fingerprint.hex()[:16], seal.value_bytes, config.kv_cache_dir_bytes)
+            tier = FileTier(folder, seal.label, seal.value_bytes, config.kv_cache_dir_bytes)
         except OSError as error:
             return Decision("kv_cache_dir", "not used", "machine", f"{config.kv_cache_dir}: {error.strerror or error}")
     tiers.append(tier)

@@ -17,7 +17,7 @@ from ridgeline.core.plan import KVShape
 
 TAG_BYTES: Final = 32
 NAME_BYTES: Final = 32
-FORMAT: Final = b"ridgeline kv block 1\n"
+FORMAT: Final = b"ridgeline kv block 2\n"
 VERSION: Final = __version__.encode()
 """Version of what has computed a block: another version's may have other last bits, and is not found."""
 _NUMBERS: Final = Struct("<II")
@@ -38,16 +38,21 @@ class Seal:
 
     secret  of all engines that share a tier
     runs    of a block's content, which has them in each of its units too; 0: a block is one unit
+    type    KV type of its numbers, where engines of several share blocks (`KVShape.shared`), and the bytes of a block; "": the cache's own
     """
 
-    def __init__(self, secret: bytes, shape: KVShape, runs: int = 0) -> None:
+    def __init__(self, secret: bytes, shape: KVShape, runs: int = 0, type: str = "", block_bytes: int = 0) -> None:
+        self.type = type
         self.unit_tokens = shape.unit_tokens if runs else shape.block_tokens
         self.units = shape.block_tokens // self.unit_tokens
         """Units of a block."""
         self._runs = runs
         self._secret = hmac.digest(secret, b"kv blocks " + VERSION, "sha256")
-        self._layout = FORMAT + shape.fingerprint
-        self._bytes = shape.block_bytes // self.units
+        layout = shape.shared + type.encode() if shape.shared else shape.fingerprint
+        self._named, self._layout = b"name" + type.encode(), FORMAT + layout
+        self.label = (sha256(layout).digest() if shape.shared else layout).hex()[:16]
+        """Name of the file that has such values alone."""
+        self._bytes = (block_bytes or shape.block_bytes) // self.units
         self._pack_ids = Struct(f"<{self.unit_tokens}I").pack
 
     @property
@@ -71,7 +76,7 @@ class Seal:
 
     def name(self, key: bytes, group: int) -> bytes:
         """Returns the name of a group's block in tiers: nobody without the secret can tell what it stands for."""
-        return hmac.digest(self._secret, b"name" + key + group.to_bytes(4, "little"), "sha256")
+        return hmac.digest(self._secret, self._named + key + group.to_bytes(4, "little"), "sha256")
 
     def close(self, content: Content, data: bytes) -> bytes:
         """Returns the value of a block: its tag, then its bytes."""

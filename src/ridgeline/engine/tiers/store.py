@@ -43,11 +43,14 @@ COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "t
 P = ParamSpec("P")
 Wanted = tuple[int, int]
 """(block of the prompt, KV group)"""
+Source = tuple[Tier, Seal]
+"""A tier, and the seal of what is asked of it."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought."""
+    """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought; `is_whole`:
+    there is nothing more to bring."""
 
     request_id: str
     sequence: Sequence
@@ -56,12 +59,14 @@ class _Fetch:
     tier: str = ""
     found: list[tuple[int, int, int]] = field(default_factory=list)
     is_done: bool = False
+    is_whole: bool = False
 
 
 class BlockStore:
     """The tiers of one engine.
 
     tiers    the nearest first; each gets every block
+    others   where blocks of other KV types may be, with their seals: asked last, and converted
     blocks   of the executor
     seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
     most_seconds       that a fetch takes
@@ -76,16 +81,18 @@ class BlockStore:
         shape: KVShape,
         blocks: BlockContents,
         *,
+        others: Items[Source] = (),
         seconds: float = 0.0,
         most_seconds: float = MOST_SECONDS,
         most_staged_bytes: int = 1 << 30,
         server: PeerServer | None = None,
     ) -> None:
         self.tiers = tuple(tiers)
+        self._sources = (*((tier, seal) for tier in tiers), *others)
         self._server = server
-        self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier in tiers}
+        self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier, _ in self._sources}
         """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
-        self._told = {tier.name: Counter[str]() for tier in tiers}
+        self._told = {name: Counter[str]() for name in self.counts}
         self._seal, self._shape, self._blocks = seal, shape, blocks
         self._seconds, self._most_seconds = seconds, most_seconds
         self._index = PrefixIndex(shape, shared=True)
@@ -118,8 +125,8 @@ class BlockStore:
         if not blocks or not self._index.is_shareable(sequence) or request.request_id in self._fetches:
             return False
         first = _units(self._seal, self._index, sequence, 1)[0]
-        names = [self._seal.name(first, group) for group in range(len(self._shape.groups))]
-        if not any(tier.might_have(name) for tier in self.tiers if not self._is_paused(tier) for name in names):
+        groups, sources = range(len(self._shape.groups)), [source for source in self._sources if not self._is_paused(source[0])]
+        if not any(tier.might_have(seal.name(first, group)) for tier, seal in sources for group in groups):
             return False
         found = {key: cache.index.blocks.get(key) for key in self._index.keys(sequence, blocks)}
         here = {key: tuple(entry.block_ids) for key, entry in found.items() if entry is not None}
@@ -193,7 +200,7 @@ class BlockStore:
             thread.join(PAUSE_SECONDS)
         if self._server is not None:
             self._server.close()
-        for tier in self.tiers:
+        for tier, _ in self._sources:
             tier.close()
         if not any(thread.is_alive() for thread in self._threads):  # one that a tier still holds may yet write to it
             os.close(self._signal)
@@ -203,10 +210,10 @@ class BlockStore:
 
     def _fetch_all(self) -> None:
         while (fetch := self._asked.get()) is not None:
-            for tier in self.tiers:
-                if not self._is_paused(tier) and not fetch.is_done and not self._closed:
+            for tier, seal in self._sources:
+                if not self._is_paused(tier) and not (fetch.is_done or fetch.is_whole or self._closed):
                     self._asking = tier
-                    self._attempt(tier, self._fetch, fetch, tier)
+                    self._attempt(tier, self._fetch, fetch, tier, seal)
             self._asking = None
             self._finish(fetch)
 
@@ -226,8 +233,9 @@ class BlockStore:
     def _is_paused(self, tier: Tier) -> bool:
         return self._paused.get(tier.name, 0.0) > time.monotonic()
 
-    def _fetch(self, fetch: _Fetch, tier: Tier) -> None:
-        wanted = self._wanted(fetch, tier)
+    def _fetch(self, fetch: _Fetch, tier: Tier, seal: Seal) -> None:
+        wanted, hit = self._wanted(fetch, tier, seal)
+        before = len(fetch.found)
         size, keys = max(1, BATCH // self._seal.units), _units(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
         for first in range(0, len(wanted), size):
             part = wanted[first : first + size]
@@ -238,33 +246,36 @@ class BlockStore:
             scope = self._index.identity(fetch.sequence)
             ids = {block: self._ids(fetch.sequence, block) for block, _ in part}
             contents = [each for block, group in part for each in _contents(self._seal, keys, block, group, ids[block], scope)]
-            names = [self._seal.name(content.key, content.group) for content in contents]
+            names = [seal.name(content.key, content.group) for content in contents]
             values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
-            opened = [self._open(tier, *each) for each in zip(contents, names, values, strict=True)]
+            opened = [self._open(tier, seal, *each) for each in zip(contents, names, values, strict=True)]
             for at, (block, group) in enumerate(part):
                 units = [each for each in opened[at * self._seal.units : (at + 1) * self._seal.units] if each is not None]
                 if len(units) == self._seal.units:
                     number = next(self._numbers)
-                    self._blocks.staged[number] = self._seal.join(units)
+                    data = seal.join(units)
+                    self._blocks.staged[number] = self._blocks.converted(data, seal.type) if seal.type != self._seal.type else data
                     with self._change:
                         fetch.found.append((block, group, number))
                     fetch.tier = fetch.tier or tier.name
                     self.counts[tier.name]["fetched"] += 1
+                    self.counts[tier.name]["converted"] += seal.type != self._seal.type
+        fetch.is_whole = hit == len(fetch.sequence.keys) and len(fetch.found) - before == len(wanted)
 
-    def _open(self, tier: Tier, content: Content, name: bytes, value: bytes | None) -> bytes | None:
+    def _open(self, tier: Tier, seal: Seal, content: Content, name: bytes, value: bytes | None) -> bytes | None:
         """The bytes of a value; None where it is not there, or is something else, which the tier forgets."""
-        data = None if value is None else self._seal.open(content, value)
+        data = None if value is None else seal.open(content, value)
         if data is None and value is not None:
             self.counts[tier.name]["bad"] += 1
             tier.forget(name)
         return data
 
-    def _wanted(self, fetch: _Fetch, tier: Tier) -> list[Wanted]:
-        """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has."""
+    def _wanted(self, fetch: _Fetch, tier: Tier, seal: Seal) -> tuple[list[Wanted], int]:
+        """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has; and its blocks."""
         sequence, groups, size = fetch.sequence, range(len(self._shape.groups)), self._shape.block_tokens
         brought = {(block, group) for block, group, _ in fetch.found}
-        units, keys = self._seal.units, _units(self._seal, self._index, sequence, len(sequence.keys))
-        names = [self._seal.name(key, group) for group in groups for key in keys]
+        units, keys = seal.units, _units(seal, self._index, sequence, len(sequence.keys))
+        names = [seal.name(key, group) for group in groups for key in keys]
         stored = tier.has(names)
         index = PrefixIndex(self._shape, shared=True)
         missing = set[Wanted]()
@@ -280,7 +291,7 @@ class BlockStore:
             index.blocks[key] = PrefixBlock(key, self._ids(sequence, block), index.identity(sequence), places)
         hit = index.find_longest_hit(sequence, 0, sequence.reusable // size)
         seen = [index.first_visible_block(group.window, hit * size) for group in self._shape.groups]
-        return [(block, group) for block in range(hit) for group in groups if block >= seen[group] and (block, group) in missing]
+        return [(block, group) for block in range(hit) for group in groups if block >= seen[group] and (block, group) in missing], hit
 
     def _has_room(self, fetch: _Fetch, blocks: int) -> bool:
         """Waits until so many blocks may be brought; sequences that start make room. False behind the deadline."""
@@ -342,7 +353,7 @@ def _units(seal: Seal, index: PrefixIndex, sequence: Sequence, blocks: int) -> l
     """The keys of the units of the first blocks."""
     if seal.units == 1:
         return index.keys(sequence, blocks)[:blocks]
-    root = sha256(index.shape.fingerprint + index.identity(sequence)).digest()
+    root = sha256(index.shape.root + index.identity(sequence)).digest()
     return list(unit_keys(root, sequence.known[: blocks * index.shape.block_tokens], seal.unit_tokens))
 
 
@@ -357,7 +368,7 @@ def _sealed(
 ) -> Iterator[tuple[bytes, bytes, Place]]:  # fmt: skip
     """(name, value, place) of each unit of a block."""
     size, hangs = seal.unit_tokens, not shape.groups[content.group].window  # a window sees its own last blocks alone
-    parent = before or sha256(shape.fingerprint + content.scope).digest()
+    parent = before or sha256(shape.root + content.scope).digest()
     keys = [content.key] if seal.units == 1 else list(unit_keys(parent, content.ids, size))
     for at, (key, part) in enumerate(zip(keys, seal.cut(data), strict=True)):
         unit = Content(key, content.group, content.ids[at * size : (at + 1) * size], content.scope)

@@ -36,6 +36,10 @@ class StampBlocks:
         self._stamps = stamps
         self._taken: dict[int, bytes] = {}
         self.runs = 0
+        self.types: dict[str, int] = {}
+
+    def converted(self, content: bytes, type: str) -> bytes:
+        return content
 
     def read(self, block_id: int) -> bytes:
         group = next((number for number, stamps in enumerate(self._stamps) if stamps[block_id]), 0)
