@@ -239,14 +239,16 @@ void bind_plan(nb::module_& m) {
 
 // Slots are the caller's memory, which lives as long as the store; so does a store as long as plans that read its experts.
 void bind_experts(nb::module_& m) {
+    m.def("sum_bytes", [](Address bytes, std::size_t count) { return sum_bytes(pointer<const std::uint8_t>(bytes), count); });
     nb::class_<ExpertStore>(m, "ExpertStore")
         .def("__init__", [](ExpertStore* self, const std::string& path, Address slots, std::size_t slot_bytes, std::size_t count, std::size_t readers) {
             new (self) ExpertStore(path, pointer<std::uint8_t>(slots), slot_bytes, count, readers);
         })
-        // Pieces as (offset in the file, bytes from one expert to the next, place in a slot).
-        .def("add", [](ExpertStore& store, const std::vector<std::tuple<std::uint64_t, std::size_t, std::size_t>>& pieces, std::size_t experts) {
+        // Pieces as (offset in the file, bytes from one expert to the next, place in a slot, sums of experts).
+        .def("add", [](ExpertStore& store, const std::vector<std::tuple<std::uint64_t, std::size_t, std::size_t, std::vector<std::uint64_t>>>& pieces,
+                       std::size_t experts) {
             std::vector<ExpertStore::Piece> made;
-            for (const auto& [offset, stride, place] : pieces) made.push_back({offset, stride, place});
+            for (const auto& [offset, stride, place, sums] : pieces) made.push_back({offset, stride, place, sums});
             return store.add(made, experts);
         })
         // What plans do; `address` is 0 where an expert could not be read.

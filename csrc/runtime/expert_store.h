@@ -19,12 +19,16 @@
 
 namespace ridgeline {
 
+// A sum of 64 bits that tells damaged bytes: four lanes of multiplications and rotations, as xxHash has them (Collet 2012). `count`: a multiple of 32.
+uint64_t sum_bytes(const uint8_t* bytes, size_t count);
+
 class ExpertStore {
 public:
-    // One matrix of each expert: expert e's lies at `offset` + e * `stride` of the file, and at `place` of its slot.
+    // One matrix of each expert: expert e's lies at `offset` + e * `stride` of the file, and at `place` of its slot; `sum_bytes` of it is sums[e].
     struct Piece {
         uint64_t offset;
         size_t stride, place;
+        std::vector<uint64_t> sums;
     };
 
     struct Counts {
@@ -54,7 +58,7 @@ public:
     // Whether `foresee` reads: half of the guesses of late were right. Others are still counted, so that it may read again.
     bool reads_ahead() const { return right_share_ >= 0.5; }
 
-    // Where an expert lies that was required last, once it is there. Null: it could not be read.
+    // Where an expert lies that was required last, once it is there. Null: it could not be read, or is damaged: the file is removed then.
     const uint8_t* address(size_t group, int32_t expert);
 
     // std::runtime_error where a file could not be read since the last call.
@@ -80,6 +84,7 @@ private:
         std::atomic<const uint8_t*> address{nullptr};  // null unless it is there
         size_t slot = 0;
         bool has_slot = false;
+        bool compared = false;           // its bytes have had their sums once
         double value = -1e300;           // log2 of uses, each half as much after `kHalfLife` more steps of the group: larger is kept
     };
 
@@ -109,6 +114,7 @@ private:
     void drop(Expert& expert);
     void serve();
     std::string read(const Part& part);
+    std::string compare(size_t slot, const Group& group, size_t expert);
 
     const std::string path_;
     uint8_t* const memory_;

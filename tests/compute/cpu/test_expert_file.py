@@ -1,7 +1,10 @@
 """Experts that lie in a file and in slots of memory: the same bits as with all in memory, within the slots that there are, whatever
 becomes of the file."""
 
+import json
 import os
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -85,8 +88,8 @@ def written(directory: Path, facts: ModelFacts) -> Path:
     return file_path(facts, directory)
 
 
-def test_the_file_is_kept_and_a_damaged_one_is_written_again(facts: ModelFacts, tmp_path: Path) -> None:
-    """A bit of an expert, the table's end, a length: each of them is noticed."""
+def test_the_file_is_kept_and_one_with_another_end_is_written_again(facts: ModelFacts, tmp_path: Path) -> None:
+    """A bit of the table, its end, a length: each of them is noticed at the start."""
     path, step = written(tmp_path, facts), record(facts)["step"]
 
     def again() -> int:
@@ -96,7 +99,7 @@ def test_the_file_is_kept_and_a_damaged_one_is_written_again(facts: ModelFacts, 
     first, content = again(), path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
     assert again() == first
-    for place in (10, len(content) // 2, len(content) - 50, len(content) - 1):
+    for place in (len(content) - 500, len(content) - 50, len(content) - 1):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         again()
         assert path.read_bytes() == content, place
@@ -107,6 +110,67 @@ def test_the_file_is_kept_and_a_damaged_one_is_written_again(facts: ModelFacts, 
     again()
     assert path.read_bytes() == content
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_damaged_expert_fails_the_step_that_reads_it_and_the_next_start_writes_it_again(facts: ModelFacts, tmp_path: Path) -> None:
+    """One bit of any expert, when it is read for the first time; other experts serve on."""
+    path, step = written(tmp_path, facts), record(facts)["step"]
+    pack_with_slots(facts, 2, quiet, step, ExpertMemory(1 << 30, tmp_path))
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[: expert_file.PAGE] = bytes(byte ^ 1 for byte in content[: expert_file.PAGE])
+    path.write_bytes(damaged)
+    driver, _ = opened(facts, tmp_path, 10**6)
+    with pytest.raises(RuntimeError, match=r"experts in .*packed are damaged: it has been removed, and the next start writes it again"):
+        driver.step((0, list(range(60))))
+    assert not path.exists()
+    pack_with_slots(facts, 2, quiet, step, ExpertMemory(1 << 30, tmp_path))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table["tensors"].clear(),
+        lambda table: table.update(tensors=[1]),
+        lambda table: table.pop("key"),
+        lambda table: [tensor.__setitem__(0, "Q9") for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(slice(0, 1), ["INT4"]) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(1, [2 * tensor[1][0], *tensor[1][1:]]) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(3, -expert_file.PAGE) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(3, 1 << 50) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(3, tensor[3] + 1) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(4, 0) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(4, None) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(5, tensor[5][16:]) for tensor in table["tensors"].values()],
+        lambda table: [tensor.__setitem__(5, "g" * len(tensor[5])) for tensor in table["tensors"].values()],
+    ],
+)
+def test_a_table_that_somebody_made_is_not_believed(facts: ModelFacts, tmp_path: Path, change: Callable[[Any], object]) -> None:
+    """With its own SHA-256 in order: what lies where is compared with the model, its packed layout and the file's length."""
+    path, step = written(tmp_path, facts), record(facts)["step"]
+    pack_with_slots(facts, 2, quiet, step, ExpertMemory(1 << 30, tmp_path))
+    content = path.read_bytes()
+    length = int.from_bytes(content[-8:], "little")
+    table = json.loads(content[-length - expert_file.TAIL_BYTES : -expert_file.TAIL_BYTES])
+    change(table)
+    made = json.dumps(table).encode()
+    path.write_bytes(content[: -length - expert_file.TAIL_BYTES] + made + sha256(made).digest() + len(made).to_bytes(8, "little"))
+    pack_with_slots(facts, 2, quiet, step, ExpertMemory(1 << 30, tmp_path))
+    assert path.read_bytes() == content
+
+
+def test_sums_tell_every_bit() -> None:
+    """And that of words which change places."""
+    data = np.random.default_rng(5).integers(0, 256, 4096, np.uint8)
+    found = {ext.native().sum_bytes(data.ctypes.data, data.nbytes)}
+    for bit in range(0, 4096 * 8, 7):
+        data[bit // 8] ^= 1 << bit % 8
+        found.add(ext.native().sum_bytes(data.ctypes.data, data.nbytes))
+        data[bit // 8] ^= 1 << bit % 8
+    swapped = data.reshape(-1, 32)[::-1].copy()
+    found |= {ext.native().sum_bytes(swapped.ctypes.data, 4096), ext.native().sum_bytes(data.ctypes.data, 2048)}
+    assert len(found) == 1 + len(range(0, 4096 * 8, 7)) + 2
 
 
 def test_another_model_in_the_same_place_is_packed_anew(facts: ModelFacts, tmp_path: Path) -> None:
@@ -141,7 +205,8 @@ def store_of(path: Path, experts: int, slots: int, readers: int = 2) -> tuple[An
     memory = allocate(slots * size)
     store = ext.native().ExpertStore(str(path), memory.ctypes.data, size, slots, readers)
     for group in range(2):
-        assert store.add([(group * experts * size, size, 0)], experts) == group
+        sums = [ext.native().sum_bytes(expert.ctypes.data, size) for expert in content[group]]
+        assert store.add([(group * experts * size, size, 0, sums)], experts) == group
     return store, memory, content
 
 

@@ -1,15 +1,15 @@
 """Experts of a model in a file as kernels read them, and the slots of memory that hold those in use.
 
 The file is written once, beside other caches, and read again at the next start: it belongs to the model's files as they are, and to this
-build. Its end says what lies where, with a SHA-256 of each tensor; a file that is damaged, cut short or of other weights is written
-again. Owns the file and the memory of the slots; which experts lie in them is the extension's affair (csrc/runtime/expert_store.h).
+build. Its end, under a SHA-256, says what lies where, with a sum of each expert. A file that is cut short or of other weights is written
+again; one that is damaged is removed when what is damaged is read, and written at the next start. Owns the file and the memory of the
+slots; which experts lie in them is the extension's affair (csrc/runtime/expert_store.h).
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.memory import Slots, allocate
-from ridgeline.compute.cpu.packing import PackedWeight, Progress, Stored, pack_weights, packing_pool
+from ridgeline.compute.cpu.packing import PackedWeight, Progress, Stored, pack_weights
 from ridgeline.compute.graph import OpList
 from ridgeline.config.values import GIB
 from ridgeline.errors import ConfigError
@@ -37,18 +37,23 @@ TAIL_BYTES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class FiledTensor:
-    """A tensor [E, N, K] of the file: expert e at `offset` + e · `stride` bytes. `digest`: SHA-256 of all of it, hexadecimal."""
+    """A tensor [E, N, K] of the file: expert e at `offset` + e · `stride` bytes. `sums`: of each expert's bytes, 16 hexadecimal digits."""
 
     kind: str
     shape: tuple[int, ...]
     group: int
     offset: int
     stride: int
-    digest: str
+    sums: str
 
     @property
     def nbytes(self) -> int:
         return self.shape[0] * self.stride
+
+    @property
+    def experts_sums(self) -> list[int]:
+        """The sums as numbers."""
+        return [int(self.sums[at : at + 16], 16) for at in range(0, len(self.sums), 16)]
 
 
 def expert_groups(step: OpList) -> list[tuple[str, ...]]:
@@ -80,8 +85,11 @@ def _files(facts: ModelFacts) -> list[Path]:
     return sorted({path for tensor in facts.tensors.values() for path in tensor.files})
 
 
-def read_table(path: Path, key: str, pool: Executor) -> dict[str, FiledTensor] | None:
-    """Tensors of a file by name; None where it is not there, of another key, or damaged. Reads all of it, on the threads of `pool`."""
+def read_table(path: Path, key: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FiledTensor] | None:
+    """Tensors of a file by name; None where it is not there, cut short, of another key, or has not all of these with their shapes.
+
+    Reads its end alone: an expert's sum is compared when it is read for the first time.
+    """
     try:
         with path.open("rb") as file:
             end = file.seek(-TAIL_BYTES, 2)
@@ -97,22 +105,20 @@ def read_table(path: Path, key: str, pool: Executor) -> dict[str, FiledTensor] |
         if said["key"] != key:
             return None
         found = {name: FiledTensor(kind, tuple(shape), *rest) for name, (kind, shape, *rest) in said["tensors"].items()}
-        jobs = [pool.submit(_digest, path, tensor) for tensor in found.values()]
-        same = [job.result() == tensor.digest for job, tensor in zip(jobs, found.values(), strict=True)]
-        return found if all(same) else None
-    except (OSError, ValueError):  # not there, or shorter than its table
+        return found if all(_is_whole(found[name], shape, end - length) for name, shape in shapes.items()) else None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):  # not there, shorter than its table, or made by somebody else
         return None
 
 
-def _digest(path: Path, tensor: FiledTensor) -> str:
-    digest, left = hashlib.sha256(), tensor.nbytes
-    with path.open("rb", buffering=0) as file:
-        file.seek(tensor.offset)
-        while left > 0 and (read := file.read(min(left, 4 << 20))):
-            digest.update(read)
-            left -= len(read)
-        _forget(file.fileno(), tensor.offset, tensor.nbytes)
-    return digest.hexdigest()
+def _is_whole(tensor: FiledTensor, shape: tuple[int, ...], end: int) -> bool:
+    """Whether a tensor lies in front of `end` as kernels will read it, whoever wrote the table."""
+    if tensor.shape != shape:
+        return False
+    number, level = ext.values("Format").index(tensor.kind), ext.level_number()
+    needed = int(ext.native().packed_bytes(level, number, *tensor.shape[1:], tensor.group))
+    on_pages = tensor.offset % PAGE == 0 == tensor.stride % PAGE
+    within = 0 <= tensor.offset <= end - tensor.nbytes and 0 < needed <= tensor.stride
+    return on_pages and within and len(tensor.experts_sums) == shape[0]
 
 
 def _forget(descriptor: int, offset: int, count: int) -> None:
@@ -130,18 +136,17 @@ class ExpertWriter:
 
     def write(self, name: str, weight: PackedWeight) -> None:
         """Adds a tensor [E, N, K], each expert on pages of its own."""
-        digest, offset = hashlib.sha256(), self._file.tell()
-        padding = bytes(-weight.stride % PAGE)
+        sums, offset = [], self._file.tell()
+        room = np.zeros(-(-weight.stride // PAGE) * PAGE, np.uint8)
         for part in weight.parts:
-            for piece in (part.data, padding):
-                self._file.write(piece)
-                digest.update(piece)
-        stride = weight.stride + len(padding)
-        self.table[name] = FiledTensor(weight.kind, weight.shape, weight.group, offset, stride, digest.hexdigest())
+            room[: weight.stride] = part.data
+            self._file.write(room)
+            sums.append(f"{ext.native().sum_bytes(int(room.ctypes.data), room.nbytes):016x}")
+        self.table[name] = FiledTensor(weight.kind, weight.shape, weight.group, offset, room.nbytes, "".join(sums))
 
     def finish(self) -> None:
         """Writes the table; all of it is on the disk then, and no longer in the page cache."""
-        tensors = {name: (each.kind, each.shape, each.group, each.offset, each.stride, each.digest) for name, each in self.table.items()}
+        tensors = {name: (each.kind, each.shape, each.group, each.offset, each.stride, each.sums) for name, each in self.table.items()}
         table = json.dumps({"key": self._key, "tensors": tensors}).encode()
         self._file.write(table + hashlib.sha256(table).digest() + len(table).to_bytes(8, "little"))
         self._file.flush()
@@ -201,10 +206,8 @@ def pack_with_slots(
     if not groups:
         raise ConfigError(f"--expert-memory: {facts.architecture} has no experts; leave it out", fix={"--expert-memory": None})
     path, key, names = file_path(facts, memory.directory), file_key(facts), [name for group in groups for name in group]
-    progress("checking packed experts", 0.0)
-    with packing_pool(threads) as pool:
-        table = read_table(path, key, pool)
-    if table is None or not all(name in table for name in names):
+    table = read_table(path, key, {name: facts.tensors[name].shape for name in names})
+    if table is None:
         with writing(path, key) as writer:
             rest = pack_weights(facts, threads, progress, step, dict.fromkeys(names, writer.write))
         table = writer.table
@@ -237,7 +240,10 @@ def in_slots(
     slots, found = Slots(store, data, slot_bytes, total, path), {}
     for names in groups:
         places = np.cumsum([0, *(tensors[name].stride for name in names)]).tolist()
-        pieces = [(tensors[name].offset, tensors[name].stride, place) for name, place in zip(names, places, strict=False)]
+        pieces = [
+            (tensors[name].offset, tensors[name].stride, place, tensors[name].experts_sums)
+            for name, place in zip(names, places, strict=False)
+        ]
         number = store.add(pieces, tensors[names[0]].shape[0])
         for name, place in zip(names, places, strict=False):
             each = tensors[name]
