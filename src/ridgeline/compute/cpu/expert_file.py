@@ -111,7 +111,7 @@ def read_table(path: Path, key: str, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def _is_whole(tensor: FiledTensor, shape: tuple[int, ...], end: int) -> bool:
-    """Whether a tensor lies in front of `end` as kernels will read it, whoever wrote the table."""
+    """True where a tensor lies in front of `end` as kernels will read it, whoever wrote the table."""
     if tensor.shape != shape:
         return False
     number, level = ext.values("Format").index(tensor.kind), ext.level_number()
