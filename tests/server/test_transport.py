@@ -132,8 +132,13 @@ def test_a_client_that_has_gone_before_the_stream_began() -> None:
     async def send(message: Any) -> None:
         await asyncio.sleep(0)
 
+    async def run() -> None:
+        left = asyncio.get_running_loop().create_future()
+        left.set_result(None)
+        await EventStream(events.events(), events.close)({**SCOPE, transport.GONE_KEY: left}, never, send)
+
     with pytest.raises(Disconnected):
-        asyncio.run(EventStream(events.events(), events.close)(SCOPE, gone, send))
+        asyncio.run(run())
     assert events.closed == 1
 
 
@@ -147,25 +152,32 @@ def test_work_ends_when_the_client_goes() -> None:
             ended.append(True)
 
     async def run() -> None:
-        left = asyncio.Event()
-
-        async def receive() -> Any:
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        asyncio.get_running_loop().call_later(0.05, left.set)
+        loop = asyncio.get_running_loop()
+        scope = {transport.GONE_KEY: loop.create_future()}
+        loop.call_later(0.05, scope[transport.GONE_KEY].set_result, None)
         with pytest.raises(Disconnected):
-            await unless_disconnected(receive, work())
+            await unless_disconnected(scope, work())
 
     asyncio.run(run())
     assert ended == [True]
 
 
-def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BODY_TIMEOUT_SECONDS", 0.05)
-    with pytest.raises(ApiError) as slow:
-        asyncio.run(read_body(Request(SCOPE, never)))
-    assert slow.value.status == 408
+def test_a_client_that_goes_when_the_work_is_done_ends_nothing_else() -> None:
+    async def run() -> bool:
+        scope = {transport.GONE_KEY: asyncio.get_running_loop().create_future()}
+
+        async def work() -> bool:
+            scope[transport.GONE_KEY].set_result(None)
+            return True
+
+        done = await unless_disconnected(scope, work())
+        await asyncio.sleep(0)
+        return done
+
+    assert asyncio.run(run())
+
+
+def test_a_body_that_does_not_come() -> None:
     with pytest.raises(Disconnected):
         asyncio.run(read_body(Request(SCOPE, gone)))
 

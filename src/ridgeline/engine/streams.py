@@ -138,11 +138,12 @@ class RequestStream:
         self.request = request
         self.choices = {number: OpenChoice() for number in range(request.choices)}
         self._all = tuple(self.choices.values())
-        self.has_engine = self.is_heard = self.is_started = self.is_aborted = self._is_whole = False
+        self.has_engine = self.is_heard = self.is_started = self.is_aborted = False
         self.goes_on = True
         self.blame = 0
         self.engines = 0
         self.on_output: Callable[[Output], bool] | None = None
+        self._on_first: Callable[[], None] | None = None
         self._items: deque[Output | Closed] = deque()
         self._error: Exception | None = None
         self._wakeup = wakeup or Wakeup()
@@ -170,10 +171,10 @@ class RequestStream:
         self.engines = 1
         self.engine_lost()
 
-    def read_whole(self) -> None:
-        """The reader wants the answer whole: from a choice's second output on he is woken at its end alone, and then has its ids in one
-        output. Not where he looks for stop strings, which end a choice before the engine does."""
-        self._is_whole = not self.request.two_phase
+    def read_whole(self, on_first: Callable[[], None]) -> None:
+        """The reader wants the answer whole: he is woken at a choice's end alone, and then has its ids in one output; `on_first` is called
+        when the first come. Not where he looks for stop strings, which end a choice before the engine does."""
+        self._on_first = None if self.request.two_phase else on_first
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -215,7 +216,9 @@ class RequestStream:
         self.blame = 0
         if self.on_output is not None and not self._items and self.on_output(output):
             return
-        if self._is_whole and len(choice.ids) > len(ids) and _is_plain(output):
+        if self._on_first is not None and _is_plain(output):
+            if len(choice.ids) == len(ids):
+                self._on_first()
             choice.kept += len(ids)
             return
         if choice.kept:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.router.proxy import CHOSEN_KEY, Chosen
 from ridgeline.router.short_way import Head, Passing, ShortWay
-from ridgeline.server.connection import IDLE_TIMEOUT_SECONDS, UNREAD_BODY_SECONDS, HttpConnection
+from ridgeline.server.connection import BODY_TIMEOUT_SECONDS, IDLE_TIMEOUT_SECONDS, HttpConnection
 
 
 class Front(HttpConnection):
@@ -42,7 +42,7 @@ class Front(HttpConnection):
                 return
             self._head, self._begin, self._missing = read
             if len(data) < self._missing:
-                self._table.await_client(self, UNREAD_BODY_SECONDS)
+                self._table.await_client(self, BODY_TIMEOUT_SECONDS)
         self._held.append(data)
         self._missing -= len(data)
         if self._missing > 0:

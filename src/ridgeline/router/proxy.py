@@ -156,7 +156,7 @@ class Proxy:
         refused: Answer | None = None
         lost = 0
         chosen: Chosen | None = scope.pop(CHOSEN_KEY, None)
-        while (choice := chosen or await self._choose(receive, prompt, tried, len(body))) is not None:
+        while (choice := chosen or await self._choose(scope, prompt, tried, len(body))) is not None:
             turn, asked = choice
             tried.add(turn.replica.number)
             chosen = None
@@ -166,10 +166,10 @@ class Proxy:
                         work = self._hedged(scope, send, body, prompt, tried, turn)
                     else:
                         work = self._alone(scope, send, body, prompt, turn, asked)
-                    await unless_disconnected(receive, work)
+                    await unless_disconnected(scope, work)
                 return
             except Broken as broken:
-                await unless_disconnected(receive, self.go_on(scope, send, body, prompt, broken))
+                await unless_disconnected(scope, self.go_on(scope, send, body, prompt, broken))
                 return
             except Elsewhere as error:
                 refused = error.answer or refused
@@ -182,10 +182,10 @@ class Proxy:
         await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
 
-    async def _choose(self, receive: Receive, prompt: Prompt, tried: set[int], size: int) -> Chosen | None:
+    async def _choose(self, scope: Scope, prompt: Prompt, tried: set[int], size: int) -> Chosen | None:
         """A replica that has not been tried; the first that comes, while there is none at all and the request may wait."""
         choice = self._replicas.choose(prompt, tried)
-        if choice is None and not self._replicas.ready() and await unless_disconnected(receive, self._replicas.room.wait(size)):
+        if choice is None and not self._replicas.ready() and await unless_disconnected(scope, self._replicas.room.wait(size)):
             tried.clear()
             choice = self._replicas.choose(prompt, tried)
         return None if choice is None else Chosen(choice[0].serving(prompt.tokens, choice[1]))

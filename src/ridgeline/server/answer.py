@@ -77,7 +77,12 @@ class UsageCounter:
             self._completion[part.index] = part.usage.completion_tokens
             if part.index % self.choices_per_prompt == 0:
                 self.cached_tokens += part.usage.cached_tokens
-        elif self.first_token_at is None:
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """An output has come, or a choice that has none is at its end."""
+        if self.first_token_at is None:
             self.first_token_at = time.monotonic()
 
     def count(self, index: int, tokens: int) -> None:
@@ -214,7 +219,7 @@ async def deliver(
         stream.headers.update(headers)
         return stream
     try:
-        answer = await unless_disconnected(request.receive, whole())
+        answer = await unless_disconnected(request.scope, whole())
         return Response(answer, headers=headers, media_type="application/json")
     finally:
         source.abort()

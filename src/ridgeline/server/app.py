@@ -5,12 +5,14 @@ is passed in. `server.run` runs it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,6 +54,8 @@ from ridgeline.server.several.roster import Roster
 from ridgeline.server.targets import NO_TARGETS
 from ridgeline.server.traces import TraceLayer
 from ridgeline.server.transport import Disconnected
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 MAX_PATH: Final = 100
 """Characters of a path that are compared with those there are."""
@@ -100,9 +104,9 @@ def _endpoints(service: Service, judge: live.Judge) -> ASGIApp:
     for route in built:
         if isinstance(route, Route) and route.path in routes.ADMIN:
             route.app = AdminOnly(route.app)
-    generating = {row.path for row in routes.ROWS if row.is_queued}
-    built.sort(key=lambda each: cast(Route, each).path not in generating)  # the router tries one after the other
-    return QueueGate(Router(built, redirect_slashes=False), service)
+    queued = {row.path for row in routes.ROWS if row.is_queued} - routes.ADMIN
+    endpoints = {each.path: each.endpoint for each in built if isinstance(each, Route) and each.path in queued}
+    return QueueGate(Router(built, redirect_slashes=False), endpoints, service)
 
 
 def _http_ended(service: Service, access: Access, name: str, paused: Sequence[tuple[float, float]]) -> None:
@@ -114,10 +118,11 @@ def _http_ended(service: Service, access: Access, name: str, paused: Sequence[tu
 
 class QueueGate:
     """Applies the limits of the request's row. What would have to wait in a full queue is rejected before its body is read: that costs
-    little, however many come at once."""
+    little, however many come at once. What is queued has a path that is matched as it is: its endpoint is called past the router."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint], service: Service) -> None:
         self._app = app
+        self._endpoints = endpoints
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +143,11 @@ class QueueGate:
                 brown_out = self._service.brown_out
                 if brown_out is not None and (measures := brown_out.measures(current_caller())):
                     send = _with_header(send, HEADER, measures.encode())
-        await self._app(scope, receive, send)
+        if row is None or not row.is_queued:
+            await self._app(scope, receive, send)
+        else:
+            response = await self._endpoints[row.path](Request(scope, receive, send))
+            await response(scope, receive, send)
 
 
 def _telling(quota: Quota, send: Send) -> Send:

@@ -6,7 +6,7 @@ Owns how bodies are read, and what fields mean together: those that several clie
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -57,8 +57,8 @@ def is_deeper_than(body: bytes, levels: int) -> bool:
     """True if well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
     outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
-    for _ in range(levels):
-        brackets = brackets.replace(b"[]", b"")
+    while brackets and levels:
+        brackets, levels = brackets.replace(b"[]", b""), levels - 1
     return bool(brackets)
 
 
@@ -145,12 +145,10 @@ def num_logprobs(payload: wire.GenerationRequest) -> int | None:
     return min(numbers) if min(numbers) < 0 else max(numbers)
 
 
-@contextmanager
-def client_field_names(payload: wire.GenerationRequest, limit: OutputLimit | None) -> Iterator[None]:
+def client_field_names(payload: wire.GenerationRequest, limit: OutputLimit | None) -> AbstractContextManager[None]:
     """Makes a RequestError name the field that the client sent."""
     names = {"logprobs": "logprobs" if payload.top_logprobs is None else "top_logprobs"}
-    with told_as(names if limit is None else {**names, "max_tokens": limit.field}):
-        yield
+    return told_as(names if limit is None else {**names, "max_tokens": limit.field})
 
 
 @contextmanager

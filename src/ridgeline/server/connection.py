@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.errors import ApiError, Dialect
 from ridgeline.server.routes import dialect_of
-from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BODY_WRITER_KEY, BufferedTransport, Writes
+from ridgeline.server.transport import BODY_WRITER_KEY, GONE_KEY, BufferedTransport, Writes
 
 log = logging.getLogger("ridgeline.access")
 
@@ -30,8 +30,8 @@ HEAD_TIMEOUT_SECONDS: Final = 10.0
 """Time for a TLS handshake, and for a request line with its headers."""
 IDLE_TIMEOUT_SECONDS: Final = 75.0
 """Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
-UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
-"""Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
+BODY_TIMEOUT_SECONDS: Final = 30.0
+"""Time for a client to send its body, from the head on, or from the end of the answer before."""
 FORGET_UNSENT: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for no time: else the system offers the bytes that nobody reads for minutes to come."""
 MAX_PIPELINED: Final = 16
@@ -120,8 +120,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
         for cycle in self._cycles:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            _leave(cycle)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -169,12 +168,16 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
         if self._is_answered and not self.flow.write_paused:
-            self._table.await_client(self, UNREAD_BODY_SECONDS)
+            self._table.await_client(self, BODY_TIMEOUT_SECONDS)
+        cast(dict[str, Any], self.scope)[GONE_KEY] = self.loop.create_future()
         super().on_headers_complete()
-        if len(self.pipeline) < MAX_PIPELINED:
-            self.flow.resume_reading()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
+        self._read_on()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
         self._cycles = [each for each in self._cycles if not each.response_complete] + [self.cycle]
         cast(dict[str, Any], self.scope)[BODY_WRITER_KEY] = ChunkWriter(self.flow, cast(BufferedTransport, self.transport))
+
+    def _read_on(self) -> None:
+        if len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body = 0, False
@@ -183,13 +186,18 @@ class HttpConnection(HttpToolsProtocol):
                 self._table.await_client(self, IDLE_TIMEOUT_SECONDS)
             else:
                 self._table.await_server(self)
+        self._read_on()  # uvicorn pauses in a long body, and whoever has read it reads no more
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Also called by an answer that did not wait for its request's body."""
-        super().on_response_complete()
-        self._unset_keepalive_if_required()  # the table's deadlines take its place
-        if self._is_answered and not self.flow.write_paused:
+        """In place of uvicorn's, which begins a timer: the table has the deadlines. Also called by an answer that did not wait for its
+        request's body."""
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        if (self._is_answered or (self._in_body and not self.pipeline)) and not self.flow.write_paused:
             self._await_more()
 
     # ── a client that does not read ─────────────────────────────────────────────────────────────────────────────────
@@ -214,7 +222,7 @@ class HttpConnection(HttpToolsProtocol):
             self._table.await_server(self)
 
     def _await_more(self) -> None:
-        seconds = HEAD_TIMEOUT_SECONDS if self._in_head else UNREAD_BODY_SECONDS if self._in_body else IDLE_TIMEOUT_SECONDS
+        seconds = HEAD_TIMEOUT_SECONDS if self._in_head else BODY_TIMEOUT_SECONDS if self._in_body else IDLE_TIMEOUT_SECONDS
         self._table.await_client(self, seconds)
 
     def _end_stall(self) -> None:
@@ -257,7 +265,7 @@ class HttpConnection(HttpToolsProtocol):
         elif self._in_head:
             self._reject(ApiError("client_too_slow", f"the headers did not arrive within {HEAD_TIMEOUT_SECONDS:g} s"))
         elif self._in_body and not self._is_answered:
-            self._reject(ApiError("client_too_slow", f"the body did not arrive within {UNREAD_BODY_SECONDS:g} s"))
+            self._reject(ApiError("client_too_slow", f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s"))
         else:
             self.drop()
 
@@ -276,13 +284,21 @@ class HttpConnection(HttpToolsProtocol):
             if self._in_body:
                 cycle = self.cycle
                 cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error
-                cycle.disconnected = True
-                cycle.message_event.set()
+                _leave(cycle)
             else:
                 log.info("request", extra=with_fields(client=self.client and self.client[0], status=error.status, error=error.code))
             if not (self._in_body and self.cycle.response_started):
                 self.transport.write(_response(error, dialect_of(cast(dict[str, Any], self.cycle.scope)) if self._in_body else "openai"))
         self.transport.close()
+
+
+def _leave(cycle: RequestResponseCycle) -> None:
+    """The client of a request has gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+    gone = cast(dict[str, Any], cycle.scope)[GONE_KEY]
+    if not gone.done():
+        gone.set_result(None)
 
 
 def _response(error: ApiError, dialect: Dialect) -> bytes:

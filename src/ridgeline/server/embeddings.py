@@ -87,7 +87,7 @@ async def _embed(request: Request, service: Service, texts: Sequence[Text], note
     notes.client = client_of(request)
     usage = UsageCounter(1, 0)
     note_usage(request.scope, usage)
-    found = await unless_disconnected(request.receive, embed(service, texts, notes, asked))
+    found = await unless_disconnected(request.scope, embed(service, texts, notes, asked))
     usage.prompt_tokens, usage.cached_tokens = found.prompt_tokens, found.cached_tokens
     usage.finish(Finish.STOP)
     return found

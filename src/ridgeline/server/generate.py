@@ -284,7 +284,7 @@ class Generation:
         """Parts of all choices as they come. Iterate it once. What is not read yet waits in the engine's streams, which have a bound.
 
         idle_seconds  after that long without a part comes an `Idle` one; None: never
-        whole         parts are wanted at the end alone: but for the first they come together there, with one wake of this task
+        whole         parts are wanted at the end alone: those of a choice come together there, with one wake of this task
         Raises what the engine's client raises, ApiError where the engine ended a choice with an error, or when its deadline has passed, and
         OverloadedError where it has no row in time.
         """
@@ -294,7 +294,7 @@ class Generation:
         timers = [each.call(self._wakeup.set) for each in moments if each is not None]
         if whole and self.relay is None:
             for _, stream in self._prompts:
-                stream.read_whole()
+                stream.read_whole(self.usage.begin)
         try:
             for part in self._replayed():
                 remaining -= isinstance(part, ChoiceEnd)

@@ -111,7 +111,7 @@ def _other_routes(service: Service) -> list[BaseRoute]:
         notes.client = client_of(request)
         service.deployments.check_name(payload.model)
         texts = texts_of(payload.input if payload.content is None else payload.content, "content")
-        found = await unless_disconnected(request.receive, embed(service, texts, notes, Asked(param="content")))
+        found = await unless_disconnected(request.scope, embed(service, texts, notes, Asked(param="content")))
         shown = await beside_loop(found.vectors, lambda: [numbers_json(each) for each in found.vectors])
         answer = json_response([ggml_shapes.GgmlEmbedding(at, [each]) for at, each in enumerate(shown)])
         answer.headers.update(notes.tell())

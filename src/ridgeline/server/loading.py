@@ -5,7 +5,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
@@ -23,7 +23,7 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A loaded model.
 
@@ -78,7 +78,7 @@ class Model:
         bos, eos = self.tokenizer.bos, min(self.limits.eos_ids, default=None)
         return None if bos is None else token_text(self.tokenizer, bos), None if eos is None else token_text(self.tokenizer, eos)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """OpenAI's `system_fingerprint`: changes with weights and KV layout."""
         return "fp_" + hashlib.sha256(self.limits.kv.fingerprint).hexdigest()[:12]

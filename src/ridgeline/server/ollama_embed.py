@@ -27,7 +27,7 @@ def routes(service: Service) -> list[BaseRoute]:
             raise ApiError("missing_field", "input is missing; send a string, or strings", param="input")
         texts = [payload.input] if isinstance(payload.input, str) else payload.input
         asked = Asked(payload.dimensions, None if payload.truncate is False else -1)
-        found = await unless_disconnected(request.receive, embed(service, texts, notes, asked)) if texts else None
+        found = await unless_disconnected(request.scope, embed(service, texts, notes, asked)) if texts else None
         vectors = found.vectors if found else []
         shown = await beside_loop(vectors, lambda: [numbers_json(each) for each in vectors])
         answer = json_response(Vectors(
@@ -44,7 +44,7 @@ def routes(service: Service) -> list[BaseRoute]:
         service.deployments.check_name(plain_name(payload.model))
         if not payload.prompt:
             return json_response(Vector([]))
-        found = await unless_disconnected(request.receive, embed(service, [payload.prompt], notes, Asked(truncate=-1, param="prompt")))
+        found = await unless_disconnected(request.scope, embed(service, [payload.prompt], notes, Asked(truncate=-1, param="prompt")))
         return json_response(Vector(numbers_json(found.vectors[0])))
 
     return [Route("/api/embed", of_texts, methods=["POST"]), Route("/api/embeddings", of_one, methods=["POST"])]

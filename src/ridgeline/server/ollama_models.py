@@ -95,7 +95,7 @@ def pull_route() -> Route:
         lines = _pull(name, pulling, state)
         if payload.stream is not False:
             return EventStream(lines, lambda: None, OLLAMA_LINES)
-        await unless_disconnected(request.receive, _read_all(lines))
+        await unless_disconnected(request.scope, _read_all(lines))
         return json_response(Progress("success"))
 
     return Route("/api/pull", pull, methods=["POST"])

@@ -25,8 +25,6 @@ BODY_LIMIT_KEY: Final = "ridgeline.max_body_bytes"
 """Key in a scope of the bytes that its body may have, as the table of routes says."""
 MAX_DISCARDED_BYTES: Final = 16 << 20
 """Bytes of a body that is too large that are read and discarded, so that the client sees the answer."""
-BODY_TIMEOUT_SECONDS: Final = 30.0
-"""Time for a client to send its body."""
 FLUSH_BYTES: Final = 1 << 16
 """Bytes beyond which the buffer is flushed at once: the transport has to know of them, so that it can pause the writer."""
 DONE: Final = b"data: [DONE]\n\n"
@@ -34,6 +32,8 @@ BODY_SEND_KEY: Final = "ridgeline.body"
 """Key in a scope of the server's own `send`, for bodies of streams: layers around an endpoint need nothing but the start of an answer."""
 BODY_WRITER_KEY: Final = "ridgeline.body_writer"
 """Key in a scope of a `BodyWriter` of the answer; none where the server has none."""
+GONE_KEY: Final = "ridgeline.gone"
+"""Key in a scope of a future that is done when the client has gone; none where the server tells of that in no other way than `receive`."""
 KEEP_ALIVE: Final = b""
 """Yielded by `events` for a sign of life, which clients skip."""
 COMMENT: Final = b": keep-alive\n\n"
@@ -46,7 +46,7 @@ class Disconnected(Exception):
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError beyond the bound of its route or 30 s, Disconnected when the client goes.
+    """The whole body. Raises ApiError beyond the bound of its route, Disconnected when the client goes or takes too long.
 
     A body that is too large is read on for a while and discarded: closing on a client that still sends would hide the answer from it.
     """
@@ -55,19 +55,14 @@ async def read_body(request: Request) -> bytes:
     if declared.isdigit() and int(declared[:20]) > MAX_DISCARDED_BYTES:
         raise _too_large(limit)
     body, received, more = bytearray(), 0, True
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-            while more and received <= MAX_DISCARDED_BYTES:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                part, more = message.get("body", b""), message.get("more_body", False)
-                received += len(part)
-                if received <= limit:
-                    body += part
-    except TimeoutError:
-        text = f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s"
-        raise ApiError("client_too_slow", text, headers={"Connection": "close"}) from None
+    while more and received <= MAX_DISCARDED_BYTES:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        part, more = message.get("body", b""), message.get("more_body", False)
+        received += len(part)
+        if received <= limit:
+            body += part
     if received > limit:
         raise _too_large(limit)
     return bytes(body)
@@ -94,20 +89,22 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_disconnected(scope: Scope, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`; cancels it and raises Disconnected when the client goes first. `work` runs in the caller's task, at once."""
+    gone: asyncio.Future[None] | None = scope.get(GONE_KEY)
+    if gone is None:
+        return await work
     task = asyncio.current_task()
     assert task is not None
     is_over = has_gone = False
 
-    def end(watcher: "asyncio.Task[None]") -> None:
+    def end(gone: "asyncio.Future[None]") -> None:
         nonlocal has_gone
-        if not (is_over or watcher.cancelled()):
+        if not is_over:
             has_gone = True
             task.cancel()
 
-    watcher = asyncio.ensure_future(_disconnect(receive))
-    watcher.add_done_callback(end)
+    gone.add_done_callback(end)
     try:
         return await work
     except asyncio.CancelledError:
@@ -116,17 +113,12 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
         raise
     finally:
         is_over = True
-        watcher.cancel()
+        gone.remove_done_callback(end)
 
 
 async def _in_own_task(work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`. Its wakes then go through no layer around the endpoint: each of a dozen would be resumed for every token."""
     return await asyncio.create_task(work)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +197,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, _in_own_task(self._write(scope, send)))
+                await unless_disconnected(scope, _in_own_task(self._write(scope, send)))
         finally:
             if self.shortcut is not None:
                 self.shortcut.close()

@@ -144,17 +144,19 @@ class WaitingRoom:
                 f"this request brings {count} sequences, one for each prompt and choice; this server takes at most {places} at once. "
                 "Send fewer prompts, or lower n.", param="prompt"
             )  # fmt: skip
+        self._backlog.add(count, max(0, min(count, total + count - rows)), rows)
         share = self._share(caller, open_)
+        if total + count <= rows:
+            return
         limit = max(int(places * share), count if own == 0 else 1)
         waiting = max(0, own - int(rows * share))
-        self._backlog.add(count, max(0, min(count, total + count - rows)), rows)
         limits = patience if self._backlog.is_lasting else (patience.deadline,)
         seconds = min([each for each in limits if each is not None], default=None)
         wait = 0.0
         if seconds is not None and self._pace.is_known:
             wait = (waiting if ahead is None else ahead) / (self._pace.per_second() * share)
         is_in_time = seconds is None or wait <= seconds
-        if total + count <= rows or (own + count <= limit and is_in_time):
+        if own + count <= limit and is_in_time:
             return
         whose = "" if share == 1 else " for this key's tenant"
         message = f"at most {limit - int(rows * share)} may wait"
