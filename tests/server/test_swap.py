@@ -68,12 +68,17 @@ def test_a_request_on_its_way_stays_with_its_model(new_site: Any) -> None:
             new = service.deployments.add(EngineConfig(NEW), service.config)
             await new.start()
             service.switch(new)
-            await QueueGate(pipelined, service)({"type": "http", "method": "POST", "path": "/v1/completions"}, pipelined, pipelined)
+            gate = QueueGate(nothing, {"/v1/completions": pipelined}, service)
+            await gate({"type": "http", "method": "POST", "path": "/v1/completions"}, nothing, nothing)
             return first, service.engine.pid
 
-    async def pipelined(*_: Any) -> None:
+    async def pipelined(_: Any) -> Any:
         """The next request of the connection: its task has the context of the one before."""
         met.append(service.engine.pid)
+        return nothing
+
+    async def nothing(*_: Any) -> None:
+        pass
 
     met: list[int] = []
     service.check_capacity = lambda *_: met.append(service.engine.pid)

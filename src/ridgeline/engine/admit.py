@@ -8,7 +8,6 @@ import hmac
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -58,8 +57,6 @@ MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
 MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids per character."""
-MAX_DOMAINS: Final = 256
-"""Domains of the prefix cache that are remembered; most requests have the same."""
 MAX_CLOSE_IDS: Final = 4_096
 """Ids that end a reasoning whose budget is spent: a message of the operator and the mark."""
 
@@ -207,7 +204,6 @@ def make_seed_source(seed: int | None) -> Callable[[], int]:
     return lambda: draw.getrandbits(63)
 
 
-@lru_cache(MAX_DOMAINS)
 def tenant_domain(secret: bytes, tenant: str) -> bytes:
     """Prefix-cache domain of a tenant, or of a salt within it: 32 bytes that cannot be made without `secret`, the same for the same."""
     return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()

@@ -15,7 +15,7 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped, TextDelta
+from ridgeline.text.stream import NO_STOPS, OutputStream, StopAutomaton, Stopped, TextDelta
 from ridgeline.text.tokenizer import Tokenizer
 
 LAST_IDS: Final = 64
@@ -89,7 +89,7 @@ class ChoiceBuilder:
         self.stop_reason: str | int | None = None
         self._stream = OutputStream(
             tokenizer,
-            StopAutomaton(params.stop),
+            StopAutomaton(params.stop) if params.stop else NO_STOPS,
             prompt=request.prompt,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,

@@ -169,13 +169,14 @@ class PromptLog:
 
 def _common(one: bytes, other: bytes) -> int:
     """Number of leading ids that are the same."""
-    low, high = 0, min(len(one), len(other)) // WIDTH
+    low, middle = 0, min(len(one), len(other)) // WIDTH  # most often all of them are
+    high = middle
     while low < high:
-        middle = (low + high + 1) // 2
         if one[low * WIDTH : middle * WIDTH] == other[low * WIDTH : middle * WIDTH]:
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low
 
 

@@ -43,8 +43,9 @@ def routes(service: Service) -> list[BaseRoute]:
         service.deployments.check_name(payload.model, takes_adapters=True)
         body.check_generation(payload)
         begun = await start_chat(service, payload, notes)
-        header = Header.make(service.model, f"chatcmpl-{begun.source.id}")
-        names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
+        model = service.model
+        header = Header.make(model, f"chatcmpl-{begun.source.id}")
+        names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         logprobs = body.num_logprobs(payload) is not None
         bodies = ChatFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.return_token_ids), begun.reading)
         streaming, params = body.stream_settings(payload, service.config), begun.params

@@ -45,8 +45,9 @@ def routes(service: Service) -> list[BaseRoute]:
         notes.client = client_of(request)
         service.deployments.check_name(payload.model, takes_adapters=True)
         begun = await start_completion(service, payload, notes)
-        header = Header.make(service.model, f"cmpl-{begun.source.id}")
-        names = TokenNames(service.model.tokenizer, bool(payload.return_tokens_as_token_ids))
+        model = service.model
+        header = Header.make(model, f"cmpl-{begun.source.id}")
+        names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         token_ids = bool(payload.return_token_ids)
         form = CompletionFormat(header, names, begun.params.logprobs, payload.prompt_logprobs, bool(payload.echo), token_ids)
         return await respond(

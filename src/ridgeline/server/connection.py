@@ -171,13 +171,10 @@ class HttpConnection(HttpToolsProtocol):
             self._table.await_client(self, BODY_TIMEOUT_SECONDS)
         cast(dict[str, Any], self.scope)[GONE_KEY] = self.loop.create_future()
         super().on_headers_complete()
-        self._read_on()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
+        if len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # uvicorn pauses at a second request, and then nobody hears that the client has gone
         self._cycles = [each for each in self._cycles if not each.response_complete] + [self.cycle]
         cast(dict[str, Any], self.scope)[BODY_WRITER_KEY] = ChunkWriter(self.flow, cast(BufferedTransport, self.transport))
-
-    def _read_on(self) -> None:
-        if len(self.pipeline) < MAX_PIPELINED:
-            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body = 0, False
@@ -186,11 +183,12 @@ class HttpConnection(HttpToolsProtocol):
                 self._table.await_client(self, IDLE_TIMEOUT_SECONDS)
             else:
                 self._table.await_server(self)
-        self._read_on()  # uvicorn pauses in a long body, and whoever has read it reads no more
+        if len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # it pauses in a long body too, and whoever has read that reads no more
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """In place of uvicorn's, which begins a timer: the table has the deadlines. Also called by an answer that did not wait for its
+        """Begins the next request, without uvicorn's timer: the table has the deadlines. Also called by an answer that did not wait for its
         request's body."""
         if self.transport.is_closing():
             return

@@ -277,8 +277,10 @@ def rows_of(path: str) -> tuple[Row, ...]:
 
 def find_row(scope: Scope, fields: Collection[str] = ()) -> Row | None:
     """The row of a request: that of its method, path, and the header, or one of the body's `fields`, that tells dialects apart."""
-    rows = (row for row in rows_of(scope["path"]) if row.method == scope["method"] and _is_picked(row, scope))
-    return next((row for row in rows if row.body_field is None or row.body_field in fields), None)
+    for row in rows_of(scope["path"]):
+        if row.method == scope["method"] and _is_picked(row, scope) and (row.body_field is None or row.body_field in fields):
+            return row
+    return None
 
 
 def dialect_of(scope: Scope) -> Dialect:

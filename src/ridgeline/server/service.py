@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Final
 
 from ridgeline import __version__
@@ -62,6 +63,8 @@ _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": lo
 Admitter = Callable[[Sequence[int]], Admitted]
 """Makes an admitted request of the ids of a prompt."""
 
+MAX_DOMAINS: Final = 256
+"""Domains of the prefix cache that are remembered: most requests have one of a few."""
 MAX_WAITING_GRAMMARS: Final = 16
 """New grammars of one client that wait to be compiled."""
 
@@ -103,6 +106,7 @@ class Service:
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
         secret_file = config.cache_secret_file or tier_secret_file(engine_config)
         self._secret: bytes = read_cache_secret(secret_file) if beside is None else beside._secret
+        self._domain_of = lru_cache(MAX_DOMAINS)(partial(tenant_domain, self._secret))
         self.blocks = HeldBlocks(self._secret)
         self.router_key = read_router_key(config.router_key_file)
         self._draw_seed = make_seed_source(engine_config.seed)
@@ -283,7 +287,7 @@ class Service:
         model.check_generates()
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids) if stop_ids else model.limits
         adapter = self.deployments.adapter
-        domain, caller = tenant_domain(self._secret, private_salt(salt)), current_caller()
+        domain, caller = self._domain_of(private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message
         ids = None if tokens is None or model.chat is None else model.chat.reasoning_ids
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
@@ -303,7 +307,7 @@ class Service:
     def admit_texts(self, texts: Sequence[Sequence[int]], pooling: Pooling, *, priority: int, salt: str, arrived: float) -> list[Admitted]:
         """Admits texts whose vectors are wanted. Raises RequestError, as `admitter`'s function does."""
         model, caller = self.model, current_caller()
-        domain = tenant_domain(self._secret, private_salt(salt))
+        domain = self._domain_of(private_salt(salt))
         return [
             admit_text(
                 text, pooling, model.limits, model.engine.info.width, request_id=secrets.token_hex(16), domain=domain,

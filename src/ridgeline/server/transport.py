@@ -98,7 +98,7 @@ async def unless_disconnected(scope: Scope, work: Coroutine[Any, Any, Result]) -
     assert task is not None
     is_over = has_gone = False
 
-    def end(gone: "asyncio.Future[None]") -> None:
+    def end(_: "asyncio.Future[None]") -> None:
         nonlocal has_gone
         if not is_over:
             has_gone = True

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.text.tokenizer import Tokenizer
@@ -156,6 +156,9 @@ class StopAutomaton:
                 self._suffix[longer] = self._next[suffix].get(character, _ROOT)
 
 
+NO_STOPS: Final = StopAutomaton(())
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """A stop string was found; the first `keep` ids count, the one that completes the string included."""
@@ -299,12 +302,8 @@ class OutputStream:
             token, logprobs, text, _ = self._held.popleft()
             self._offset = offset + len(text)
             return TextDelta(offset, (token,), (text,), () if logprobs is None else (logprobs,), self.stopped)
-        tokens = [self._held.popleft() for _ in range(count)]
-        self._offset = offset + sum(len(token.text) for token in tokens)
-        return TextDelta(
-            offset,
-            ids=tuple(token.id for token in tokens),
-            texts=tuple(token.text for token in tokens),
-            logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
-            stopped=self.stopped,
-        )
+        if not count:
+            return TextDelta(offset, stopped=self.stopped)
+        ids, scores, texts, _ = zip(*[self._held.popleft() for _ in range(count)], strict=True)
+        self._offset = offset + sum(map(len, texts))
+        return TextDelta(offset, ids, texts, tuple([each for each in scores if each is not None]), self.stopped)
