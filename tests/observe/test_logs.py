@@ -145,3 +145,17 @@ def test_lines_of_requests_wait_for_each_other_and_for_no_other_line(pipe: Pipe,
             text += pipe.text
         requests.info("last")
     assert "last" in pipe.text, "nothing is lost at the end"
+
+
+def test_between_many_lines_others_have_the_interpreter(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "REST_SECONDS", 0.3)
+    with logging_to(pipe.writer):
+        for number in range(3 * logs.MAX_LINES_PER_WRITE):
+            log.info("line", extra=with_fields(number=number))
+        counts, began = [0], time.monotonic()
+        while counts[-1] < 3 * logs.MAX_LINES_PER_WRITE:
+            assert time.monotonic() < began + 10
+            if found := pipe.text.count("\n"):
+                counts.append(counts[-1] + found)
+            time.sleep(0.01)
+        assert counts == [0, *(logs.MAX_LINES_PER_WRITE * part for part in (1, 2, 3))] and time.monotonic() > began + 0.6

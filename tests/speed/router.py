@@ -1,6 +1,6 @@
 """What `ridgeline route` costs: milliseconds added to the first token, and streamed events per second of one core.
 
-    python tests/speed/router.py [--requests 400] [--streams 32] [--tokens 1000] [--before CHECKOUT]
+    python tests/speed/router.py [--requests 400] [--streams 32] [--tokens 1000] [--before PYTHON]
 
 Requests go to a fake model directly and by every way in turn, on connections that are kept: through the router, with and without the key by
 which streams go on at another replica, and beside it through what has less to do, as the floor: nginx, and a relay of bytes. Processor time
@@ -92,9 +92,10 @@ def nginx(server: ServerProcess, folder: str) -> Iterator[Way]:
 
 
 @contextmanager
-def router(server: ServerProcess, name: str, *more: str, source: Path = SOURCE) -> Iterator[Way]:
-    """`ridgeline route`, that of this checkout or of another one's `source`."""
-    process = ServerProcess(["--replica", server.url, *more], {**ENVIRONMENT, "PYTHONPATH": str(source)}, "route")
+def router(server: ServerProcess, name: str, *more: str, python: str | None = None) -> Iterator[Way]:
+    """`ridgeline route`, that of this checkout or of another `python`'s environment."""
+    environment = ENVIRONMENT if python is None else {**os.environ, "PYTHONPATH": ""}
+    process = ServerProcess(["--replica", server.url, *more], environment, "route", python)
     try:
         yield Way(name, process.url.partition("://")[2], process.process.pid)
     finally:
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1_000)
-    parser.add_argument("--before", type=Path, help="another checkout, whose router is asked in turn")
+    parser.add_argument("--before", help="the Python of another environment, whose router is asked in turn")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -167,7 +168,7 @@ def main() -> None:
             router(server, "router, exact", *exact),
         ]  # fmt: skip
         if arguments.before is not None:
-            begun += [router(server, "router before", source=arguments.before / "src")]
+            begun += [router(server, "router before", python=arguments.before)]
         direct = Way("direct", server.url.partition("://")[2], server.process.pid)
         ways = [direct, *(stack.enter_context(each) for each in begun)]
         for name, found in first_tokens(ways, arguments.requests):
