@@ -44,7 +44,6 @@ from ridgeline.server.callers import AdminOnly, current_caller
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
-from ridgeline.server.quotas import Quota
 from ridgeline.server.routers import RelayGate, is_continued
 from ridgeline.server.service import Service
 from ridgeline.server.several import everywhere
@@ -139,10 +138,10 @@ class QueueGate:
                 quota = current_caller().quota
                 if quota is not None:
                     quota.take_request(time.monotonic())
-                    send = _telling(quota, send)
+                    send = _with_headers(send, lambda: quota.headers(time.monotonic()))
                 brown_out = self._service.brown_out
                 if brown_out is not None and (measures := brown_out.measures(current_caller())):
-                    send = _with_header(send, HEADER, measures.encode())
+                    send = _with_headers(send, lambda: {HEADER: measures})
         if row is None or not row.is_queued:
             await self._app(scope, receive, send)
         else:
@@ -150,27 +149,15 @@ class QueueGate:
             await response(scope, receive, send)
 
 
-def _telling(quota: Quota, send: Send) -> Send:
-    """`send`, with what is left of the quota in the headers of the answer."""
+def _with_headers(send: Send, headers: Callable[[], Mapping[str, str]]) -> Send:
+    """`send`, with further headers of the answer, asked for when it begins."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            told = [(name.encode(), value.encode()) for name, value in quota.headers(time.monotonic()).items()]
-            message["headers"] = [*message["headers"], *told]
+            message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in headers().items())]
         await send(message)
 
     return send_with_headers
-
-
-def _with_header(send: Send, name: bytes, value: bytes) -> Send:
-    """`send`, with one more header of the answer."""
-
-    async def send_with_header(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (name, value)]
-        await send(message)
-
-    return send_with_header
 
 
 class ErrorHandler:

@@ -20,7 +20,7 @@ from ridgeline.server.keys import Caller
 from ridgeline.server.promises import MAX_RETRY_AFTER_SECONDS
 
 _LOG: Final = logging.getLogger("ridgeline.server")
-HEADER: Final = b"x-ridgeline-brown-out"
+HEADER: Final = "x-ridgeline-brown-out"
 UP_SECONDS, DOWN_SECONDS = 1.0, 5.0
 """Time for which the wait must be too long, or short, for the next rung."""
 SHORT_SHARE: Final = 0.5

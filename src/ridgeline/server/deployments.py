@@ -6,8 +6,8 @@ of one model mean nothing to another.
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final
@@ -31,11 +31,19 @@ class _Pin:
     """The deployment of one HTTP request; None before it has met one. It does not keep it: timers and tasks that a request leaves behind
     have its context, and with it the pin, for as long as they live."""
 
-    __slots__ = ("adapter", "deployment")
+    __slots__ = ("_token", "adapter", "deployment")
 
     def __init__(self) -> None:
         self.deployment: weakref.ref[Deployment] | None = None
         self.adapter: Adapter | None = None
+
+    def __enter__(self) -> None:
+        self._token = _PIN.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _PIN.reset(self._token)
+        if self.deployment is not None and (met := self.deployment()) is not None:
+            met.users -= 1
 
 
 _PIN: Final[ContextVar[_Pin | None]] = ContextVar("pin", default=None)
@@ -110,17 +118,9 @@ class Deployments:
         pin = _PIN.get()
         return None if pin is None else pin.adapter
 
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
+    def pinned(self) -> AbstractContextManager[None]:
         """Within it, everything is of one deployment."""
-        pin = _Pin()
-        token = _PIN.set(pin)
-        try:
-            yield
-        finally:
-            _PIN.reset(token)
-            if pin.deployment is not None and (met := pin.deployment()) is not None:
-                met.users -= 1
+        return _Pin()
 
     def switch(self, new: Deployment) -> Deployment:
         """New requests go to `new`, one of the others, which has started. Returns the one before, which keeps those that it has."""

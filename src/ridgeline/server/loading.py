@@ -66,7 +66,7 @@ class Model:
         to ask: see `server.callers`."""
         return self.prompts.encoder(private_salt(salt).encode())
 
-    @property
+    @cached_property
     def turn_end_ids(self) -> frozenset[int]:
         """Ids that end an answer to a chat beside those that end any."""
         stop_ids = frozenset[int]() if self.chat is None else self.chat.stop_ids

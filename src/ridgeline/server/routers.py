@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Final
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.core.params import Admitted
 from ridgeline.core.prefix_cache import root_key
@@ -21,7 +21,7 @@ from ridgeline.errors import EngineDeadError
 from ridgeline.server.callers import current_caller, serving
 from ridgeline.server.errors import ApiError
 from ridgeline.server.relay import MAX_JOURNAL_BYTES, Relay, read_relay
-from ridgeline.server.transport import BODY_LIMIT_KEY, read_body
+from ridgeline.server.transport import BODY_LIMIT_KEY, read_body, replayed
 
 KEY_HEADER: Final = b"x-ridgeline-router"
 CONTINUE_HEADER: Final = b"x-ridgeline-continue"
@@ -119,10 +119,5 @@ class RelayGate:
             raise ApiError("cannot_continue", message)
         scope[BODY_LIMIT_KEY] = length + self._limit_of(scope)
         body = await read_body(Request(scope, receive))
-        rest: list[Message] = [{"type": "http.request", "body": body[length:], "more_body": False}]
-
-        async def receive_rest() -> Message:
-            return rest.pop() if rest else await receive()
-
         scope["headers"] = [each for each in scope["headers"] if each[0] != b"content-length"]
-        return read_relay(body[:length], events), receive_rest
+        return read_relay(body[:length], events), replayed(body[length:], receive)

@@ -285,7 +285,9 @@ class Service:
         """
         model, targets = self.model, targets.or_target(self.metrics.objective.ttft)
         model.check_generates()
-        limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids) if stop_ids else model.limits
+        limits = model.limits
+        if not stop_ids <= limits.eos_ids:
+            limits = replace(limits, eos_ids=limits.eos_ids | stop_ids)
         adapter = self.deployments.adapter
         domain, caller = self._domain_of(private_salt(salt)), current_caller()
         tokens, text = params.thinking_token_budget, self.config.reasoning_budget_message

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.errors import EngineDeadError
 from ridgeline.server.errors import ApiError, Dialect, as_api_error
@@ -66,6 +66,16 @@ async def read_body(request: Request) -> bytes:
     if received > limit:
         raise _too_large(limit)
     return bytes(body)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a body that has been read, and then what comes behind it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
 
 
 def client_of(request: Request) -> bytes:

@@ -11,7 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 Message = Mapping[str, Any]
@@ -61,6 +61,8 @@ def fold(messages: Sequence[Message], roles: Roles) -> tuple[list[Message], list
 
     Contents are strings, lists of parts with a text, or absent. Folding twice changes nothing more.
     """
+    if _is_plain(messages, roles):
+        return list(messages), []
     folded: dict[str, None] = {}
     called = {} if roles.tool else _called(messages)
     turns = [_tool_as_text(message, called, roles, folded) for message in messages]
@@ -73,6 +75,15 @@ def fold(messages: Sequence[Message], roles: Roles) -> tuple[list[Message], list
             run = [_joined(run)]
         result += run
     return [turn.message for turn in result], list(folded)
+
+
+def _is_plain(messages: Sequence[Message], roles: Roles) -> bool:
+    """True for texts of user and assistant in turn, behind a system prompt or none: what most conversations are, and all templates take."""
+    sent = [message["role"] for message in messages if message.get("content") is not None and not message.get("tool_calls")]
+    if len(sent) < len(messages):
+        return False
+    turns = sent[1:] if sent[:1] == ["system"] and "system" in roles.first else sent
+    return all(role in ("user", "assistant") for role in turns) and all(one != other for one, other in pairwise(turns))
 
 
 def _tool_as_text(message: Message, called: Mapping[object, object], roles: Roles, folded: dict[str, None]) -> _Turn:

@@ -5,7 +5,6 @@ Owns what is read of a body to know that, and the time in which a request waits 
 comments that clients skip. Behind it everything is of one model, as in a server that has no other.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,12 +29,14 @@ from ridgeline.server.several.roster import Roster
 from ridgeline.server.transport import (
     ANTHROPIC_EVENTS,
     GGML_EVENTS,
+    GONE_KEY,
     OLLAMA_LINES,
     OPENAI_EVENTS,
     RESPONSES_EVENTS,
     Disconnected,
     EventGrammar,
     read_body,
+    replayed,
 )
 
 GRAMMARS: Final[Mapping[Dialect, EventGrammar]] = {
@@ -106,20 +107,17 @@ class ModelGate:
         quota = current_caller().quota
         if quota is not None and row.is_queued and resident.phase is not Phase.LOADED:
             quota.check_request(time.monotonic())  # one that would be refused loads no model
-        wait = _Wait(receive, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
+        wait = _Wait(scope, send, GRAMMARS[row.dialect], row.event is not None and _streams(asked, row.dialect))
         if keep_alive == 0 and not resident.is_idle:
             keep_alive = self._roster.config.min_residence  # it is others' too
         elif keep_alive == 0:
             scope[UNLOADS_KEY] = True
         try:
             async with self._roster.using(resident, keep_alive, wait.tell):
-                wait.end()
-                await self._apps[resident](scope, _replayed(body, receive), wait.send if wait.has_begun else send)
+                await self._apps[resident](scope, replayed(body, receive), wait.send if wait.has_begun else send)
         except Exception as error:
             await wait.fail(error)
             raise
-        finally:
-            wait.end()
 
     def _bounded(self, keep_alive: float | None) -> float | None:
         """The wish of a request. Where keys are needed, a client's keeps a model no longer than the server would: its memory is that of
@@ -145,22 +143,11 @@ def _streams(asked: _Asked, dialect: Dialect) -> bool:
     return asked.stream is not False if dialect == "ollama" else asked.stream is True
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body that has been read, and then what comes behind it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return again
-
-
 class _Wait:
     """The time in which a request waits for its model. A stream begins in it, with the first stage that is told."""
 
-    def __init__(self, receive: Receive, send: Send, grammar: EventGrammar, streams: bool) -> None:
-        self._send, self._receive, self._grammar, self._streams = send, receive, grammar, streams
-        self._watcher: asyncio.Task[None] | None = None
+    def __init__(self, scope: Scope, send: Send, grammar: EventGrammar, streams: bool) -> None:
+        self._scope, self._send, self._grammar, self._streams = scope, send, grammar, streams
         self._status = 200
         self._failed = b""
         self._is_answered = False
@@ -168,9 +155,7 @@ class _Wait:
 
     async def tell(self, stage: str) -> None:
         """A comment with the stage. Raises Disconnected where the client has gone."""
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch())
-        if self._watcher.done():
+        if (gone := self._scope.get(GONE_KEY)) is not None and gone.done():
             raise Disconnected
         if not self._streams:
             return
@@ -182,15 +167,6 @@ class _Wait:
         is_lines = self._grammar is OLLAMA_LINES
         data = self._grammar.idle if is_lines else b": " + stage[:MAX_STAGE].replace("\n", " ").encode() + b"\n\n"
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    def end(self) -> None:
-        """The client is watched by whoever answers."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def send(self, message: Message) -> None:
         """Passes an answer on whose start has been sent: of an error its body becomes an event."""
