@@ -15,9 +15,11 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kMostRank = 256;
-constexpr size_t kShared = sizeof(Part) == sizeof(Vec) ? 16 : 4;  // rows of A that share a turn over x: their sums stay in registers
+constexpr bool kWhole = sizeof(Part) == sizeof(Vec);  // a vector is one register
+constexpr size_t kShared = kWhole ? 16 : 4;           // rows of A that share a turn over x: their sums stay in registers
+constexpr size_t kTurn = kWhole ? 1024 : 64;          // columns of a turn: where rows take several, A is still read once and ascending
 constexpr size_t kLine = 64;
-constexpr size_t kAhead = 8192;          // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
+constexpr size_t kAhead = kWhole ? 8192 : 1536;       // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
 constexpr size_t kOutputsAhead = 512;    // outputs: other cores have written half of them
 
 // Asks for the lines that begin in [p, p + bytes), where p is aligned to what is asked for at once.
@@ -31,31 +33,55 @@ inline void fetch_outputs(const float* y, float* out, size_t from, size_t until)
     }
 }
 
+// 16 numbers in the order that is quickest to widen, and that order's ways there and back.
 struct Float32 {
     using Type = float;
     static Vec of(const Type* p) { return load(p); }
+    static Vec shuffled(Vec x) { return x; }
+    static Vec unshuffled(Vec x) { return x; }
 };
 struct Float16 {
     using Type = uint16_t;
     static Vec of(const Type* p) { return load_half(p); }
+    static Vec shuffled(Vec x) { return x; }
+    static Vec unshuffled(Vec x) { return x; }
 };
 struct BFloat16 {
     using Type = uint16_t;
-    static Vec of(const Type* p) { return load_bf16(p); }
+    static Vec of(const Type* p) { return load_bf16_shuffled(reinterpret_cast<const uint8_t*>(p)); }
+    static Vec shuffled(Vec x) { return shuffled_bf16(x); }
+    static Vec unshuffled(Vec x) { return unshuffled_bf16(x); }
 };
 
-// sums[r] = a[r] . x for kCount rows of A, which lies in blocks of 16 columns [rank, 16].
+// acc[r] += a[r] . x by lanes, for kCount rows of A, which lies in blocks of 16 columns [rank, 16], and some of its columns.
 template <typename Kind, size_t kCount>
-inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
-    Vec acc[kCount];
-    for (size_t r = 0; r < kCount; ++r) acc[r] = zero();
+inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, Vec* acc) {
+    Vec own[kCount];
+    for (size_t r = 0; r < kCount; ++r) own[r] = acc[r];
     for (size_t i = 0; i < columns; i += kLanes, a += rank * kLanes) {
-        const Vec v = i + kLanes <= columns ? load(x + i) : load_first(x + i, columns - i);
+        const Vec v = load(x + i);
         fetch(reinterpret_cast<const char*>(a) + kAhead, kCount * kLanes * sizeof *a);
         RIDGELINE_UNROLL
-        for (size_t r = 0; r < kCount; ++r) acc[r] = fma(Kind::of(a + r * kLanes), v, acc[r]);
+        for (size_t r = 0; r < kCount; ++r) own[r] = fma(Kind::of(a + r * kLanes), v, own[r]);
     }
-    for (size_t r = 0; r < kCount; ++r) sums[r] = sum_of(acc[r]);
+    for (size_t r = 0; r < kCount; ++r) acc[r] = own[r];
+}
+
+// sums = A . x: turn by turn over the columns, each with all rows.
+template <typename Kind>
+inline void shrink_all(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
+    Vec acc[kMostRank];
+    float own[kTurn];
+    for (size_t r = 0; r < rank; ++r) acc[r] = zero();
+    for (size_t from = 0; from < columns; from += kTurn, x += kTurn, a += kTurn * rank) {
+        const size_t here = std::min(kTurn, columns - from);
+        for (size_t i = 0; i < here; i += kLanes) store(own + i, Kind::shuffled(i + kLanes <= here ? load(x + i) : load_first(x + i, here - i)));
+        size_t r = 0;
+        for (; r + kShared <= rank; r += kShared) shrink<Kind, kShared>(a + r * kLanes, rank, own, here, acc + r);
+        for (; r + 4 <= rank; r += 4) shrink<Kind, 4>(a + r * kLanes, rank, own, here, acc + r);
+        for (; r < rank; ++r) shrink<Kind, 1>(a + r * kLanes, rank, own, here, acc + r);
+    }
+    for (size_t r = 0; r < rank; ++r) sums[r] = sum_of(Kind::unshuffled(acc[r]));
 }
 
 // out = y + scale * sums . b for B in blocks of 32 columns [rank, 32].
@@ -75,20 +101,16 @@ inline void expand(const typename Kind::Type* b, size_t rank, const float* sums,
             if (from + kLanes <= width) return store(out + from, load(y + from) + change * scale);
             if (from < width) store_first(out + from, load_first(y + from, width - from) + change * scale, width - from);
         };
-        put(i, first);
-        put(i + kLanes, second);
+        put(i, Kind::unshuffled(first));
+        put(i + kLanes, Kind::unshuffled(second));
     }
 }
 
 template <typename Kind>
 void change(const LoraPair& pair, const float* x, const float* y, size_t columns, size_t width, float* out) {
-    const auto* a = reinterpret_cast<const typename Kind::Type*>(pair.a);
     float sums[kMostRank];
-    size_t r = 0;
     fetch_outputs(y, out, 0, std::min(kOutputsAhead, width));
-    for (; r + kShared <= pair.rank; r += kShared) shrink<Kind, kShared>(a + r * kLanes, pair.rank, x, columns, sums + r);
-    for (; r + 4 <= pair.rank; r += 4) shrink<Kind, 4>(a + r * kLanes, pair.rank, x, columns, sums + r);
-    for (; r < pair.rank; ++r) shrink<Kind, 1>(a + r * kLanes, pair.rank, x, columns, sums + r);
+    shrink_all<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.a), pair.rank, x, columns, sums);
     expand<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.b), pair.rank, sums, pair.scale, y, width, out);
 }
 

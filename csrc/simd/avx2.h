@@ -117,7 +117,7 @@ inline void store_sums(const Part (*x)[2], float* scores, size_t stride) {
     store_sums_of<R, K>(halved, scores, stride);
 }
 
-// Weights of bf16 in the order that is quickest to widen, and the order of rows again.
+// Weights of bf16 in the order that is quickest to widen, the order of rows again, and the former from the latter.
 inline Vec load_bf16_shuffled(const uint8_t* p) {
     const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), odd = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), _mm256_castsi256_ps(_mm256_and_si256(pairs, odd))};
@@ -125,6 +125,10 @@ inline Vec load_bf16_shuffled(const uint8_t* p) {
 inline Vec unshuffled_bf16(Vec x) {
     const __m256 low = _mm256_unpacklo_ps(x.a, x.b), high = _mm256_unpackhi_ps(x.a, x.b);
     return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+inline Vec shuffled_bf16(Vec x) {
+    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0x88)), odd = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0xdd));
+    return {_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)), _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8))};
 }
 
 struct Quad { __m256i a, b; };

@@ -94,9 +94,10 @@ inline void store_sums(const Part (*x)[1], float* scores, size_t stride) {
     store_sums_of<R, K>(halved, scores, stride);
 }
 
-// Weights of bf16 in the order that is quickest to widen, and the order of rows again.
+// Weights of bf16 in the order that is quickest to widen, the order of rows again, and the former from the latter.
 inline Vec load_bf16_shuffled(const uint8_t* p) { return load_bf16(reinterpret_cast<const uint16_t*>(p)); }
 inline Vec unshuffled_bf16(Vec x) { return x; }
+inline Vec shuffled_bf16(Vec x) { return x; }
 
 struct Quad { __m512i v; };
 struct Ints { __m512i v; };

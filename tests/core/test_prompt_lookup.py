@@ -105,6 +105,15 @@ def test_costs_are_interpolated_and_follow_measurements() -> None:
     assert cost.seconds(3) / cost.seconds(1) == pytest.approx(3.0, rel=0.05)
 
 
+def test_a_size_that_was_measured_beside_other_work_costs_no_more_than_a_larger_one() -> None:
+    cost = StepCost(TABLE)
+    for _ in range(64):
+        measure(cost, 3, 0.039)
+    for _ in range(64):
+        measure(cost, 6, 0.016)
+    assert cost.seconds(3) == cost.seconds(6) == pytest.approx(0.016, rel=0.05) and cost.seconds(2) < cost.seconds(6)
+
+
 def test_without_a_table_all_steps_cost_the_same_until_measured() -> None:
     cost = StepCost(())
     assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=False) == [2]

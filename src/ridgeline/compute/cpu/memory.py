@@ -13,6 +13,9 @@ from ridgeline.compute.quant.bits import Bytes
 PIECE_BYTES: Final = 32 << 20
 """Bytes of a piece of memory that matrices share."""
 
+HUGE_PAGE: Final = 2 << 20
+"""Bytes of a huge page: as x86 has it, and Arm with small pages of 4 KiB."""
+
 ALIGNMENT: Final = 64
 """Alignment of a matrix in bytes: a cache line."""
 
@@ -22,11 +25,13 @@ Take = Callable[[int], Bytes]
 
 def allocate(count: int) -> Bytes:
     """Zeroed memory of its own, aligned to pages, huge ones where the system gives them: uint8 [count]."""
-    # Private: Python's default is shared memory, which systems do not give in huge pages.
-    memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Private: Python's default is shared memory, which systems do not give in huge pages. Those begin at multiples of their size alone.
+    memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    found = np.frombuffer(memory, np.uint8)
+    first = -found.ctypes.data % HUGE_PAGE
+    return found[first : first + count]
 
 
 class Pieces:

@@ -54,10 +54,13 @@ class StepCost:
         """Answers of `choose_depth` since the last update."""
 
     def seconds(self, tokens: int) -> float:
-        """Returns the estimated seconds of a step of `tokens` tokens."""
+        """Returns the estimated seconds of a step of `tokens` tokens: those of a larger step at most, since a size that was measured while
+        the machine was busy would look dear for long, and never be tried."""
         found = self._estimates.get(tokens)
         if found is None:
-            found = self._estimates[tokens] = self._interpolate(tokens) * self._scale * self._ratios.get(tokens, 1.0)
+            larger = [each for each in self._ratios if each > tokens]
+            found = min([self._interpolate(each) * self._ratios.get(each, 1.0) for each in (tokens, *larger)]) * self._scale
+            self._estimates[tokens] = found
         return found
 
     def range(self, first: int, last: int) -> list[float]:
