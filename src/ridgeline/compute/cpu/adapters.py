@@ -27,8 +27,7 @@ class NativeAdapterSlots(AdapterSlots):
         """Keeps alive what records point to."""
 
     def pack(self, pairs: Mapping[str, Pair]) -> LoadedAdapter:
-        """See `AdapterSlots.pack`. All matrices lie in one piece of memory, in the order in which a step reads them: a core asks for what lies
-        ahead, and that is then what comes next."""
+        """See `AdapterSlots.pack`. All matrices lie in one piece of memory, in the order in which a step reads them."""
         pairs = {name: pairs[name] for name in self.records if name in pairs}
         blocks = {name: (_blocks(pair.a, A_COLUMNS), _blocks(pair.b, B_COLUMNS)) for name, pair in pairs.items()}
         sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in chain.from_iterable(blocks.values())]

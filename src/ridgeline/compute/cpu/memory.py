@@ -14,8 +14,7 @@ PIECE_BYTES: Final = 32 << 20
 """Bytes of a piece of memory that matrices share."""
 
 HUGE_PAGE: Final = 2 << 20
-"""Bytes of a huge page: as x86 has it, and Arm with small pages of 4 KiB."""
-
+"""Bytes of a huge page."""
 ALIGNMENT: Final = 64
 """Alignment of a matrix in bytes: a cache line."""
 
@@ -30,8 +29,7 @@ def allocate(count: int) -> Bytes:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     found = np.frombuffer(memory, np.uint8)
-    first = -found.ctypes.data % HUGE_PAGE
-    return found[first : first + count]
+    return found[-found.ctypes.data % HUGE_PAGE :][:count]
 
 
 class Pieces:

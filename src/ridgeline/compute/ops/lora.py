@@ -35,10 +35,7 @@ def widened(kind: str, stored: NDArray[Any]) -> Floats:
 
 
 def _adapters_samples() -> list[Sample]:
-    return [
-        Sample("ragged", {"adapter": np.array([0, -1, 2, 2, 1], np.int32)}),
-        Sample("one row", {"adapter": np.array([3], np.int32)}),
-    ]
+    return [Sample(name, {"adapter": np.array(rows, np.int32)}) for name, rows in (("ragged", [0, -1, 2, 2, 1]), ("one row", [3]))]
 
 
 def _adapters_rule(adapter: Handle) -> tuple[Handle, ...]:
@@ -101,9 +98,8 @@ def _several_samples(*outputs: int) -> list[Sample]:
 
     def case(name: str, rows: list[int], inputs: int, ranks: list[tuple[int, ...]]) -> Sample:
         names = ("first", "second", "third")[: len(outputs)]
-        own: dict[str, Any] = {"x": floats(1, len(rows), inputs)}
+        own: dict[str, Any] = {"x": floats(1, len(rows), inputs), "slots": np.array(rows, np.int32)}
         own |= {f"y{number}": floats(2 + number, len(rows), width) for number, width in enumerate(outputs)}
-        own["slots"] = np.array(rows, np.int32)
         for number, (place, width) in enumerate(zip(names, outputs, strict=True)):
             seeds = (10 * slot + 100 * number for slot in range(len(ranks)))
             own[place] = [pair(seed, of[number], width, inputs) if of[number] else None for seed, of in zip(seeds, ranks, strict=True)]
@@ -116,23 +112,15 @@ def _several_samples(*outputs: int) -> list[Sample]:
     ]
 
 
-def _lora_pair_samples() -> list[Sample]:
-    return _several_samples(33, 40)
-
-
-@op(samples=_lora_pair_samples, weights=("first", "second"), matrices=("first", "second"), per_token=True, semantic=False,
+@op(samples=lambda: _several_samples(33, 40), weights=("first", "second"), matrices=("first", "second"), per_token=True, semantic=False,
     tolerance=SUMMED)  # fmt: skip
 def lora_pair(x: Floats, y0: Floats, y1: Floats, slots: Ints, first: Sequence[Pair | None], second: Sequence[Pair | None]) -> Any:
     """`lora` of two products of one value."""
     return lora(x, y0, slots, first), lora(x, y1, slots, second)
 
 
-def _lora_triple_samples() -> list[Sample]:
-    return _several_samples(64, 16, 20)
-
-
-@op(samples=_lora_triple_samples, weights=("first", "second", "third"), matrices=("first", "second", "third"), per_token=True,
-    semantic=False, tolerance=SUMMED)  # fmt: skip
+@op(samples=lambda: _several_samples(64, 16, 20), weights=("first", "second", "third"), matrices=("first", "second", "third"),
+    per_token=True, semantic=False, tolerance=SUMMED)  # fmt: skip
 def lora_triple(
     x: Floats, y0: Floats, y1: Floats, y2: Floats, slots: Ints, first: Sequence[Pair | None], second: Sequence[Pair | None],
     third: Sequence[Pair | None],

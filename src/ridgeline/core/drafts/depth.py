@@ -59,8 +59,8 @@ class StepCost:
         found = self._estimates.get(tokens)
         if found is None:
             larger = [each for each in self._ratios if each > tokens]
-            found = min([self._interpolate(each) * self._ratios.get(each, 1.0) for each in (tokens, *larger)]) * self._scale
-            self._estimates[tokens] = found
+            least = min([self._interpolate(each) * self._ratios.get(each, 1.0) for each in (tokens, *larger)])
+            found = self._estimates[tokens] = least * self._scale
         return found
 
     def range(self, first: int, last: int) -> list[float]:
