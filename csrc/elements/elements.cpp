@@ -14,6 +14,8 @@ namespace {
 
 // Below this a group is zero: 127 / amax would overflow.
 constexpr float kTiny = 1e-36f;
+// Below this a group is not stepped: a quarter of its scale would not be exact.
+constexpr float kTinyStepped = 1e-34f;
 
 // f(start, lanes) over a row; the last call may have fewer than sixteen lanes.
 template <typename F>
@@ -45,6 +47,33 @@ __attribute__((always_inline)) inline void quantise_group(const float* x, size_t
     }
     const Vec inverse = all(127.0f / amax);
     for (size_t i = 0; i < group; i += kLanes) sums[i / kLanes] = store_int8(codes + i, load(x + i) * inverse);
+}
+
+// A group of kSteppedGroup inputs: as above, then those of kCodeGroup that are small once more, with a half or a quarter of its scale.
+inline void quantise_stepped(const float* x, int8_t* codes, float* scales, int32_t* sums) {
+    constexpr size_t kParts = kSteppedGroup / kCodeGroup, kSums = kCodeGroup / kLanes;
+    float each[kParts], amax = 0.0f;
+    quantise_group(x, kSteppedGroup, codes, scales, sums);
+    for (size_t part = 0; part < kParts; ++part) {
+        each[part] = largest_of(larger(magnitude(load(x + part * kCodeGroup)), magnitude(load(x + part * kCodeGroup + kLanes))));
+        amax = each[part] > amax ? each[part] : amax;
+    }
+    if (!(amax >= kTinyStepped) || scales[0] != scales[0]) return;
+    int halvings[kParts], most = 0;
+    for (size_t part = 0; part < kParts; ++part) {
+        halvings[part] = (each[part] <= amax / 2) + (each[part] <= amax / 4);
+        most = halvings[part] > most ? halvings[part] : most;
+    }
+    for (size_t part = 0; part < kParts; ++part) {
+        const float power = static_cast<float>(1 << halvings[part]);
+        const Vec inverse = all(127.0f / amax * power);
+        scales[part] = scales[part] / power;
+        for (size_t i = 0; i < kSums; ++i) {
+            const size_t place = part * kSums + i;
+            if (halvings[part] > 0) sums[place] = store_int8(codes + place * kLanes, load(x + place * kLanes) * inverse);
+            sums[place] *= 1 << (most - halvings[part]);
+        }
+    }
 }
 
 inline Vec silu(Vec x) { return x / (all(1.0f) + exponential(zero() - x)); }
@@ -117,6 +146,8 @@ void quantise(const Quantise& op, const Step&, size_t row) {
     const auto groups_of = [=](size_t width) __attribute__((always_inline)) {
         for (size_t i = 0; i < k; i += width) quantise_group(x + i, width, codes + i, scales + i / kCodeGroup, sums + i / kLanes);
     };
+    for (size_t i = 0; op.stepped && i < k; i += kSteppedGroup) quantise_stepped(x + i, codes + i, scales + i / kCodeGroup, sums + i / kLanes);
+    if (op.stepped) return;
     if (op.group == kCodeGroup) return groups_of(kCodeGroup);  // unrolled
     groups_of(op.group);
 }

@@ -3,7 +3,8 @@
 // Formats of groups have a scale for every 32 inputs, onto which their sums become fp32. Of formats of spans all inputs that share an
 // activation scale are added up in integers: I = sum over parts of scale * sum of (code - zero) x, J = sum over parts of minimum * sum of x, in
 // 32 bits, in any order; then, xs being the activations' scale, acc = fma(float(I), fp32(scale * xs), acc) and, of minima,
-// acc = fma(float(J), -fp32(minimum * xs), acc).
+// acc = fma(float(J), -fp32(minimum * xs), acc). Where activations are stepped, xs is the smallest scale of the span and x a code times what its
+// own scale is of that: what 32 codes add up to is shifted to the left.
 #pragma once
 
 #include "linear/codes.h"
@@ -29,14 +30,15 @@ struct Tokens {
     const int32_t* sums;
     size_t stride, groups;               // from token to token: codes; scales, and half of the sums
     const uint32_t* starts = nullptr;    // [groups, 4] of a format that sums records its own way
+    bool stepped = false;
 };
 
 inline Tokens tokens(const Codes& x, size_t k, size_t from) {
     const size_t groups = k / kCodeGroup;
-    return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups};
+    return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups, nullptr, x.stepped};
 }
 inline Tokens tokens_from(const Tokens& x, size_t from) {
-    return {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
+    return {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups, nullptr, x.stepped};
 }
 
 // Of one stream records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into
@@ -137,6 +139,8 @@ constexpr bool kSpanMinima = F::kMinima && !kZerosOfRows<F>;
 template <class F>
 constexpr bool kScaled = F::kScaleField != Field::kNone;
 template <class F>
+constexpr bool kSteppable = kScaled<F> && F::kSpan == kSteppedGroup;
+template <class F>
 constexpr bool kCentredParts = kScaled<F> && F::kZero > 0;
 
 // Integers of two neighbouring parts that belong to sums of inputs: minima, or the scales of what has a centre. Whole minima lie behind scales.
@@ -148,6 +152,29 @@ inline Twins twins_of(const uint8_t* record, size_t pair) {
     if constexpr (F::kMinima) return twins<F::kMinimumField>(first, second);
     else return twins<F::kScaleField>(first, second);
 }
+
+// Whether any of m tokens is stepped.
+template <class F>
+bool any_stepped(const Codes& x, size_t k, size_t m) {
+    if constexpr (kSteppable<F>)
+        for (size_t at = 0; at < m * (k / kCodeGroup); at += kSpanGroups<F>)
+            if (memcmp(x.scales + at, x.scales + at + 1, (kSpanGroups<F> - 1) * sizeof(float)) != 0) return true;
+    return false;
+}
+
+// How far what the groups of a span add up to is shifted to the left, and the scale of all of it. Scales that differ are powers of two apart, and
+// normal numbers: their order is that of their bits.
+struct Steps {
+    uint32_t by[kSteppedGroup / kCodeGroup];
+    float scale;
+    void gather(const float* scales) {
+        memcpy(by, scales, sizeof by);
+        uint32_t least = by[0];
+        for (uint32_t each : by) least = each < least ? each : least;
+        memcpy(&scale, &least, sizeof scale);
+        for (uint32_t& each : by) each = (each - least) >> 23;
+    }
+};
 
 // Sums of 16 inputs each, of a whole span.
 template <class F>
@@ -189,23 +216,31 @@ inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, si
 }
 
 // Blocks `apart` bytes from each other for M tokens, one span of each: onto the integers of their outputs, those of the first block first.
-template <class F, int M, int kBlocks>
-inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* codes, size_t stride, Ints* dot) {
+// steps: [M] if kStepped.
+template <class F, int M, int kBlocks, bool kStepped>
+inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* codes, size_t stride, const Steps* steps, Ints* dot) {
 #pragma GCC unroll 1
     for (size_t g = 0; g < kSpanGroups<F>; ++g, record += kRecordBytes<F>, codes += kCodeGroup) {
         RIDGELINE_UNROLL
         for (size_t i = 0; i < kBlocks; ++i) {
             prefetch_record<kRecordBytes<F>, kBlocks>(record + i * apart);
+            Ints own[M], *sums = kStepped ? own : dot + i * M;
             RIDGELINE_UNROLL
-            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, stride, dot + i * M);
+            for (size_t token = 0; token < M && kStepped; ++token) own[token] = ints(0);
+            RIDGELINE_UNROLL
+            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, stride, sums);
+            RIDGELINE_UNROLL
+            for (size_t token = 0; token < M && kStepped; ++token) dot[i * M + token] = dot[i * M + token] + lifted(own[token], steps[token].by[g]);
         }
     }
 }
 
 // One span of these blocks onto their accumulators.
-template <class F, int M, int kBlocks>
+template <class F, int M, int kBlocks, bool kStepped>
 inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, size_t group, Vec* acc) {
     constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
+    Steps steps[kStepped ? M : 1];
+    for (size_t i = 0; i < M && kStepped; ++i) steps[i].gather(x.scales + i * x.groups + group);
     Ints dot[kBlocks * M];
     Totals<F::kParts> totals[kBeside ? M : 1];
     RIDGELINE_UNROLL
@@ -217,7 +252,7 @@ inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, siz
         if constexpr (kZerosOfRows<F>)
             dot[i] = (F::zeros(first + i / M * apart) + ints(kSigned<F::Coding::kBits> ? 0 : F::kZero)) * ints(-total<F>(sums));
     }
-    add_span_records<F, M, kBlocks>(first + F::kHead, apart, x.codes + group * kCodeGroup, x.stride, dot);
+    add_span_records<F, M, kBlocks, kStepped>(first + F::kHead, apart, x.codes + group * kCodeGroup, x.stride, steps, dot);
     RIDGELINE_UNROLL
     for (size_t block = 0; block < kBlocks; ++block, acc += M) {
         const uint8_t* head = first + block * apart;
@@ -234,7 +269,7 @@ inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, siz
         }
         RIDGELINE_UNROLL
         for (size_t i = 0; i < M; ++i) {
-            const float x_scale = x.scales[i * x.groups + group];
+            const float x_scale = kStepped ? steps[i].scale : x.scales[i * x.groups + group];
             Ints sum = dot[block * M + i];
             if constexpr (kCentredParts<F>) sum = sum - beside[i] * ints(F::kZero);
             acc[i] = add_span(acc[i], sum, F::scale(head), x_scale);
@@ -244,16 +279,17 @@ inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, siz
 }
 
 // As add_records.
-template <class F, int M, int kBlocks>
+template <class F, int M, int kBlocks, bool kStepped>
 void add_spans(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
     for (size_t group = 0; group < k / kCodeGroup; group += kSpanGroups<F>, block += kSpanBytes<F>)
-        direct_span<F, M, kBlocks>(block, apart, x, group, acc);
+        direct_span<F, M, kBlocks, kStepped>(block, apart, x, group, acc);
 }
 
 template <class F, int M, int kBlocks>
 void add_blocks(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
-    if constexpr (F::kIntegerSpans) add_spans<F, M, kBlocks>(block, apart, k, x, acc);
-    else add_records<F, M, kBlocks>(block, apart, k, x, acc);
+    if constexpr (!F::kIntegerSpans) return add_records<F, M, kBlocks>(block, apart, k, x, acc);
+    else if (kSteppable<F> && x.stepped) return add_spans<F, M, kBlocks, kSteppable<F>>(block, apart, k, x, acc);
+    else return add_spans<F, M, kBlocks, false>(block, apart, k, x, acc);
 }
 
 // The 16 outputs of a block for M tokens; for `m`, at most M.

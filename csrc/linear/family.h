@@ -136,7 +136,9 @@ template <class F>
 bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
 
 template <class F>
-void multiply_with(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+void multiply_with(const Matrix& matrix, const Codes& given, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    Codes x = given;
+    if constexpr (F::kIntegerSpans) x.stepped = any_stepped<F>(x, matrix.k, m);
     if constexpr (kTiles)
         if (multiply_tiled<F>(matrix, x, m, to, first, count, scratch)) return;
     (void)scratch;

@@ -10,15 +10,19 @@ namespace ridgeline {
 
 constexpr size_t kBlockRows = 16;        // rows of a packed block; the last block is padded with zero rows
 constexpr size_t kCodeGroup = 32;        // activations that share a scale, at least; those of a scale in memory
+constexpr size_t kSteppedGroup = 256;    // activations whose scales may differ, by powers of two up to 2^kMostSteps
+constexpr int kMostSteps = 2;
 constexpr size_t kLinearScratch = 1 << 20;  // bytes of scratch that a thread hands to every call
 
 // Activations quantised in groups: x[i, j] ~ scales[i, j / 32] * codes[i, j]. A group is as wide as the span of the matrix at least, and has its
-// scale once for every 32 inputs. A group that is not finite has scale NaN and codes 0.
+// scale once for every 32 inputs. A group that is not finite has scale NaN and codes 0. Of a stepped group of kSteppedGroup sums count codes in the
+// smallest of its scales, and so do products: these are a matrix's of spans as wide.
 struct Codes {
     const int8_t* codes;                 // [m, stride], of which k are used
     const float* scales;                 // [m, k / 32]
     const int32_t* sums;                 // [m, k / 16]: sums of 16 codes
     size_t stride;                       // bytes from row to row
+    bool stepped = false;                // said by kernels to themselves: some scales of a span differ
 };
 
 // Where a product goes: out[i * stride + j] for token i and output j.

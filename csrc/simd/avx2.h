@@ -209,6 +209,10 @@ inline Twins twins(const uint8_t* first, const uint8_t* second) {
 }
 inline Ints widened(Pairs x, Factors by) { return {_mm256_madd_epi16(x.a, by.a), _mm256_madd_epi16(x.b, by.b)}; }
 inline Ints operator-(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline Ints lifted(Ints x, uint32_t bits) {              // to the left
+    const __m128i by = _mm_cvtsi32_si128(static_cast<int32_t>(bits));
+    return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
+}
 inline Ints operator*(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 inline Ints integers(const uint8_t* p) {                 // 16 signed bytes
     const __m128i b = fields<Field::kSigned>(p);

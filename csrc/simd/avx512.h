@@ -122,6 +122,7 @@ template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
     return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(static_cast<int32_t>(word(x))))};
 }
 inline Ints operator-(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+inline Ints lifted(Ints x, uint32_t bits) { return {_mm512_sll_epi32(x.v, _mm_cvtsi32_si128(static_cast<int32_t>(bits)))}; }    // to the left
 inline Ints operator*(Ints x, Ints y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
 inline void touch(Quad& x) { asm volatile("" : "+v"(x.v)); }
 inline void touch(Ints& x) { asm volatile("" : "+v"(x.v)); }

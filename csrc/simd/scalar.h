@@ -136,6 +136,7 @@ template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
 }
 inline Ints operator-(Ints x, Ints y) { RIDGELINE_EACH(Ints, kLanes, x.v[i] - y.v[i]); }
 inline Ints operator*(Ints x, Ints y) { RIDGELINE_EACH(Ints, kLanes, x.v[i] * y.v[i]); }
+inline Ints lifted(Ints x, uint32_t bits) { RIDGELINE_EACH(Ints, kLanes, x.v[i] * (1 << bits)); }       // to the left
 inline void touch(Quad& x) { asm volatile("" : "+m"(x)); }
 inline void touch(Ints& x) { asm volatile("" : "+m"(x)); }
 

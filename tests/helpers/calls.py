@@ -23,7 +23,7 @@ SCRATCH_BYTES = 1 << 20
 Codes = tuple[NDArray[np.int8], Floats, Ints]
 
 
-def quantise(x: Floats, *, group: int, level: str | None = None) -> Codes:
+def quantise(x: Floats, *, group: int, stepped: bool = False, level: str | None = None) -> Codes:
     """The op `quantise` at an ISA level: x fp32 [M, K] → codes int8 [M, K], scales fp32 [M, K/32], sums int32 [M, K/16]."""
     if group < SCALE_CODES or group % SCALE_CODES:
         raise ValueError(f"groups of activations are multiples of {SCALE_CODES}, got {group}")
@@ -33,7 +33,7 @@ def quantise(x: Floats, *, group: int, level: str | None = None) -> Codes:
     codes, scales, sums = np.empty((m, k), np.int8), np.empty((m, k // SCALE_CODES), np.float32), np.empty((m, k // SUM_CODES), np.int32)
     source = ext.address(x, np.float32, (m, k))
     made = {f"out_{name}": array.ctypes.data for name, array in (("codes", codes), ("scales", scales), ("sums", sums))}
-    record = ext.record(ext.params("quantise"), {"x": source, **made, "width": k, "group": group})
+    record = ext.record(ext.params("quantise"), {"x": source, **made, "width": k, "group": group, "stepped": stepped})
     ext.native().run_rows(ext.level_number(level), "quantise", record, m)
     return codes, scales, sums
 

@@ -53,7 +53,7 @@ class Head:
         self.sampler = Sampler(n, self.team, level=self.level)
         self.plan = ext.native().Plan(ext.level_number(self.level), self.team)
         made = {"out_codes": codes, "out_scales": scales, "out_sums": sums}
-        self.add("rows", "quantise", {"x": self.x.ctypes.data, **made, "width": k, "group": self.group})
+        self.add("rows", "quantise", {"x": self.x.ctypes.data, **made, "width": k, "group": self.group, "stepped": 0})
         given = {"codes": codes, "scales": scales, "sums": sums}
         self.add("products", "linear_codes", {**given, "weight": self.packed.matrix, "out": out})
         self.plan.screen()

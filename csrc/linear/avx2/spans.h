@@ -2,9 +2,10 @@
 // a panel meets it there.
 //
 // Codes of up to 6 bits are multiplied as bytes and added up in 16 bits, which the factors of their part widen; 8-bit codes become 16-bit
-// integers. Scratch of a call: the expanded span; 16 accumulators per token; and, prepared once per panel, what four tokens bring to a span, in the
+// integers. For stepped activations factors also stand there times 2 and 4: a token takes those of its step, which costs it no instruction.
+// Scratch of a call: the expanded span; 16 accumulators per token; and, prepared once per panel, what four tokens bring to a span, in the
 // order in which it is read: words of codes; for each part of a format with a centre -centre * (sum of codes), as pairs of 16 bits with which
-// products begin, so that they fit (16 * 16 * 127 < 2^15); sums of codes as twins want them; scales.
+// products begin, so that they fit (16 * 16 * 127 < 2^15); sums of codes as twins want them; scales; and where the factors of each group are.
 #pragma once
 
 #include "linear/avx2/groups.h"
@@ -23,20 +24,22 @@ struct SpanPlaces {
     static constexpr bool kWide = kBits == 8;
     static constexpr size_t kEach = 4 * kSpanTokens;                     // bytes of a word or float of all tokens
     static constexpr size_t kWords = kGroupQuads * (kWide ? 2 : 1);      // of four codes, or two 16-bit integers
-    static constexpr size_t kGroup = kWords * kQuadBytes + (kScaled<F> ? F::kParts * kQuadBytes : 0);
+    static constexpr size_t kFactors = kScaled<F> ? F::kParts * kQuadBytes : 0;          // of one step
+    static constexpr size_t kGroup = kWords * kQuadBytes + kFactors * (kSteppable<F> ? kMostSteps + 1 : 1);
     static constexpr size_t kTwinWords = kSpanMinima<F> ? kSpanParts<F> / 2 : kZerosOfRows<F> ? 1 : 0;
     static constexpr size_t kTwins = kSpanGroups<F> * kGroup, kScale = kTwins + kTwinWords * kQuadBytes;
     static constexpr size_t kSpan = kScale + (kSpanMinima<F> ? 2 : 1) * kQuadBytes;
     static constexpr size_t kCentres = kSpanGroups<F> * kWords * kEach;
     static constexpr size_t kTotals = kCentres + (kCentredParts<F> ? kSpanParts<F> * kEach : 0);
-    static constexpr size_t kScales = kTotals + kTwinWords * kEach, kTile = kScales + kEach;
+    static constexpr size_t kScales = kTotals + kTwinWords * kEach, kPlaces = kScales + kEach;
+    static constexpr size_t kTile = kPlaces + (kSteppable<F> ? kSpanGroups<F> * kEach : 0);
 };
 
 inline void store_ints(uint8_t* to, __m256i a, __m256i b) { store_quad(to, {a, b}); }
 inline Ints load_ints(const uint8_t* p) { const Quad q = load_quad(p); return {q.a, q.b}; }
 
 template <class F>
-__attribute__((always_inline)) inline void expand_record(const uint8_t* record, uint8_t* to) {
+__attribute__((always_inline)) inline void expand_record(const uint8_t* record, bool stepped, uint8_t* to) {
     using P = SpanPlaces<F>;
     RIDGELINE_UNROLL
     for (size_t t = 0; t < kGroupQuads; ++t) {
@@ -51,15 +54,18 @@ __attribute__((always_inline)) inline void expand_record(const uint8_t* record, 
     }
     for (size_t part = 0; part < F::kParts && kScaled<F>; ++part) {
         const Factors by = factors<F::kScaleField>(record + F::Coding::kBytes + part * kBlockRows);
-        store_ints(to + (P::kWords + part) * kQuadBytes, by.a, by.b);
+        uint8_t* place = to + (P::kWords + part) * kQuadBytes;
+        store_ints(place, by.a, by.b);
+        for (int step = 1; step <= kMostSteps && kSteppable<F> && stepped; ++step)
+            store_ints(place + static_cast<size_t>(step) * P::kFactors, _mm256_slli_epi16(by.a, step), _mm256_slli_epi16(by.b, step));
     }
 }
 
 template <class F>
-inline void expand_span(const uint8_t* head, uint8_t* to) {
+inline void expand_span(const uint8_t* head, bool stepped, uint8_t* to) {
     using P = SpanPlaces<F>;
     const uint8_t* record = head + F::kHead;
-    for (size_t g = 0; g < kSpanGroups<F>; ++g) expand_record<F>(record + g * kRecordBytes<F>, to + g * P::kGroup);
+    for (size_t g = 0; g < kSpanGroups<F>; ++g) expand_record<F>(record + g * kRecordBytes<F>, stepped, to + g * P::kGroup);
     for (size_t i = 0; i < P::kTwinWords; ++i) {
         Twins two;
         if constexpr (kZerosOfRows<F>) {
@@ -109,7 +115,10 @@ inline void prepare_span(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     for (size_t i = 0; i < kSpanTokens; ++i) {
         const size_t place = (i < m ? i : m - 1) * x.groups + group;
         const int32_t* sums = x.sums + place * 2;
-        memcpy(to + P::kScales + 4 * i, x.scales + place, 4);
+        Steps steps = {{}, x.scales[place]};
+        if (kSteppable<F> && x.stepped) steps.gather(x.scales + place);
+        memcpy(to + P::kScales + 4 * i, &steps.scale, 4);
+        for (size_t g = 0; g < kSpanGroups<F> && kSteppable<F>; ++g) set_word(to + P::kPlaces + g * P::kEach + 4 * i, steps.by[g] * P::kFactors);
         if constexpr (kZerosOfRows<F>) set_word(to + P::kTotals + 4 * i, static_cast<uint16_t>(-total<F>(sums)));
         if constexpr (kSpanMinima<F>) {
             Totals<F::kParts> totals;
@@ -119,9 +128,10 @@ inline void prepare_span(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     }
 }
 
-// Products of an expanded group with M tokens onto their integers.
+// Products of an expanded group with M tokens onto their integers. places: of the factors that each of them takes, if kSteppable.
 template <class F, int M>
-__attribute__((always_inline)) inline void add_products(const uint8_t* group, const uint8_t* words, const uint8_t* centres, Sum* dots) {
+__attribute__((always_inline)) inline void add_products(const uint8_t* group, const uint8_t* words, const uint8_t* centres, const uint8_t* places,
+                                                        Sum* dots) {
     using P = SpanPlaces<F>;
     if constexpr (P::kWide) {
         sum_quads<false, M, P::kWords, true>(group, words, dots);
@@ -139,7 +149,7 @@ __attribute__((always_inline)) inline void add_products(const uint8_t* group, co
             for (size_t i = 0; i < M; ++i) {
                 Ints dot;
                 if constexpr (kScaled<F>) {
-                    const Ints scale = load_ints(by + part * kQuadBytes);
+                    const Ints scale = load_ints(by + part * kQuadBytes + (kSteppable<F> ? word(places + 4 * i) : 0));
                     dot = widened({sums[i].a, sums[i].b}, {scale.a, scale.b});
                 } else {
                     dot = widen<P::kBits>({sums[i].a, sums[i].b});
@@ -187,7 +197,8 @@ inline void add_expanded(size_t m, const uint8_t* span, const uint8_t* tile, flo
 #pragma GCC unroll 1
     for (size_t g = 0; g < kSpanGroups<F>; ++g) {
         coming.fetch();
-        add_products<F, M>(span + g * P::kGroup, tile + g * P::kWords * P::kEach, tile + P::kCentres + g * F::kParts * P::kEach, dots);
+        add_products<F, M>(span + g * P::kGroup, tile + g * P::kWords * P::kEach, tile + P::kCentres + g * F::kParts * P::kEach,
+                           tile + P::kPlaces + g * P::kEach, dots);
     }
     const float* scales = reinterpret_cast<const float*>(span + P::kScale);
     RIDGELINE_UNROLL
@@ -227,7 +238,7 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
         memset(acc, 0, m * kLanes * 4);
         for (size_t span = 0; span < spans; ++span, packed += kSpanBytes<F>) {
             Coming coming = {packed + kAhead, packed + kAhead + kSpanBytes<F>, lines};
-            expand_span<F>(packed, expanded);
+            expand_span<F>(packed, x.stepped, expanded);
             for (size_t i = 0; i < tiles; ++i, tile += P::kTile)
                 add_expanded<F, kSpanTokens>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes, coming);
         }

@@ -3,133 +3,18 @@
 //
 // Of formats of groups a tile has 32 inputs of a record as code - zero, and its sums become fp32 at once. Of formats of spans a factor belongs to
 // every 32 or 16 inputs, and tiles know none: what they multiply is (code - zero) factor itself, at most 14 bits with a sign, in two bytes:
-// 128 high + low, 0 <= low < 128. Both halves add up over a span, and I = 128 * (sum of high x) + (sum of low x).
+// 128 high + low, 0 <= low < 128. Both halves add up over a span, and I = 128 * (sum of high x) + (sum of low x). Of stepped activations x is a code
+// times up to 4, two bytes as well: 16 upper + lower, -8 <= lower < 8, which meet the tiles as if they were of two tokens.
 //
 // While tiles multiply, vectors work on the sums that they gave before. Scratch of a call: two expanded blocks, or a span of each; and for spans 16
 // accumulators per token and block, and what each token brings to each span.
 #pragma once
 
-#include "linear/direct.h"
-#include "runtime/platform.h"
+#include "linear/avx512/groups.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
-
-constexpr size_t kTileTokens = 16;       // of a tile
-constexpr size_t kTilePanel = 512;       // tokens that are prepared at a time
-constexpr size_t kTileBytes = 1024, kSpanTile = 64;      // inputs of a tile of spans
-
-#define RIDGELINE_CODE_TILES __attribute__((target("amx-tile,amx-int8")))
-#define RIDGELINE_CODE_TILES_INLINE __attribute__((target("amx-tile,amx-int8"), always_inline)) inline
-
-// The compiler does not know that loads of tiles read memory.
-inline void written() { asm volatile("" ::: "memory"); }
-
-// Of groups: tile 0 has sums, 4 tokens, 6 weights.
-alignas(64) const TileShapes kGroupShapes = {1, 0, {}, {64, 64, 64, 64, 32, 32, 64, 64}, {16, 16, 16, 16, 16, 16, 8, 8}};
-
-// Tiles of m tokens, 16 at least. Where the last one would have fewer it begins earlier: what two tiles give of a token is the same.
-inline size_t tiles_of(size_t m) { return (m + kTileTokens - 1) / kTileTokens; }
-inline size_t first_of(size_t tile, size_t m) { return tile * kTileTokens < m - kTileTokens ? tile * kTileTokens : m - kTileTokens; }
-
-inline Ints load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
-inline void store_ints(void* p, Ints x) { _mm512_storeu_si512(p, x.v); }
-
-// Integers of 16 bits side by side in their lanes.
-inline __m512i side_by_side(Ints low, Ints high) {
-    return _mm512_or_si512(_mm512_and_si512(low.v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(high.v, 16));
-}
-
-// Codes of a quad less the format's zero, as signed bytes.
-template <class F>
-inline Quad centred(Quad codes) { return {_mm512_sub_epi8(codes.v, _mm512_set1_epi8(static_cast<char>(F::kZero)))}; }
-
-// ---- groups
-
-template <class F>
-struct GroupTile {
-    static constexpr size_t kCodes = kGroupQuads * kQuadBytes, kMinimum = kCodes + kQuadBytes, kBytes = kMinimum + (F::kMinima ? kQuadBytes : 0);
-};
-
-template <class F>
-void expand_groups(const uint8_t* block, size_t k, uint8_t* to) {
-    using T = GroupTile<F>;
-    for (size_t span = 0; span < k / F::kSpan; ++span, block += kSpanBytes<F>) {
-        const uint8_t* record = block + F::kHead;
-        for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, record += kRecordBytes<F>, to += T::kBytes) {
-            prefetch_record<kRecordBytes<F>, 1>(record);
-            RIDGELINE_UNROLL
-            for (size_t t = 0; t < kGroupQuads; ++t) store_quad(to + t * kQuadBytes, centred<F>(F::Coding::quad(record, t)));
-            Vec scale, minimum;
-            F::floats(block, record + F::Coding::kBytes, &scale, &minimum);
-            store(reinterpret_cast<float*>(to + T::kCodes), scale);
-            if constexpr (F::kMinima) store(reinterpret_cast<float*>(to + T::kMinimum), minimum);
-        }
-    }
-    written();
-}
-
-// A group of sixteen tokens, onto tile 0.
-RIDGELINE_CODE_TILES_INLINE void multiply_group(const uint8_t* tile, const int8_t* codes, size_t apart) {
-    _tile_zero(0);
-    _tile_loadd(4, codes, apart);
-    _tile_loadd(6, tile, kQuadBytes);
-    _tile_dpbssd(0, 4, 6);
-}
-
-// What sixteen tokens bring to a group: scales, and -(sum of codes) for minima.
-template <class F>
-constexpr size_t kGroupTokens = (F::kMinima ? 2 : 1) * kTileTokens * sizeof(float);
-
-template <class F>
-void prepare_groups(const Tokens& x, uint8_t* to) {
-    for (size_t group = 0; group < x.groups; ++group, to += kGroupTokens<F>) {
-        float scales[2 * kTileTokens];
-        for (size_t i = 0; i < kTileTokens; ++i) {
-            const int32_t* sums = x.sums + (i * x.groups + group) * 2;
-            scales[i] = x.scales[i * x.groups + group];
-            scales[kTileTokens + i] = -static_cast<float>(sums[0] + sums[1]);
-        }
-        memcpy(to, scales, kGroupTokens<F>);
-    }
-}
-
-// The sums of a group onto the accumulators of sixteen tokens. prepared: what these bring to it.
-template <class F>
-__attribute__((always_inline)) inline void add_group(const uint8_t* tile, const int32_t* sums, const uint8_t* prepared, Vec* acc) {
-    using T = GroupTile<F>;
-    const float *scales = reinterpret_cast<const float*>(prepared), *minus_sums = scales + kTileTokens;
-    const Vec scale = load(reinterpret_cast<const float*>(tile + T::kCodes));
-    Vec minimum = scale;
-    if constexpr (F::kMinima) minimum = load(reinterpret_cast<const float*>(tile + T::kMinimum));
-    RIDGELINE_UNROLL
-    for (size_t i = 0; i < kTileTokens; ++i) {
-        const Ints dot = load_ints(sums + i * kLanes);
-        acc[i] = add_part(acc[i], kZerosOfRows<F> ? without_zeros(dot, minus_sums[i], minimum) : floats(dot), scale, scales[i]);
-        if (F::kMinima && !kZerosOfRows<F>) acc[i] = fma(all(minus_sums[i]), minimum * all(scales[i]), acc[i]);
-    }
-}
-
-// Outputs of sixteen tokens, their codes `apart` bytes from each other, and a block that is expanded.
-template <class F>
-RIDGELINE_CODE_TILES void multiply_group_tiles(const uint8_t* tile, const int8_t* codes, size_t apart, size_t groups, const uint8_t* prepared, float* out,
-                                               size_t stride, size_t columns) {
-    alignas(64) int32_t sums[kTileTokens * kLanes];
-    Vec acc[kTileTokens];
-    RIDGELINE_UNROLL
-    for (Vec& each : acc) each = zero();
-    multiply_group(tile, codes, apart);
-    _tile_stored(0, sums, kQuadBytes);
-    for (size_t group = 1; group < groups; ++group, tile += GroupTile<F>::kBytes, prepared += kGroupTokens<F>) {
-        multiply_group(tile + GroupTile<F>::kBytes, codes + group * kCodeGroup, apart);
-        add_group<F>(tile, sums, prepared, acc);
-        _tile_stored(0, sums, kQuadBytes);
-    }
-    add_group<F>(tile, sums, prepared, acc);
-    RIDGELINE_UNROLL
-    for (size_t i = 0; i < kTileTokens; ++i) write(acc[i], out + i * stride, columns);
-}
 
 // ---- spans
 
@@ -202,7 +87,21 @@ inline void prepare_token(const Tokens& x, size_t token, size_t group, uint8_t* 
         else _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
     }
     if constexpr (kZerosOfRows<F>) set_word(to, static_cast<uint32_t>(total<F>(sums)));
-    memcpy(to + 4 * SpanTiles<F>::kWords, x.scales + token * x.groups + group, 4);
+    Steps steps = {{}, x.scales[token * x.groups + group]};
+    if (kSteppable<F> && x.stepped) steps.gather(x.scales + token * x.groups + group);
+    memcpy(to + 4 * SpanTiles<F>::kWords, &steps.scale, 4);
+}
+
+// The codes of a stepped token as two rows: lower halves, and upper ones `apart` bytes behind them.
+inline void split_codes(const Tokens& x, size_t token, size_t k, int8_t* to, size_t apart) {
+    for (size_t group = 0; group < x.groups; group += kSteppedGroup / kCodeGroup) {
+        Steps steps;
+        steps.gather(x.scales + token * x.groups + group);
+        for (size_t i = group * kCodeGroup; i < group * kCodeGroup + kSteppedGroup && i < k; ++i) {
+            const int code = x.codes[token * x.stride + i] * (1 << steps.by[i / kCodeGroup - group]), upper = (code + 8) >> 4;
+            to[i] = static_cast<int8_t>(code - 16 * upper), to[apart + i] = static_cast<int8_t>(upper);
+        }
+    }
 }
 
 // 64 inputs of a span and 16 or 32 tokens: of low bytes onto tiles 0 and 2, of high ones onto 1 and 3.
@@ -233,8 +132,17 @@ RIDGELINE_CODE_TILES_INLINE void store_sums(int32_t* sums) {
     if constexpr (kTwo && kHigh) _tile_stored(3, sums + 3 * kEach, kQuadBytes);
 }
 
-// The sums of a span onto the accumulators [kCount, 16] of some tokens of a tile, from the first of them. prepared: by `prepare_token`.
-template <class F, size_t kCount>
+// The integers of a token and a span from what tiles gave: low sums, and high ones behind them.
+template <class F>
+inline Ints joined(const int32_t* sums) {
+    const Ints low = load_ints(sums);
+    if constexpr (SpanTiles<F>::kHalves == 1) return low;
+    else return low + Ints{_mm512_slli_epi32(load_ints(sums + kTileTokens * kLanes).v, 7)};
+}
+
+// The sums of a span onto the accumulators [kCount, 16] of some tokens of a tile, from the first of them. prepared: by `prepare_token`. Those of
+// the upper halves of kStepped codes stand where a second tile's would.
+template <class F, size_t kCount, bool kStepped>
 __attribute__((always_inline)) inline void add_span_sums(const uint8_t* span, const int32_t* sums, const uint8_t* prepared, float* acc) {
     using T = SpanTiles<F>;
     const Vec scale = load(reinterpret_cast<const float*>(span + T::kScale));
@@ -246,8 +154,8 @@ __attribute__((always_inline)) inline void add_span_sums(const uint8_t* span, co
     for (size_t pair = 0; pair < T::kTwinWords; ++pair) twins[pair] = load_ints(span + T::kTwins + pair * kQuadBytes);
     RIDGELINE_UNROLL
     for (size_t i = 0; i < kCount; ++i, acc += kLanes, prepared += T::kToken) {
-        Ints dot = load_ints(sums + i * kLanes);
-        if constexpr (T::kHalves == 2) dot = dot + Ints{_mm512_slli_epi32(load_ints(sums + (kTileTokens + i) * kLanes).v, 7)};
+        Ints dot = joined<F>(sums + i * kLanes);
+        if constexpr (kStepped) dot = dot + Ints{_mm512_slli_epi32(joined<F>(sums + (2 * kTileTokens + i) * kLanes).v, 4)};
         if constexpr (kZerosOfRows<F>) dot = dot - zeros * ints(static_cast<int32_t>(word(prepared)));
         float x_scale;
         memcpy(&x_scale, prepared + 4 * T::kWords, sizeof x_scale);
@@ -270,24 +178,26 @@ struct Pending {
 };
 
 // Expanded spans of `blocks` blocks onto the accumulators [blocks, tiles, 16, 16] of m tokens: two tiles at a time with each block, and in turn
-// with the steps of theirs parts of what the two before them gave.
-template <class F>
-RIDGELINE_CODE_TILES void add_span_tiles(const uint8_t* spans, size_t blocks, const int8_t* codes, size_t stride, size_t m, const uint8_t* prepared,
-                                         float* acc) {
+// with the steps of theirs parts of what the two before them gave. kStepped: the two are halves of one tile's codes, the upper ones `upper` bytes
+// behind the lower.
+template <class F, bool kStepped>
+RIDGELINE_CODE_TILES void add_span_tiles(const uint8_t* spans, size_t blocks, const int8_t* codes, size_t stride, size_t upper, size_t m,
+                                         const uint8_t* prepared, float* acc) {
     using T = SpanTiles<F>;
-    constexpr size_t kSums = kTileTokens * kLanes, kTogether = 2 * kTileTokens, kPart = kTogether / T::kSteps;
+    constexpr size_t kSums = kTileTokens * kLanes, kTogether = kStepped ? kTileTokens : 2 * kTileTokens, kPart = kTogether / T::kSteps;
     alignas(64) int32_t sums[4 * kSums];
     Pending before = {nullptr, nullptr, nullptr};
     const auto add = [&](size_t part) __attribute__((always_inline)) {
         const size_t first = part * kPart;
-        add_span_sums<F, kPart>(before.span, sums + first / kTileTokens * 2 * kSums + first % kTileTokens * kLanes, before.prepared + first * T::kToken,
-                                before.acc + first * kLanes);
+        add_span_sums<F, kPart, kStepped>(before.span, sums + first / kTileTokens * 2 * kSums + first % kTileTokens * kLanes,
+                                          before.prepared + first * T::kToken, before.acc + first * kLanes);
     };
-    const size_t tiles = tiles_of(m), pairs = tiles / 2;
+    const size_t tiles = tiles_of(m), pairs = kStepped ? tiles : tiles / 2;
     for (size_t pair = 0; pair < pairs; ++pair)
         for (size_t block = 0; block < blocks; ++block) {
             const uint8_t* span = spans + block * T::kBytes;
-            const int8_t *one = codes + pair * kTogether * stride, *two = codes + first_of(2 * pair + 1, m) * stride;
+            const int8_t* one = codes + (kStepped ? first_of(pair, m) : pair * kTogether) * stride;
+            const int8_t* two = kStepped ? one + upper : codes + first_of(2 * pair + 1, m) * stride;
             _tile_zero(0);
             _tile_zero(1);
             _tile_zero(2);
@@ -301,7 +211,7 @@ RIDGELINE_CODE_TILES void add_span_tiles(const uint8_t* spans, size_t blocks, co
             before = {span, prepared + pair * kTogether * T::kToken, acc + (block * tiles * kTileTokens + pair * kTogether) * kLanes};
         }
     for (size_t part = 0; part < T::kSteps && pairs > 0; ++part) add(part);
-    for (size_t block = 0; block < blocks && tiles % 2 == 1; ++block) {
+    for (size_t block = 0; block < blocks && !kStepped && tiles % 2 == 1; ++block) {
         const uint8_t* span = spans + block * T::kBytes;
         const int8_t* one = codes + first_of(tiles - 1, m) * stride;
         _tile_zero(0);
@@ -321,9 +231,10 @@ inline size_t lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Bytes of scratch for `m` tokens of `k` inputs.
 template <class F>
-size_t tile_scratch(size_t k, size_t m) {
+size_t tile_scratch(size_t k, size_t m, bool stepped) {
     const size_t room = tiles_of(m) * kTileTokens;
-    if constexpr (F::kIntegerSpans) return kTileBlocks * (SpanTiles<F>::kBytes + room * kQuadBytes) + k / F::kSpan * lines(room * SpanTiles<F>::kToken);
+    if constexpr (F::kIntegerSpans)
+        return kTileBlocks * (SpanTiles<F>::kBytes + room * kQuadBytes) + k / F::kSpan * lines(room * SpanTiles<F>::kToken) + (stepped ? 2 * m * k : 0);
     else return k / kCodeGroup * (kTileBlocks * GroupTile<F>::kBytes + tiles_of(m) * kGroupTokens<F>);
 }
 
@@ -340,13 +251,19 @@ void multiply_spans_tiled(const Matrix& matrix, const Tokens& x, size_t m, const
     for (size_t span = 0; span < spans; ++span)
         for (size_t i = 0; i < room; ++i)
             prepare_token<F>(x, first_of(i / kTileTokens, m) + i % kTileTokens, span * kSpanGroups<F>, prepared + span * prepared_bytes + i * T::kToken);
+    int8_t* split = reinterpret_cast<int8_t*>(prepared + spans * prepared_bytes);
+    for (size_t i = 0; i < m && x.stepped; ++i) split_codes(x, i, matrix.k, split + i * matrix.k, m * matrix.k);
+    written();
     for (size_t block = first; block < first + count; block += kTileBlocks) {
         const size_t blocks = first + count - block < kTileBlocks ? first + count - block : kTileBlocks;
         const uint8_t* packed = matrix.data + block * block_bytes<F>(matrix.k);
         memset(acc, 0, blocks * room * kQuadBytes);
         for (size_t span = 0; span < spans; ++span, packed += kSpanBytes<F>) {
             for (size_t i = 0; i < blocks; ++i) expand_tiles<F>(packed + i * block_bytes<F>(matrix.k), scratch + i * T::kBytes);
-            add_span_tiles<F>(scratch, blocks, x.codes + span * F::kSpan, x.stride, m, prepared + span * prepared_bytes, acc);
+            const uint8_t* tokens_of_span = prepared + span * prepared_bytes;
+            if (kSteppable<F> && x.stepped)
+                add_span_tiles<F, kSteppable<F>>(scratch, blocks, split + span * F::kSpan, matrix.k, m * matrix.k, m, tokens_of_span, acc);
+            else add_span_tiles<F, false>(scratch, blocks, x.codes + span * F::kSpan, x.stride, 0, m, tokens_of_span, acc);
         }
         for (size_t i = 0; i < blocks; ++i)
             for (size_t t = 0; t < room; ++t)
@@ -382,8 +299,8 @@ bool faster_tiled(size_t m) { return m >= kLeastTiled<F> && 3 * m >= 2 * kTileTo
 template <class F>
 bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     size_t panel = kTilePanel;
-    while (panel > kTileTokens && tile_scratch<F>(matrix.k, panel) > kLinearScratch) panel /= 2;
-    if (!faster_tiled<F>(m) || !has_tiles() || tile_scratch<F>(matrix.k, panel) > kLinearScratch) return false;
+    while (panel > kTileTokens && tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) panel /= 2;
+    if (!faster_tiled<F>(m) || !has_tiles() || tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) return false;
     begin_code_tiles(F::kIntegerSpans ? kTileShapes : kGroupShapes);
     for (size_t from = 0; from < m; from += panel) {
         const size_t token = m - from < kTileTokens ? m - kTileTokens : from, here = m - token < panel ? m - token : panel;

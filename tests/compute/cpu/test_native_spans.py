@@ -68,8 +68,8 @@ def test_every_product_is_its_formula(tmp_path: Path) -> None:
     def check(op: Op) -> None:
         name, coded = op.weights[0].name, made[op.inputs[0]]
         width = MATRICES[name.split(".")[2]][1]
-        assert coded.attributes["group"] == width
-        expected = linear_codes(*quantise(values[coded.inputs[0]], group=width), integers[name])  # type: ignore[misc]
+        assert coded.attributes == {"group": width, "stepped": "ffn_down" in name}
+        expected = linear_codes(*quantise(values[coded.inputs[0]], **coded.attributes), integers[name])  # type: ignore[misc]
         assert np.isfinite(expected).all() and values[op.outputs[0]].tobytes() == expected.tobytes(), name  # type: ignore[arg-type,union-attr]
 
     products = [op for op in ops if op.name == "linear_codes"]

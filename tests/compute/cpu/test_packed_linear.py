@@ -115,6 +115,20 @@ def test_product_is_the_references(kind: str, m: int, n: int, k: int, pool: Thre
     assert_product(kind, rows, weight, quantised.quantise(activations(m, k, n, weight.span), group=weight.span))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in PACKED if STORED[kind].block_elements == 256 and not kind.startswith("IQ4")])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 512), (3, 16, 768), (9, 20, 256), (40, 33, 512)])
+def test_stepped_product_is_the_references(kind: str, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
+    """Every 32 inputs of another magnitude, and spans beside them whose scales are one."""
+    rows = rows_of(kind, n, k, m)
+    weight = pack(kind, rows, (n, k), pool)
+    sizes = np.exp2(-np.random.default_rng(k).integers(0, 5, (m, k // 32))).astype(np.float32)
+    x = activations(m, k, n, weight.span) * sizes.repeat(32, axis=1)
+    x[m // 2, :256] = 1.0
+    codes = quantised.quantise(x, group=256, stepped=True)
+    assert {len(np.unique(scales)) for scales in codes[1].reshape(-1, 8)} >= {1, 3}
+    assert_product(kind, rows, weight, codes)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", PACKED)
 def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor) -> None:

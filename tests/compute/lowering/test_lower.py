@@ -81,6 +81,15 @@ def test_the_widest_span_of_those_that_read_a_value_is_its_group(driver: Driver)
     assert of == dict.fromkeys(of, 32) | wide
 
 
+@pytest.mark.parametrize(("span", "stepped"), [(256, True), (128, False), (32, False)])
+def test_values_of_activation_functions_are_stepped_in_spans_of_256(driver: Driver, span: int, stepped: bool) -> None:
+    semantic = record(driver.facts)["step"]
+    lowered = quantise_activations(semantic, {w.name: WeightFormat("Q4_K", "i8", span) for op in semantic.ops for w in op.weights})
+    made = {name: op.name for op in semantic.ops for name in op.outputs}
+    found = {op.inputs[0]: op.attributes["stepped"] for op in lowered.ops if op.name == "quantise"}
+    assert {name for name, value in found.items() if value} == ({name for name in found if made[name] == "glu"} if stepped else set())
+
+
 def sums(oplist: OpList) -> list[str]:
     """What each sum adds to the residual stream, or the product that adds itself."""
     made = {name: op for op in oplist.ops for name in op.outputs}

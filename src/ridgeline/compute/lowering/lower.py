@@ -22,8 +22,8 @@ FLOATS = WeightFormat("F32")
 CODED = {"linear": "linear_codes", "linear_experts": "linear_experts_codes", "linear_heads": "linear_heads_codes"}
 """Products, and what they become over codes."""
 
-SCALE_CODES, SUM_CODES = 32, 16
-"""Codes of a scale in memory, and codes that a sum counts; see `ops/quantised.py`."""
+SCALE_CODES, SUM_CODES, STEPPED_CODES = 32, 16, 256
+"""Codes of a scale in memory, that a sum counts, and of a group that may be stepped, as outliers want; see `ops/quantised.py`."""
 
 
 def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList:
@@ -50,14 +50,14 @@ def split_routing(oplist: OpList, formats: Formats) -> OpList:
 def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
     """Gives products over integer weights codes: one `quantise` for each value that such products read, whatever number of experts a
     token has, and for each order of its columns that their matrices have. Its groups are as wide as the widest span of those matrices: a
-    function of the model alone."""
+    function of the model alone. Stepped are those of an activation function, which has outliers, where all these spans are of 256."""
     ops: list[Op] = []
     values = dict(oplist.values)
     coded: dict[Read, tuple[str, ...]] = {}
-    group = _groups(oplist, formats)
+    spans = _spans(oplist, formats)
+    activated = {name for op in oplist.ops if op.name in ("glu", "activate") for name in op.outputs}
     for op in oplist.ops:
-        read = _read(op, formats)
-        if read is None:
+        if (read := _read(op, formats)) is None:
             ops.append(op)
             continue
         if read not in coded:
@@ -70,7 +70,8 @@ def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
             made = _codes(x)
             values |= {handle.name: handle for handle in made}
             coded[read] = tuple(handle.name for handle in made)
-            ops.append(Op("quantise", (x.name,), coded[read], {"group": group[read]}))
+            stepped = source in activated and spans[read] == {STEPPED_CODES}
+            ops.append(Op("quantise", (x.name,), coded[read], {"group": max(spans[read]), "stepped": stepped}))
         ops.append(Op(CODED[op.name], (*coded[read], *op.inputs[1:]), op.outputs, op.attributes, op.weights))
     return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
 
@@ -85,14 +86,13 @@ def _read(op: Op, formats: Formats) -> Read | None:
     return (op.inputs[0], found.order) if found.takes == "i8" else None
 
 
-def _groups(oplist: OpList, formats: Formats) -> dict[Read, int]:
-    """Neighbours that share a scale, for each value that is quantised."""
-    widest: dict[Read, int] = {}
+def _spans(oplist: OpList, formats: Formats) -> dict[Read, set[int]]:
+    """Inputs that the products of each value that is quantised add up as integers."""
+    found: dict[Read, set[int]] = {}
     for op in oplist.ops:
-        read = _read(op, formats)
-        if read is not None:
-            widest[read] = max(widest.get(read, SCALE_CODES), formats[op.weights[0].name].span)
-    return widest
+        if (read := _read(op, formats)) is not None:
+            found.setdefault(read, set()).add(max(formats[op.weights[0].name].span, SCALE_CODES))
+    return found
 
 
 def _codes(x: Handle) -> tuple[Handle, ...]:

@@ -17,8 +17,8 @@ SCALE_CODES: Final = 32
 SUM_CODES: Final = 16
 """Codes that a sum counts."""
 
-_TINY = np.float32(1e-36)
-"""Below this a group is zero: 127 / amax would overflow."""
+_TINY, _TINY_STEPPED = np.float32(1e-36), np.float32(1e-34)
+"""Below these a group is zero, as 127 / amax would overflow; its parts have its own scale, as a quarter of it would not be exact."""
 
 Codes = NDArray[np.int8]
 
@@ -29,35 +29,40 @@ def _quantise_samples() -> list[Sample]:
     strange[4, 64:] = np.where(np.arange(32) % 2, 3.0e38, -3.0e38)
     wide[1, 5], wide[2, 300], wide[3, :256], wide[4, 256:512] = np.nan, np.inf, 1e-38, 0
     wide[5, 511], wide[6, ::256] = 1e4, -3.0e38
-    return [
-        Sample("ragged", {"x": floats(1, 7, 64), "group": 32}),
-        Sample("one row", {"x": floats(2, 1, 640, size=1e4), "group": 128}),
-        Sample("no row", {"x": np.zeros((0, 32), np.float32), "group": 32}),
-        Sample("not finite", {"x": strange, "group": 32}),
-        Sample("wide, not finite", {"x": wide, "group": 256}),
-    ]
+    stepped = wide * np.exp2(-np.arange(768) // 32 % 4).astype(np.float32)
+    stepped[0, :256], stepped[0, 256:512] = np.arange(256) * 2e-38, np.repeat([4, 2, 1, 0, 3.9, 1.9, 0.9, -4], 32)
+    cases = {
+        "ragged": (floats(1, 7, 64), 32), "one row": (floats(2, 1, 640, size=1e4), 128), "no row": (np.zeros((0, 32), np.float32), 32),
+        "not finite": (strange, 32), "wide, not finite": (wide, 256), "stepped, not finite": (stepped, 256),
+    }  # fmt: skip
+    return [Sample(name, {"x": x, "group": group, "stepped": x is stepped}) for name, (x, group) in cases.items()]
 
 
 @op(samples=_quantise_samples, per_token=True, semantic=False)
-def quantise(x: Floats, *, group: int) -> Any:
+def quantise(x: Floats, *, group: int, stepped: bool = False) -> Any:
     """x [T, K] → codes int8 [T, K], scales fp32 [T, K/32], sums of 16 codes int32 [T, K/16]: symmetric, amax / 127, ties to even.
 
     `group` neighbours, a multiple of 32 that K is one of, share a scale. A group with a value that is not finite gets the scale NaN and
     codes 0, so that whatever reads it is NaN too.
+    stepped: 32 neighbours in a group of 256 whose amax is at most a half or a quarter of the group's have a half or a quarter of its scale.
+    Sums count codes in the smallest scale of their group, as products do.
 
     Any other number is off by half its scale at most. In the root mean square normal numbers lose 0.5 % in groups of 32, 0.65 % of 128 and
     0.7 % of 256; where one column of a hundred is 20 times as large, 1.1, 2.1 and 2.7 %. A product with such weights loses as much.
     """
     rows, columns = x.shape
-    groups = x.reshape(rows, columns // group, group)
-    finite = np.isfinite(groups).all(axis=2)
-    amax = np.abs(np.where(finite[..., None], groups, np.float32(0))).max(axis=2)
+    groups = x.reshape(rows, columns // group, group // SCALE_CODES, SCALE_CODES)
+    finite = np.isfinite(groups).all(axis=(2, 3), keepdims=True)
+    each = np.abs(np.where(finite, groups, np.float32(0))).max(axis=3, keepdims=True)
+    amax = each.max(axis=2, keepdims=True)
     live = amax >= _TINY
-    inverse = np.float32(127) / np.where(live, amax, np.float32(1))
-    codes = np.rint(np.where(live[..., None], groups, np.float32(0)) * inverse[..., None]).astype(np.int8).reshape(rows, columns)
-    scales = np.where(finite, np.where(live, amax / np.float32(127), np.float32(0)), np.float32(np.nan)).astype(np.float32)
-    sums = codes.reshape(rows, columns // SUM_CODES, SUM_CODES).sum(axis=2, dtype=np.int32)
-    return codes, scales.repeat(group // SCALE_CODES, axis=1), sums
+    halvings = np.where(stepped & (amax >= _TINY_STEPPED), (each <= amax / 2).astype(np.int32) + (each <= amax / 4), 0)
+    power = np.exp2(halvings).astype(np.float32)
+    inverse = np.float32(127) / np.where(live, amax, np.float32(1)) * power
+    codes = np.rint(np.where(live, groups, np.float32(0)) * inverse).astype(np.int8)
+    scales = np.where(finite, np.where(live, amax / np.float32(127), np.float32(0)) / power, np.float32(np.nan)).astype(np.float32)
+    sums = codes.reshape(*groups.shape[:3], 2, SUM_CODES).sum(axis=4, dtype=np.int32) << halvings.max(axis=2, keepdims=True) - halvings
+    return codes.reshape(rows, columns), scales.reshape(rows, columns // SCALE_CODES), sums.reshape(rows, columns // SUM_CODES)
 
 
 def _linear_samples() -> list[Sample]:
@@ -84,6 +89,7 @@ def linear_codes(codes: Codes, scales: Floats, sums: Ints, weight: Groups) -> Fl
 
     acc = 0; for spans ascending acc = fma(Σ factor·(code - zero)·x, fp32(weight's scale · activations' scale), acc), then, where there are
     minima, acc = fma(Σ offset·(Σ x), -fp32(minimum · activations' scale), acc). Sums of integers are exact, below 2^31, and then fp32.
+    Where activations are stepped, their scale is the smallest of the span and x their code times what its own scale is of that.
     """
     (rows, columns), outputs = codes.shape, weight.codes.shape[0]
     integers, totals = weight.integers, sums.reshape(rows, columns // weight.size, weight.size // SUM_CODES).sum(axis=2)
@@ -92,8 +98,10 @@ def linear_codes(codes: Codes, scales: Floats, sums: Ints, weight: Groups) -> Fl
     with np.errstate(all="ignore"):
         for span, first in enumerate(range(0, columns, weight.span)):
             part, groups = slice(first, first + weight.span), slice(first // weight.size, (first + weight.span) // weight.size)
-            x_scale = scales[:, first // SCALE_CODES, None]
-            acc = _fma(_dots(codes[:, part], integers[:, part]), weight.scales[:, span] * x_scale, acc)
+            own = scales[:, first // SCALE_CODES : (first + weight.span) // SCALE_CODES]
+            x_scale = own.min(axis=1, keepdims=True)
+            x = codes[:, part] * np.where(own > x_scale, own / x_scale, np.float32(1)).repeat(SCALE_CODES, axis=1)
+            acc = _fma(_dots(x, integers[:, part]), weight.scales[:, span] * x_scale, acc)
             if weight.mins is not None:
                 acc = _fma(_dots(totals[:, groups], offsets[:, groups]), -(weight.mins[:, span] * x_scale), acc)
     return acc

@@ -225,6 +225,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_shuffle_epi8 emulated::shuffle_epi8
 #define _mm512_slli_epi16 emulated::slli_epi16
 #define _mm512_slli_epi32 emulated::slli_epi32
+#define _mm512_sll_epi32(x, n) emulated::slli_epi32(x, static_cast<unsigned>(_mm_cvtsi128_si32(n)))
 #define _mm512_srai_epi16 emulated::srai_epi16
 #define _mm512_srli_epi16 emulated::srli_epi16
 #define _mm512_storeu_ps emulated::storeu_ps
