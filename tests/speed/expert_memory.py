@@ -35,7 +35,7 @@ from unittest.mock import patch
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from llama_file import q4_k
+from llama_file import add_vocabulary, q4_k
 
 from ridgeline.compute.cpu import runner
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -77,14 +77,7 @@ def write(path: Path, layers: int, exponent: float) -> None:
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(USED)
     writer.add_expert_feed_forward_length(FFN)
-    control = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"w{number}" for number in range(VOCAB - 260))]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * 260 + [-float(number) for number in range(VOCAB - 260)])
-    writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * (VOCAB - 260))
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
+    add_vocabulary(writer, VOCAB)
 
     def matrix(name: str, rows: int, columns: int, *experts: int) -> None:
         codes = np.concatenate([q4_k(rows, columns) for _ in range(experts[0] if experts else 1)])

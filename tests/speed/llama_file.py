@@ -30,6 +30,18 @@ def q6_k(rows: int, columns: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
+def add_vocabulary(writer: GGUFWriter, size: int) -> None:
+    """Bytes, and words that mean nothing."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"w{number}" for number in range(size - 260))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 260 + [-float(number) for number in range(size - 260)])
+    writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * (size - 260))
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+
+
 def before(period: int) -> np.ndarray:
     """int [VOCAB]: the id that each follows, where `period` ids follow each other in a ring."""
     ids = np.arange(VOCAB)
@@ -50,14 +62,7 @@ def write(path: str, layers: int, hidden: int, period: int) -> None:
     writer.add_rope_freq_base(500_000.0)
     writer.add_rope_dimension_count(HEAD)
     writer.add_file_type(15)
-    control = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"w{number}" for number in range(VOCAB - 260))]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * 260 + [-float(number) for number in range(VOCAB - 260)])
-    writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * (VOCAB - 260))
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
+    add_vocabulary(writer, VOCAB)
 
     def matrix(name: str, rows: int, columns: int, fine: bool = False) -> None:
         kind = GGMLQuantizationType.Q6_K if fine else GGMLQuantizationType.Q4_K

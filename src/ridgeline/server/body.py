@@ -55,6 +55,8 @@ def decode(kind: type[Body], data: bytes | msgspec.Raw) -> Body:
 
 def is_deeper_than(body: bytes, levels: int) -> bool:
     """True if well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
+    if body.count(b"{") + body.count(b"[") <= levels:
+        return False
     outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
     while brackets and levels:

@@ -86,18 +86,19 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     """
     model = service.model
     logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
-    prompt = await tokenise_chat(payload, model, notes)
+    wish = reasoning.wish(payload)
+    prompt = await tokenise_chat(payload, model, notes, wish)
     asked_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
     room = max(1, model.limits.max_model_len - len(prompt))
     is_cut = clips and asked_tokens is not None and asked_tokens > room
-    form = _form(payload, model, prompt)
+    form = _form(payload, model, prompt, is_told=wish.is_told)
     asked, how, relay = form.asked, form.reading, current_caller().relay
     if how is not None and relay is not None:
         how = replace(how, key=relay.key)
     special = {"skip_special_tokens": False} if how is not None and how.kept else {}
     params = body.sampling_params(
         payload, model.defaults, logprobs=logprobs, max_tokens=room if is_cut else asked_tokens, structured_outputs=asked and asked.params,
-        thinking_token_budget=_budget(service, payload, how, notes), **special,
+        thinking_token_budget=_budget(service, payload, wish, how, notes), **special,
     )  # fmt: skip
     grammar = await service.compile_grammar(asked, notes)
     with body.client_field_names(payload, limit):
@@ -105,22 +106,22 @@ async def start_chat(service: Service, payload: wire.ChatCompletionRequest, note
     return StartedChat(source, how, params, is_cut)
 
 
-def _budget(service: Service, payload: wire.ChatCompletionRequest, how: Reading | None, notes: Notes) -> int | None:
+def _budget(service: Service, payload: wire.ChatCompletionRequest, wish: reasoning.Wish, how: Reading | None, notes: Notes) -> int | None:
     """The most tokens of the answer's reasoning; None: no limit."""
     template = service.model.chat
     if template is None or payload.use_beam_search:
         return None
     can_reason = how is not None and how.marks is not None
-    return reasoning.budget(reasoning.wish(payload), template, service.config.reasoning_budget, notes, can_reason=can_reason)
+    return reasoning.budget(wish, template, service.config.reasoning_budget, notes, can_reason=can_reason)
 
 
-def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int]) -> Form:
+def _form(payload: wire.ChatCompletionRequest, model: Model, prompt: Sequence[int], *, is_told: bool) -> Form:
     """The form that the answer must have, and how it is read."""
     assert model.chat is not None, "tokenise_chat has refused the request"
     return form_of(
         tools.offered(payload), structured_outputs(payload), model.chat, model.tokenizer, prompt,
         can_follow=not (payload.ignore_eos or payload.use_beam_search or payload.allowed_token_ids is not None),
-        skip_special=payload.skip_special_tokens is not False, is_told=reasoning.wish(payload).is_told,
+        skip_special=payload.skip_special_tokens is not False, is_told=is_told,
     )  # fmt: skip
 
 
@@ -243,11 +244,9 @@ class ChatFormat:
         return list(ids) if self.token_ids else None
 
     def _chunk(
-        self,
-        choices: list[replies.ChatChunkChoice],
-        usage: replies.Usage | None,
+        self, choices: list[replies.ChatChunkChoice], usage: replies.Usage | None,
         prompt: list[int] | msgspec.UnsetType | None = msgspec.UNSET,
-    ) -> replies.ChatCompletionChunk:
+    ) -> replies.ChatCompletionChunk:  # fmt: skip
         header = self.header
         return replies.ChatCompletionChunk(
             header.id, "chat.completion.chunk", header.created, header.model, header.fingerprint, choices, usage, prompt

@@ -22,6 +22,7 @@ from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.tokenizer import Tokenizer
 
+Payload = wire.ChatCompletionRequest | wire.TokenizeRequest
 Result = TypeVar("Result")
 
 MAX_CONTENT_PARTS: Final = 1_024
@@ -36,17 +37,18 @@ _WORKERS: Final = Workers("template", 4, "chats wait for the template", TOKENISE
 """Threads of their own: conversations that make a template expensive hold up other conversations and nothing else."""
 
 
-async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
-    """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
+async def tokenise_chat(payload: Payload, model: Model, notes: Notes, wish: reasoning.Wish | None = None) -> list[int]:
+    """The ids of the prompt. `wish`: the body's for reasoning, where it has been read. Raises ApiError and RequestError for what is no
+    conversation, or none that this model can have."""
     encoder = model.prompt_encoder(payload.cache_salt if isinstance(payload, wire.ChatCompletionRequest) else None)
-    return await tokenise_by(_template(model), model.tokenizer, encoder, payload, notes)
+    return await tokenise_by(_template(model), model.tokenizer, encoder, payload, notes, wish)
 
 
 async def tokenise_by(
-    template: ChatTemplate, tokenizer: Tokenizer, encoder: Encoder, payload: wire.ChatCompletionRequest | wire.TokenizeRequest, notes: Notes
-) -> list[int]:  # fmt: skip
+    template: ChatTemplate, tokenizer: Tokenizer, encoder: Encoder, payload: Payload, notes: Notes, wish: reasoning.Wish | None = None
+) -> list[int]:
     """The same by a template and a tokenizer alone."""
-    asked = _asked(payload, template, notes)
+    asked = _asked(payload, template, notes, wish)
     notes.encoding = time.monotonic()
     text = await template.masked_from_loop(asked)
     if text is None:
@@ -72,12 +74,12 @@ def _template(model: Model) -> ChatTemplate:
     return model.chat
 
 
-def _asked(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> Conversation:
+def _asked(payload: Payload, template: ChatTemplate, notes: Notes, wish: reasoning.Wish | None = None) -> Conversation:
     """The conversation as the template is told of it. Raises ApiError and RequestError."""
     for name in ("tools", "documents"):
         if getattr(payload, name) and template.is_usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    asked = conversation(payload, _arguments(payload, template, notes))
+    asked = conversation(payload, _arguments(payload, template, notes, wish))
     if template.is_usable:
         notes.folded += template.folded_roles(asked)
     return asked
@@ -91,7 +93,7 @@ async def _run_template(work: Callable[..., Result], *arguments: object) -> Resu
         raise _WORKERS.overloaded() from None
 
 
-def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> dict[str, object]:
+def _arguments(payload: Payload, template: ChatTemplate, notes: Notes, wish: reasoning.Wish | None) -> dict[str, object]:
     """`chat_template_kwargs` that the template reads, and what a wish about reasoning means to it; notes the others. Raises ApiError."""
     given = payload.chat_template_kwargs or {}
     unread = template.unread(given) if template.is_usable else ()
@@ -100,10 +102,10 @@ def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, templ
     found = {name: value for name, value in given.items() if name not in unread}
     if not isinstance(payload, wire.ChatCompletionRequest):
         return found
-    return reasoning.template_arguments(reasoning.wish(payload), found, template, notes)
+    return reasoning.template_arguments(wish or reasoning.wish(payload), found, template, notes)
 
 
-def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, arguments: Mapping[str, object]) -> Conversation:
+def conversation(payload: Payload, arguments: Mapping[str, object]) -> Conversation:
     """The part of the body that a template reads. A final message is continued, or else followed by the assistant's turn."""
     continued = bool(payload.continue_final_message)
     return Conversation(

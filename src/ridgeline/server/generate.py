@@ -39,14 +39,9 @@ MAX_PROMPT_LOGPROBS: Final = 400_000
 
 
 async def start_generation(
-    service: Service,
-    payload: wire.GenerationRequest,
-    prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
-    notes: Notes,
-    stop_ids: frozenset[int] = frozenset(),
-    grammar: Grammar | None = None,
-) -> AnswerSource:
+    service: Service, payload: wire.GenerationRequest, prompts: Sequence[Sequence[int]], params: SamplingParams, notes: Notes,
+    stop_ids: frozenset[int] = frozenset(), grammar: Grammar | None = None,
+) -> AnswerSource:  # fmt: skip
     """Admits and submits the prompts. `stop_ids` end a sequence as EOS does; `grammar` is `params.structured_outputs` compiled.
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.

@@ -347,11 +347,13 @@ class Service:
         Raises OverloadedError where too many wait already, or for too long, RequestError where so many never may, EngineDeadError while no
         engine takes requests.
         """
-        engine, rows, caller, now, ahead = self.engine, self.model.engine.info.rows, current_caller(), time.monotonic(), None
+        deployment, caller, now, ahead = self.deployment, current_caller(), time.monotonic(), None
+        engine, rows, has_order = deployment.engine, deployment.model.engine.info.rows, _has_order(deployment)
         self._update_brown_out()
-        if targets.ttft_ms and _has_order(self.deployment):
+        if targets.ttft_ms and has_order:
             ahead = engine.waiting_before(caller.tenant, now, now + targets.ttft_ms / 1e3)
-        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, targets.patience(has_targets=self.has_targets), ahead)
+        patience = targets.patience(has_targets=has_order or self.config.ttft_target is not None)
+        self.waiting_room.check(caller, choices, rows, engine.open_choices, now, patience, ahead)
         return engine
 
 

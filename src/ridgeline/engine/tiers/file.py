@@ -27,10 +27,40 @@ _EMPTY: Final = bytes(NAME_BYTES)
 _READ_BYTES: Final = 1 << 20
 
 
-class FileTier:
-    """Implements `Tier`. Another engine that has the file open keeps this one out: OSError.
+class _Slots:
+    """What reads of a file of slots, whoever writes it."""
 
-    What is worth least makes room (`Worth`).
+    name = "file"
+
+    def __init__(self, value_bytes: int, most_bytes: int) -> None:
+        self._slot_bytes = value_bytes
+        self._count, self._first = _sizes(value_bytes, most_bytes)
+        self._file = -1
+        self._slots: dict[bytes, int] = {}
+
+    def might_have(self, name: bytes) -> bool:
+        return name in self._slots
+
+    def has(self, names: Sequence[bytes]) -> list[bool]:
+        return [name in self._slots for name in names]
+
+    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+        return [self._read(name) for name in names]
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _read(self, name: bytes) -> bytes | None:
+        raise NotImplementedError
+
+    def _value(self, slot: int) -> bytes:
+        return os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+
+
+class FileTier(_Slots):
+    """Implements `Tier`. Another engine that has the file open keeps this one out: OSError. What is worth least makes room (`Worth`).
 
     descriptor   of the folder
     label        names the file: one per layout and model
@@ -38,15 +68,12 @@ class FileTier:
     most_bytes   of all files of the folder together
     """
 
-    name = "file"
     takes = True
 
     def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
-        self._slot_bytes = value_bytes
-        self._count, self._first = _sizes(value_bytes, most_bytes)
+        super().__init__(value_bytes, most_bytes)
         self._lock = Lock()
         self._file = _open_locked(descriptor, label + SUFFIX)
-        self._slots: dict[bytes, int] = {}
         self._worth = Worth()
         self._free: list[int] = []
         try:
@@ -63,15 +90,6 @@ class FileTier:
     def capacity(self) -> int:
         """Blocks that it holds at most."""
         return self._count
-
-    def might_have(self, name: bytes) -> bool:
-        return name in self._slots
-
-    def has(self, names: Sequence[bytes]) -> list[bool]:
-        return [name in self._slots for name in names]
-
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
-        return [self._read(name) for name in names]
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         with self._lock:
@@ -98,17 +116,15 @@ class FileTier:
 
     def close(self) -> None:
         with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
-                self._slots.clear()
+            super().close()
+            self._slots.clear()
 
     def _read(self, name: bytes) -> bytes | None:
         with self._lock:
             slot = self._slots.get(name)
             if slot is None:
                 return None
-            value = os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+            value = self._value(slot)
             with suppress(OSError):  # a full disk still reads
                 self._enter(slot, name, self._worth.use(name))
             return value
@@ -141,32 +157,20 @@ class FileTier:
         self._free.reverse()
 
 
-class FileArchive:
+class FileArchive(_Slots):
     """Implements `Tier` over the file of engines of another KV type, as it is when it is opened: nothing is written to it, and an engine
     that has it open goes on. A slot that has another name since then is a miss.
 
     The parameters are those of `FileTier`. Raises OSError where there is none of these sizes.
     """
 
-    name = "file"
     takes = False
 
     def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
-        self._slot_bytes = value_bytes
-        count, self._first = _sizes(value_bytes, most_bytes)
+        super().__init__(value_bytes, most_bytes)
         self._file = _open(descriptor, label + SUFFIX, os.O_RDONLY)
-        self._slots: dict[bytes, int] = {}
-        if os.pread(self._file, _HEAD.size, 0) == _HEAD.pack(_MAGIC, value_bytes, count):
-            self._slots = {name: slot for slot, (name, *_) in enumerate(_entries(self._file, count)) if name != _EMPTY}
-
-    def might_have(self, name: bytes) -> bool:
-        return name in self._slots
-
-    def has(self, names: Sequence[bytes]) -> list[bool]:
-        return [name in self._slots for name in names]
-
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
-        return [self._read(name) for name in names]
+        if os.pread(self._file, _HEAD.size, 0) == _HEAD.pack(_MAGIC, value_bytes, self._count):
+            self._slots = {name: slot for slot, (name, *_) in enumerate(_entries(self._file, self._count)) if name != _EMPTY}
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         """Nothing: it is another engine's."""
@@ -174,16 +178,11 @@ class FileArchive:
     def forget(self, name: bytes) -> None:
         self._slots.pop(name, None)
 
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
     def _read(self, name: bytes) -> bytes | None:
         slot = self._slots.get(name)
         if slot is None or os.pread(self._file, NAME_BYTES, HEAD_BYTES + slot * _ENTRY.size) != name:
             return None
-        return os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+        return self._value(slot)
 
 
 def _sizes(value_bytes: int, most_bytes: int) -> tuple[int, int]:
