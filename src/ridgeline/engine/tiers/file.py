@@ -28,7 +28,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 class _Slots:
-    """What reads of a file of slots, whoever writes it."""
+    """A file of slots as it is read, whoever writes it."""
 
     name = "file"
 
