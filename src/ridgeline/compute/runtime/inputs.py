@@ -64,11 +64,14 @@ class ResidentRows:
             table[row, : len(blocks)] = blocks
 
 
-class _DecodeInputs(NamedTuple):
-    """Inputs that decode steps of the same rows share: see `StepInputs`, and `Work.keep`; None where that changes from step to step."""
+class _Columns(NamedTuple):
+    """Inputs that steps share whose rows have as many tokens and samples each: see `StepInputs`, and `Work.keep`; None where that changes
+    from step to step. `ahead`, int64 [T]: a token's position less that of its row's first one."""
 
+    counts: NDArray[np.int32]
     cu_q: NDArray[np.int32]
     row_of_token: NDArray[np.int32]
+    ahead: NDArray[np.int64]
     select: NDArray[np.int32]
     keep: NDArray[np.int32] | None
 
@@ -79,7 +82,7 @@ class Inputs:
     def __init__(self, rows: ResidentRows, block_tokens: int, *, tables: bool = True) -> None:
         self._rows, self._block_tokens, self._tables = rows, block_tokens, tables
         self._step_rows: StepRows | None = None
-        self._decode: _DecodeInputs | None = None
+        self._columns: _Columns | None = None
 
     def make_work(self, plan: Plan) -> Work:
         """The work of a plan that has been applied to the rows. Selects the positions that sample; prompt positions to be scored get their
@@ -87,20 +90,15 @@ class Inputs:
         rows = self._step_rows
         if rows is None or not rows.matches(plan):
             rows = self._step_rows = step_rows(plan, self._rows)
-            self._decode = None
-        ids, start, keep = np.array(plan.tokens, np.int32), np.array(plan.start, np.int64), None
-        if len(ids) == len(start):  # a decode step: most steps are, and there is little time between them
-            if self._decode is None:
-                self._decode = self._decode_inputs(rows)
-            cu_q, tokens, select, keep = self._decode
-            positions, kv_len = start, start + 1
-        else:
-            count = np.frombuffer(plan.count, np.int32)
-            cu_q = np.zeros(len(count) + 1, np.int32)
-            count.cumsum(out=cu_q[1:])
-            tokens = np.arange(len(count), dtype=np.int32).repeat(count)
-            positions, kv_len = np.arange(len(ids)) + (start - cu_q[:-1])[tokens], start + count
-            select = last_positions(cu_q, np.frombuffer(plan.sample, np.uint8))
+            self._columns = None
+        ids, start = np.array(plan.tokens, np.int32), np.array(plan.start, np.int64)
+        columns = self._columns
+        if columns is None or len(columns.ahead) != len(ids):
+            columns = self._columns_of(plan, rows)
+            # Steps that decode or verify drafts: most are, there is little time between them, and their counts follow from their samples.
+            self._columns = columns if len(ids) in (len(start), len(columns.select)) else None
+        counts, cu_q, tokens, ahead, select, keep = columns
+        positions, kv_len = start if len(ids) == len(start) else start[tokens] + ahead, start + counts
         size = self._block_tokens
         blocks = -(-int(kv_len.max()) // size)
         block, row_ids = positions // size, rows.row_ids[tokens]
@@ -122,10 +120,14 @@ class Inputs:
         drafts = _drafts(plan, cu_q) if rows.has_drafts else ((),) * len(rows.sampling)
         return Work(plan, rows, inputs, unknown, rows.row_ids[tokens[unknown]], keep, drafts)
 
-    def _decode_inputs(self, rows: StepRows) -> _DecodeInputs:
-        cu_q = np.arange(len(rows.row_ids) + 1, dtype=np.int32)
-        keep = None if self._rows.first_count[rows.sampling_ids].any() else self._rows.keep_rest[rows.sampling_ids]
-        return _DecodeInputs(cu_q, cu_q[:-1], np.array(rows.sampling, np.int32), keep)
+    def _columns_of(self, plan: Plan, rows: StepRows) -> _Columns:
+        counts = np.array(plan.count, np.int32)
+        cu_q = np.zeros(len(counts) + 1, np.int32)
+        counts.cumsum(out=cu_q[1:])
+        tokens = np.arange(len(counts), dtype=np.int32).repeat(counts)
+        ahead, select = np.arange(len(tokens)) - cu_q[tokens], last_positions(cu_q, np.frombuffer(plan.sample, np.uint8))
+        keep = None if self._rows.first_count[rows.sampling_ids].any() else self._rows.keep_rest[rows.row_ids[tokens[select]]]
+        return _Columns(counts, cu_q, tokens, ahead, select, keep)
 
     def _keep(self, row_ids: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int32]:
         """`Work.keep` of sampling positions, given the permanent row of each."""
