@@ -320,6 +320,14 @@ def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
     assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)
 
 
+def test_what_steps_of_one_size_are_above_the_line_is_not_their_prompts() -> None:
+    """A server that has seen lone streams only: all other points are the start's, and the line passes below what was seen."""
+    start, seen = StepSeconds(0.007, 0.003, 0.001), {1: 0.011, 2: 0.012}
+    window = Second(10, 100, 100 * 0.011 + 0.1, 100 * 0.011 + 0.1, 100, 100, 200)
+    found = steps_of(start, seen, window).line
+    assert found.of(1, 0) < 0.0106 and found.token == pytest.approx(0.001, rel=0.1)
+
+
 def test_a_few_steps_of_a_size_tell_nothing() -> None:
     log = StepLog()
     for number in range(LEAST_SEEN + 9):

@@ -59,10 +59,19 @@ def steps_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> S
         if not any(rows / NEAR < each < rows * NEAR for each in seen):
             points[rows] = pace * start.of(rows, 0)
     fixed, row = fit_line(points)
-    prefill, token = window.tokens - window.decode, pace * start.token
+    line = StepSeconds(fixed, row, pace * start.token)
+    prefill = window.tokens - window.decode
     if prefill >= LEAST_PREFILL:
-        token = max(token, (window.run - fixed * window.steps - row * window.decode) / prefill)
-    return Steps(StepSeconds(fixed, row, token), max(0.0, window.busy - window.run) / window.steps, seen)
+        beyond = window.run - _decoding(line, seen, window.decode / window.steps) * window.steps
+        line = StepSeconds(fixed, row, max(line.token, beyond / prefill))
+    return Steps(line, max(0.0, window.busy - window.run) / window.steps, seen)
+
+
+def _decoding(line: StepSeconds, seen: Mapping[int, float], rows: float) -> float:
+    """Seconds of a step of so many decoding rows, which need not be whole: the line as far off as it is at the nearest number that was
+    seen, or what a step is above the line there would count as its prompt tokens' time."""
+    nearest = min(seen, key=lambda each: abs(each - rows), default=0)
+    return line.of(rows, 0) * (seen[nearest] / line.of(nearest, 0) if nearest else 1.0)
 
 
 def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
