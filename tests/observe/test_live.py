@@ -355,8 +355,11 @@ def test_gains_and_knee_on_a_cpu_are_of_steps_as_they_were_measured(planned: Dep
     cpu = replace(planned, device=replace(planned.device, is_gpu=False))
     asked = replace(served(cpu, 8), info=replace(served(cpu, 8).info, seconds=StepSeconds(0.004, 0.001, 0.0005)))
     found = judge(window(cpu, 8, host=0.0, waiting=40, lack_rows=40), asked)
-    assert found.knee == 2, "0.004 of each step, 0.001 + 2 · 0.0005 of each sequence, whose prompt is twice its answer"
-    assert (found.levers[0].name, found.levers[0].gain) == ("--max-num-seqs 16", pytest.approx(16 / 0.036 * 0.020 / 8))
+    assert found.knee == 4, "0.004 of each step, 0.001 of each sequence: of their prompts the prefix cache has all"
+    assert (found.levers[0].name, found.levers[0].gain) == ("--max-num-seqs 16", pytest.approx(16 / 0.020 * 0.012 / 8))
+    beside = judge(window(cpu, 8, prefill=16, host=0.0), asked)
+    assert beside.knee == pytest.approx(2), "0.001 + 2 · 0.0005 of each sequence, with each of whose tokens two of a prompt come"
+    assert beside.bottleneck == "compute" and judge(window(cpu, 3, prefill=0, host=0.0), asked).bottleneck == "memory"
 
 
 def test_exposition() -> None:

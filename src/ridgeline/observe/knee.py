@@ -44,11 +44,6 @@ class Steps:
         """Decoding rows at the knee, at most so many."""
         return min(most, (self.line.fixed + self.host) / max(self.line.row + self.line.token * prompt, 1e-12))
 
-    def computes(self, window: Second) -> bool:
-        """True where the mean step of a window is beyond the knee."""
-        load = self.line.row * window.decode + self.line.token * (window.tokens - window.decode)
-        return load > (self.line.fixed + self.host) * window.steps
-
 
 def steps_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> Steps:
     """Steps by those that were `seen`, and those of a window, whose prompt tokens cost what its steps took beyond decoding, and what

@@ -85,19 +85,18 @@ def judge(window: Second, served: Served) -> Verdict:
     busy, host = min(1.0, window.busy / window.at), max(0.0, 1 - window.run / max(window.busy, 1e-9))
     shares: tuple[float, float] | None = None
     bound: Bottleneck = "device"
-    steps = None if planned is None else _steps(window, served, planned)
-    if planned is not None:
-        work = _mean_step(window, info, planned, kv)
+    model = None if planned is None else _Model(window, served, planned, _steps(window, served, planned))
+    if model is not None:
+        work = _mean_step(window, info, model.planned, kv)
         seconds = max(1e-9, window.run / window.steps)
-        compute, memory = resource_seconds(planned, work, IDEAL)
+        compute, memory = resource_seconds(model.planned, work, IDEAL)
         shares = compute / seconds, memory / seconds
-        bound = "compute" if _computes(window, planned, work, steps) else "memory"
+        bound = "compute" if model.computes(rows, work) else "memory"
     bottleneck = _bottleneck(window, busy, host, bound)
     found, at_knee = tuple[Lever, ...](), None
-    if planned is not None:
-        model = _Model(served, planned, steps)
+    if model is not None:
         at_knee = model.knee()
-        found = tuple(sorted(_levers(served, planned, model, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
+        found = tuple(sorted(_levers(served, model, bottleneck, rows, waiting, busy), key=lambda each: -each.gain))
     verdict = Verdict(
         bottleneck, "", busy, host, shares and shares[0], shares and shares[1], kv, rows, at_knee,
         tuple(each for each in found if each.gain >= LEAST_GAIN),
@@ -140,26 +139,20 @@ def _steps(window: Second, served: Served, planned: Deployment) -> Steps | None:
     return None if start is None or planned.device.is_gpu else steps_of(start, served.seen, window)
 
 
-def _computes(window: Second, planned: Deployment, work: StepWork, steps: Steps | None) -> bool:
-    """True where computing binds the mean step, and not what it reads."""
-    if steps is not None:
-        return steps.computes(window)
-    compute, memory = resource_seconds(planned, work, reached(planned))
-    return compute > memory
-
-
 @dataclass(frozen=True, slots=True)
 class _Model:
     """Steps of the served load by their batch: as they take place where that is known, else as the planner estimates them."""
 
+    window: Second
     served: Served
     planned: Deployment
     steps: Steps | None
 
     @property
     def prompt(self) -> float:
-        """Prompt tokens that come with each output token."""
-        return self.served.prompt / max(1.0, self.served.output)
+        """Prompt tokens that are computed with each output token: what the prefix cache has is not among them."""
+        prefill, decode = self.window.tokens - self.window.decode, self.window.decode
+        return prefill / decode if decode else self.served.prompt / max(1.0, self.served.output)
 
     def growth(self, before: int, after: int) -> float:
         """Seconds of a step of so many sequences, and the prompts that come with them, over those of another."""
@@ -171,11 +164,17 @@ class _Model:
         """The batch of the greatest throughput over latency."""
         return float(knee(self.planned, MOST_BATCH)) if self.steps is None else self.steps.knee(self.prompt, MOST_BATCH)
 
+    def computes(self, rows: float, work: StepWork) -> bool:
+        """True where computing binds the mean step, and not what it reads."""
+        if self.steps is not None:
+            return rows > self.knee()
+        compute, memory = resource_seconds(self.planned, work, reached(self.planned))
+        return compute > memory
 
-def _levers(
-    served: Served, planned: Deployment, model: _Model, bottleneck: Bottleneck, rows: float, waiting: float, busy: float
-) -> Iterator[Lever]:
+
+def _levers(served: Served, model: _Model, bottleneck: Bottleneck, rows: float, waiting: float, busy: float) -> Iterator[Lever]:
     """Levers that act on the bottleneck, each alone, with the planner's estimate of its gain."""
+    planned = model.planned
     batch, wanted, config = max(1, round(rows)), max(1, ceil(rows + waiting)), served.config
 
     def more(most: int) -> float:
