@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -104,20 +104,23 @@ def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProces
 @pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_fail_no_stream(start: Callable[..., ServerProcess]) -> None:
-    """Three replicas under streams of all dialects; one after the other is killed, and another takes its port."""
-    replicas = [start() for _ in range(3)]
+    """Four replicas under streams of all dialects; one after the other is killed, and another takes its port while the next ones are."""
+    replicas = [start() for _ in range(4)]
     ports = [each.url.rpartition(":")[2] for each in replicas]
     router = start(*(word for each in replicas for word in ("--replica", each.url)), verb="route")
     wanted = {name: alike(events(replicas[0].url, *asked)) for name, asked in ASKED.items()}
-    for number in range(100):
-        with ThreadPoolExecutor(len(ASKED)) as pool:
+    coming: dict[int, Future[ServerProcess]] = {}
+    with ThreadPoolExecutor(len(ASKED)) as pool, ThreadPoolExecutor(len(replicas)) as starting:
+        for number in range(100):
+            place = number % len(replicas)
+            if place in coming:
+                replicas[place] = coming.pop(place).result(timeout=60)
             streams = {name: pool.submit(events, router.url, *asked) for name, asked in ASKED.items()}
             time.sleep(0.3 + number % 7 / 10)
-            place = number % len(replicas)
             replicas[place].process.kill()
             replicas[place].process.wait()
+            coming[place] = starting.submit(start, "--port", ports[place])
             assert {name: alike(stream.result(timeout=60)) for name, stream in streams.items()} == wanted
-        replicas[place] = start("--port", ports[place])
     assert router.metric("ridgeline_router_continued_answers_total") >= 100
 
 

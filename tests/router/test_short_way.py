@@ -14,7 +14,7 @@ from ridgeline.core.routing import ROUTING
 from ridgeline.router.attempts import Hedge
 from ridgeline.router.front import Front
 from ridgeline.router.metrics import RouterMetrics
-from ridgeline.router.prompts import NO_SESSIONS
+from ridgeline.router.prompts import NO_SESSIONS, read_prompt
 from ridgeline.router.proxy import Proxy
 from ridgeline.router.replicas import Replicas
 from ridgeline.router.roster import Named
@@ -177,6 +177,21 @@ def test_a_head_that_came_before_means_what_it_did(taken: list[bool]) -> None:
 
     run(work)
     assert taken == [True] * 5
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_was_sent_is_known_behind_the_answer(replicas: int) -> None:
+    """One replica alone is asked before its prompt is read: others that come later must find what it has."""
+    body = b'{"prompt": "%b"}' % (b"a" * 2_000)
+
+    async def work() -> None:
+        async with site(WHOLE, replicas=replicas) as one:
+            await one.talk(request(body), ends=b"abc")
+            sent = [each.number for each in one.replicas.all if each.answers]
+            _, cached = one.replicas.chooser.choose([one.replicas.all[sent[0]].load], read_prompt("/v1/completions", body, b""))
+            assert len(sent) == 1 and cached == 3 * 128
+
+    run(work)
 
 
 def test_a_flood_of_heads_keeps_nobody_out() -> None:

@@ -11,11 +11,12 @@ def exchange(*answers: bytes, method: str = "POST", keeps: bool = True) -> list[
     """What comes of one request per answer; the server closes behind the last one, and behind each where it does not keep connections."""
 
     async def run() -> list[tuple[int, bytes] | str]:
-        left, connections = list(answers), 0
+        left, connections, serving = list(answers), 0, list[asyncio.Task[None] | None]()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal connections
             connections += 1
+            serving.append(asyncio.current_task())
             while left:
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -23,8 +24,11 @@ def exchange(*answers: bytes, method: str = "POST", keeps: bool = True) -> list[
                     break
                 assert b"\r\ncontent-length: 2\r\n" in head and b"transfer-encoding" not in head and b"x-own" not in head
                 await reader.readexactly(2)
-                writer.write(left.pop(0))
-                await writer.drain()
+                first, *more = left.pop(0).split(CUT)
+                writer.write(first)
+                for part in more:
+                    await asyncio.sleep(0.005)
+                    writer.write(part)
                 if not keeps:
                     break
             writer.close()
@@ -45,14 +49,18 @@ def exchange(*answers: bytes, method: str = "POST", keeps: bool = True) -> list[
             upstream.release(connection)
         upstream.close()
         server.close()
+        await asyncio.gather(*(each for each in serving if each is not None))
         found.append(f"{connections} connections")
         return found
 
     return asyncio.run(asyncio.wait_for(run(), 10))
 
 
+CUT = b"|"
+"""Where an answer comes in two pieces."""
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+HEAD = CHUNKED.index(b"3\r\n")
 
 
 def test_connections_are_kept_between_answers() -> None:
@@ -83,6 +91,29 @@ def test_without_a_length_the_end_is_the_connections() -> None:
 
 def test_bytes_behind_an_answer_are_nobodys() -> None:
     assert exchange(WHOLE + WHOLE, WHOLE)[:2] == [(200, b"abc"), (200, b"abc")]
+
+
+@pytest.mark.parametrize("at", range(len(CHUNKED) - HEAD))
+def test_chunks_are_read_however_they_are_cut(at: int) -> None:
+    cut = CHUNKED[:HEAD] + CUT + CHUNKED[HEAD : HEAD + at] + CUT + CHUNKED[HEAD + at :]
+    assert exchange(cut, cut, WHOLE) == [(200, b"abcde"), (200, b"abcde"), (200, b"abc"), "1 connections"]
+
+
+@pytest.mark.parametrize(
+    ("body", "found", "connections"),
+    [
+        (b"2\r\nab\r\n00A\r\n0123456789\r\n0\r\n\r\n", b"ab0123456789", 1),
+        (b"2;x=1\r\nab\r\n1\r\nc\r\n0\r\nx-trailer: 1\r\n\r\n", b"abc", 1),
+        (b"2\r\nab\r\n0\r\n\r\n0\r\n\r\n", b"ab", 2),
+        (b"2\r\nab\r\n0\r\n\r\n" + WHOLE, b"ab", 2),
+        (b"2\r\nab\r\n+1\r\nc\r\n0\r\n\r\n", None, 2),
+        (b"2\r\nab\r\n3\r\nc\r\n0\r\n\r\n1\r\n", None, 2),
+        (b"2\r\nabc\r\n0\r\n\r\n", None, 2),
+    ],
+)
+def test_chunks_that_are_odd_or_none(body: bytes, found: bytes | None, connections: int) -> None:
+    told = exchange(CHUNKED[:HEAD] + CUT + body, WHOLE)
+    assert told == ["broken" if found is None else (200, found), (200, b"abc"), f"{connections} connections"]
 
 
 def test_nobody_there_is_told() -> None:

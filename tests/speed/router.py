@@ -166,6 +166,7 @@ def main() -> None:
         begun = [
             relay(server), nginx(server, folder), router(server, "router"), router(server, "router with a key", *key),
             router(server, "router, exact", *exact),
+            router(server, "router of two", "--replica", server.url.replace("127.0.0.1", "localhost")),
         ]  # fmt: skip
         if arguments.before is not None:
             begun += [router(server, "router before", python=arguments.before)]

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -73,12 +74,12 @@ def least_tokens(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: f
 def cache_aware(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The fewest tokens to prefill until this request's first token: those that wait, and of its prompt those that are not cached there.
     So a prefix keeps its replica until others would be faster without it. Of equals the fewest held."""
-
-    def price(load: ReplicaLoad) -> tuple[float, float]:
-        own = request.prompt_tokens - request.cached.get(load.number, 0)
-        return (load.waiting_tokens + own) / load.weight, load.held_tokens / load.weight
-
-    return min(loads, key=price)
+    chosen, least, held = loads[0], inf, inf
+    for load in loads:
+        price = (load.waiting_tokens + request.prompt_tokens - request.cached.get(load.number, 0)) / load.weight
+        if price < least or (price == least and load.held_tokens / load.weight < held):
+            chosen, least, held = load, price, load.held_tokens / load.weight
+    return chosen
 
 
 def two_choices(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
@@ -105,10 +106,10 @@ def with_affinity(policy: RoutingPolicy) -> RoutingPolicy:
     bear more than a prefix would ask of it, as what it keeps is worth more."""
 
     def choose(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
-        if any(load.names or load.unloaded for load in loads):
-            names = (request.model, request.model.rpartition(":")[2])
-            loads = [load for load in loads if load.names and not load.names.isdisjoint(names)] or loads
-            loads = _loaded(loads, names)
+        names = (request.model, request.model.rpartition(":")[2])
+        if told := [load for load in loads if load.names and not load.names.isdisjoint(names)]:
+            loads = told
+        loads = _loaded(loads, names)
         if not request.session:
             return policy(loads, request, random)
         mean = sum(load.requests for load in loads) / len(loads)

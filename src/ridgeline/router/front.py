@@ -52,8 +52,9 @@ class Front(HttpConnection):
             return
         head, request = self._head, data if len(self._held) == 1 else b"".join(self._held)
         self._head, self._held = None, []
-        self._table.await_server(self)
         self._passing = self._way.begin(self, head, self._begin, request)
+        if self._passing is not None:
+            self._table.await_server(self)
 
     def _go_long_way(self) -> None:
         """Gives what is held to the server's parser."""
@@ -127,12 +128,12 @@ class Front(HttpConnection):
 
     def write(self, data: bytes) -> None:
         """Writes bytes at once."""
-        self.transport.write(data)
-        self.transport.flush()  # type: ignore[attr-defined]
+        self.transport.write_now(data)  # type: ignore[attr-defined]
 
     def take_long_way(self, request: bytes, chosen: Chosen | None) -> None:
         """Takes the request from the short way, which has sent nothing of an answer."""
         self._passing, self._chosen = None, chosen
+        self._table.await_server(self)
         super().data_received(request)
         self._read_next(super().data_received)
 

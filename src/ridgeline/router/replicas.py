@@ -272,6 +272,10 @@ class Replicas:
         number, cached = self.chooser.choose(loads, prompt)
         return ready[[load.number for load in loads].index(number)], cached
 
+    def only(self) -> Replica | None:
+        """The one that gets every request, whatever it asks for; None where there may be a choice."""
+        return only if len(self.all) == 1 and (only := self.all[0]).is_ready and not only.is_stopped else None
+
     def _find(self, number: int) -> Replica | None:
         return next((each for each in self.all if each.number == number), None)
 

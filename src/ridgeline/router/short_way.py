@@ -16,9 +16,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Begun, Broken, Hedge
 from ridgeline.router.journal import Journal
 from ridgeline.router.metrics import RouterMetrics
-from ridgeline.router.prompts import Prompt, Sessions, read_prompt
+from ridgeline.router.prompts import BYTES_PER_TOKEN, Prompt, Sessions, read_prompt
 from ridgeline.router.proxy import Chosen, Proxy, is_stream
-from ridgeline.router.replicas import Replica, Replicas
+from ridgeline.router.replicas import Replica, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError, passed_on
 from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, Access, id_of, write_line
 from ridgeline.server.auth import AccessGuard
@@ -33,13 +33,14 @@ _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 """A head as RFC 9112 has it, without what only old clients write: every line is checked, so that nobody reads it otherwise."""
 _FIELDS: Final = re.compile(rb"(" + _TOKEN + rb"):([^\r]*)\r\n")
-_LENGTH: Final = re.compile(rb"(?:\A|\n)[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r")
+_LENGTH: Final = re.compile(rb"\n[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r")
 _LONG: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"))
 """Headers that change what follows a head, or what the connection is. So may one that stands twice."""
 _OWN: Final = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-request-id", b"traceparent", b"cookie"))
 """Headers that make a head one client's, or one request's: it is not kept."""
 MOST_HEADS: Final = 256
 _NO_TRIES: Final = set[int]()
+_UNTOLD: Final = Journal(None)
 BODYLESS: Final = (204, 304)
 PATHS: Final = {
     row.path.encode(): row
@@ -69,19 +70,21 @@ class ShortWay:
         hedge: Hedge, tokens: "PromptTokens | None" = None,
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
+        self._own = b"".join([b"\r\n%b: %b" % each for each in Journal(key).headers])
         self.tasks: set[asyncio.Task[None]] = set()
-        self._heads: OrderedDict[tuple[bytes, bytes, bytes], Head] = OrderedDict()
+        self._heads: OrderedDict[tuple[bytes, bytes], Head] = OrderedDict()
         """Heads that have been read, and let in; the least recently used one first: whoever sends others each time keeps nobody out."""
         self._guard, self._replicas, self._sessions, self.hedge, self._tokens = guard, replicas, sessions, hedge, tokens
 
     def read(self, data: bytes) -> tuple[Head, int, int] | None:
         """(the head with which bytes begin, the bytes of it and of the whole request); None for one that goes the long way, also where the
         guard does not let it in."""
-        if (found := _HEAD.match(data)) is None or (length := _LENGTH.search(lines := found[2])) is None:
+        begin = data.find(b"\r\n\r\n") + 4
+        if (length := _LENGTH.search(data, 0, begin)) is None:
             return None
-        key = found[1], lines[: length.start(1)], lines[length.end(1) :]
+        key = data[: length.start(1)], data[length.end(1) : begin]
         if (head := self._heads.get(key)) is None:
-            if (head := self._read(found[1], lines)) is None:
+            if (found := _HEAD.match(data)) is None or (head := self._read(found[1], found[2])) is None:
                 return None
             if _OWN.isdisjoint([name for name, _ in head.headers]):
                 self._heads[key] = head
@@ -89,8 +92,8 @@ class ShortWay:
                     self._heads.popitem(last=False)
         else:
             self._heads.move_to_end(key)
-        end = found.end() + int(length[1])
-        return (head, found.end(), end) if end <= found.end() + head.row.max_body_bytes else None
+        size = int(length[1])
+        return (head, begin, begin + size) if size <= head.row.max_body_bytes else None
 
     def _read(self, path: bytes, lines: bytes) -> Head | None:
         if (row := PATHS.get(path)) is None:
@@ -114,11 +117,12 @@ class ShortWay:
     def begin(self, client: "Front", head: Head, body_begin: int, request: bytes) -> "Passing | None":
         """Passes a whole request on to a replica; None where it went the long way."""
         body = request[body_begin:]
-        prompt: Prompt | None = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
-        if prompt is not None and self._tokens is not None:
-            prompt = self._tokens.fill_now(prompt, head.row.path, body, head.tenant.decode())
-        is_long = prompt is None or prompt.bound_to or self.hedge.delay is not None
-        choice = None if prompt is None or is_long else self._replicas.choose(prompt, _NO_TRIES)
+        only = self._replicas.only() if self._tokens is None and self.hedge.delay is None else None
+        if only is not None and (connection := only.upstream.idle()) is not None:
+            access = self._ask(head, only, connection, body)
+            return Passing(self, client, head, access, request, body, None, connection, only.serving(len(body) // BYTES_PER_TOKEN, 0))
+        prompt = self._fill(head, body)
+        choice = None if prompt is None else self._replicas.choose(prompt, _NO_TRIES)
         if prompt is None or choice is None:
             client.take_long_way(request, None)
             return None
@@ -126,7 +130,29 @@ class ShortWay:
         if (connection := replica.upstream.idle()) is None:
             client.take_long_way(request, Chosen(replica.serving(prompt.tokens, cached)))
             return None
-        return Passing(self, client, head, request, body, prompt, connection, replica, cached)
+        access = self._ask(head, replica, connection, body)
+        return Passing(self, client, head, access, request, body, prompt, connection, replica.serving(prompt.tokens, cached))
+
+    def _ask(self, head: Head, replica: Replica, connection: Connection, body: bytes) -> Access:
+        """Asks a replica, on a connection that was open a moment ago."""
+        request_id = id_of(head.given)
+        lines = b"\r\nx-request-id: %b%b%b" % (request_id, self._own, head.passed)
+        connection.ask(replica.upstream.asked(head.line, lines, body))
+        return Access(request_id)
+
+    def learn(self, head: Head, body: bytes, replica: Replica) -> Prompt:
+        """The prompt of a request that the only replica was sent, which is noted unless there are others now."""
+        prompt = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
+        if self._replicas.only() is replica:
+            self._replicas.choose(prompt, _NO_TRIES)
+        return prompt
+
+    def _fill(self, head: Head, body: bytes) -> Prompt | None:
+        """The prompt of a request for which there is a choice; None for one that goes the long way."""
+        prompt: Prompt | None = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
+        if prompt is not None and self._tokens is not None:
+            prompt = self._tokens.fill_now(prompt, head.row.path, body, head.tenant.decode())
+        return None if prompt is None or prompt.bound_to or self.hedge.delay is not None else prompt
 
 
 class Passing:
@@ -138,15 +164,14 @@ class Passing:
     """
 
     def __init__(
-        self, way: ShortWay, client: "Front", head: Head, request: bytes, body: bytes, prompt: Prompt, connection: Connection,
-        replica: Replica, cached: int,
+        self, way: ShortWay, client: "Front", head: Head, access: Access, request: bytes, body: bytes, prompt: Prompt | None,
+        connection: Connection, turn: Turn,
     ) -> None:  # fmt: skip
-        self.access, self._journal = Access(id_of(head.given)), Journal(way.key)
-        own = [(b"x-request-id", self.access.request_id), *self._journal.headers]
-        connection.ask(replica.upstream.asked(head.line, head.passed, body, own), self.heard)  # it was open a moment ago
+        """`prompt`: None where it has not been read, as nothing was to choose."""
+        connection.on_change = self.heard
+        self.access, self._journal = access, _UNTOLD if way.key is None else Journal(way.key)
         self._way, self._client, self._head, self._request, self._body = way, client, head, request, body
-        self._prompt, self._connection = prompt, connection
-        self._turn = replica.serving(prompt.tokens, cached)
+        self._prompt, self._connection, self._turn = prompt, connection, turn
         self.has_begun = self.is_last = False
         self._is_chunked = self._is_whole = self._is_counted = self._has_first = False
         self._task: asyncio.Task[None] | None = None
@@ -167,11 +192,12 @@ class Passing:
             out = self._begin()
         elif self._client.is_paused and not connection.is_lost:  # the replica's connection is read no further meanwhile
             return
-        data = connection.take()
-        try:
-            has_ended, is_broken = connection.has_ended, False
-        except UpstreamError:
-            has_ended, is_broken = False, True
+        data, has_ended, is_broken = connection.take(), connection.is_whole, False
+        if connection.is_lost and not has_ended:
+            try:
+                has_ended = connection.has_ended
+            except UpstreamError:
+                is_broken = True
         if data:
             out += self._framed(self._journal.take(data))
         if has_ended:
@@ -205,9 +231,10 @@ class Passing:
         client, status = self._client, self._connection.status
         found = [each for each in self._connection.headers if each[0] not in REWRITTEN]
         self.has_begun, self.access.status = True, status
-        self._way.hear(self._prompt, self._turn.replica, self._connection.headers)
+        if self._prompt is not None:
+            self._way.hear(self._prompt, self._turn.replica, self._connection.headers)
         if not is_stream(found):
-            self._journal = Journal(None)
+            self._journal = _UNTOLD
         self._is_chunked = status not in BODYLESS and b"content-length" not in dict(found)
         headers = [*client.server_state.default_headers, *found, (b"x-request-id", self.access.request_id)]
         if self._head.row.dialect == "anthropic":
@@ -223,12 +250,18 @@ class Passing:
 
     def _go_long_way(self) -> None:
         """Gives the request back with its choice: the long way hears what the replica says, and may ask another one."""
-        self._connection.rest()
+        self._connection.on_change = self._connection.notify
+        self._read_prompt()
         self._client.take_long_way(self._request, Chosen(self._turn, self._connection))
+
+    def _read_prompt(self) -> Prompt:
+        self._prompt = self._prompt or self._way.learn(self._head, self._body, self._turn.replica)
+        return self._prompt
 
     def _release(self) -> None:
         self._turn.replica.upstream.release(self._connection)
         self._turn.end()
+        self._read_prompt()
 
     def _end(self) -> None:
         """The answer has ended, one way or another."""
@@ -259,7 +292,7 @@ class Passing:
 
     async def _go_on(self, broken: Broken) -> None:
         try:
-            await self._way.proxy.go_on(self._scope(), self._send, self._body, self._prompt, broken)
+            await self._way.proxy.go_on(self._scope(), self._send, self._body, self._read_prompt(), broken)
         except ApiError as error:
             self.access.error = error.code
         self._log()

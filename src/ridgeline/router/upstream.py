@@ -5,6 +5,7 @@ where a request ends. While nobody reads an answer, its connection is not read.
 """
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -28,6 +29,7 @@ HOP_BY_HOP: Final = frozenset({
 """Headers that are between two neighbours, and those that are written anew: a client's own would speak with the router's key."""
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Headers that say where a body ends; without one its end is that of the connection."""
+_CHUNK: Final = re.compile(rb"([0-9a-f]{1,7})\r\n")
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -39,6 +41,7 @@ class UpstreamError(Exception):
 class Connection(asyncio.Protocol):
     """One connection to a replica. An answer is waited for (`send`, `read`), or told of as it comes (`ask`, `take`).
 
+    on_change  called when a part of the answer has come, and when the connection has ended
     has_head  the head of the answer is there: `status`, `headers`
     is_whole  its end has come
     is_lost   the connection has ended
@@ -48,12 +51,12 @@ class Connection(asyncio.Protocol):
         self._parser: Any = None
         self._transport: asyncio.Transport | None = None
         self._wake: asyncio.Future[None] | None = None
-        self._on_change: Callable[[], None] = self._notify
+        self.on_change: Callable[[], None] = self.notify
         self._parts: list[bytes] = []
         self._waiting = 0
         self._head_bytes = 0
         self.has_head = self.is_whole = self.is_lost = False
-        self._is_paused = self._is_bodyless = self._is_framed = self._is_kept = False
+        self._is_paused = self._is_bodyless = self._is_framed = self._is_kept = self._is_chunked = self._is_even = False
         self.status = 0
         self.headers: Headers = []
         self.was_used = False
@@ -68,26 +71,39 @@ class Connection(asyncio.Protocol):
         if self._parser is None or self.is_whole:  # bytes that nobody asked for
             self.close()
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.close()
-        if not self.has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
+        if self._is_even:
+            parts, at, self.is_whole = whole_chunks(data)
+            self._parts += parts
+            self._waiting += at
+            data = data[at:]
+            if data and self.is_whole:
                 self.close()
+        if data and not self.is_whole:
+            had_head, self._is_even = self.has_head, False
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.close()
+            if not self.has_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self.close()
+            elif not had_head:
+                self._is_even = self._is_chunked and not self._parts and not self.is_whole and data.endswith(b"\r\n\r\n")
         if self._waiting > HIGH_WATER and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
-        self._on_change()
+        self.on_change()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
-        self._on_change()
+        self.on_change()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        self._is_framed = self._is_framed or name in FRAMING
+        if name in FRAMING:
+            self._is_chunked = not self._is_framed and value.lower() == b"chunked"
+            self._is_framed = True
         if not self.has_head and (name not in HOP_BY_HOP or name == b"content-length"):
             self.headers.append((name, value))
 
@@ -110,7 +126,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.is_whole = self.has_head
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -125,25 +141,23 @@ class Connection(asyncio.Protocol):
         """True if another request may be sent."""
         return not self.is_lost and self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, request: bytes, on_change: Callable[[], None], is_bodyless: bool = False) -> None:
-        """Sends a whole request. `on_change` is called when a part of the answer has come, and when the connection has ended.
-        `is_bodyless`: an answer to HEAD. Raises UpstreamError."""
-        if not self.is_usable or self._transport is None:
+    def ask(self, request: bytes, is_bodyless: bool = False) -> None:
+        """Sends a whole request. `is_bodyless`: of HEAD. Raises UpstreamError."""
+        if self._transport is None or not self.is_usable:
             raise UpstreamError
-        self._parser = httptools.HttpResponseParser(self)
-        self.has_head = self.is_whole = self._is_framed = self._is_kept = False
-        self._is_bodyless, self._head_bytes, self.headers = is_bodyless, 0, []
-        self._on_change = on_change
         self._transport.write(request)
+        self._parser = httptools.HttpResponseParser(self)
+        self.has_head = self.is_whole = self._is_framed = self._is_kept = self._is_chunked = self._is_even = False
+        self._is_bodyless, self._head_bytes, self.headers = is_bodyless, 0, []
 
     async def send(self, request: bytes, is_bodyless: bool = False) -> int:
         """Sends a whole request; the status of its answer, whose `headers` are there then. Raises UpstreamError."""
-        self.ask(request, self._notify, is_bodyless)
+        self.ask(request, is_bodyless)
         return await self.head()
 
     async def head(self) -> int:
         """Waits for the head of an answer that has been asked for; its status. Raises UpstreamError."""
-        self._on_change = self._notify
+        self.on_change = self.notify
         while not self.has_head:
             if self.is_lost:
                 raise UpstreamError
@@ -152,7 +166,7 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """Reads what has arrived of the body, b"" at its end. Raises UpstreamError if the connection ends before."""
-        self._on_change = self._notify
+        self.on_change = self.notify
         while not self._parts:
             if self.has_ended:
                 return b""
@@ -178,10 +192,6 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def rest(self) -> None:
-        """Ends the exchange: nobody is told any more."""
-        self._on_change = self._notify
-
     @property
     def can_be_kept(self) -> bool:
         """True if the answer has been read to its end, and the replica keeps the connection."""
@@ -191,6 +201,24 @@ class Connection(asyncio.Protocol):
         """Closes at once: a replica ends the request of a client that has gone."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def whole_chunks(data: bytes) -> tuple[list[bytes], int, bool]:
+    """The chunks with which bytes begin, plain and whole ones; the bytes that they took; whether they end the body.
+
+    What nearly all bytes of streams are, is read so without the parser, which has heard the head and stands between two chunks.
+    """
+    parts, at = list[bytes](), 0
+    while found := _CHUNK.match(data, at):
+        begin = found.end()
+        end = begin + int(found[1], 16)
+        if data[end : end + 2] != b"\r\n":
+            break
+        at = end + 2
+        if begin == end:
+            return parts, at, True
+        parts.append(data[begin:end])
+    return parts, at, False
 
 
 class Upstream:
@@ -232,7 +260,7 @@ class Upstream:
     def release(self, connection: Connection) -> None:
         """Keeps a connection whose exchange is over, or closes it."""
         self._busy.discard(connection)
-        connection.rest()
+        connection.on_change = connection.notify
         if connection.can_be_kept and len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
@@ -247,13 +275,15 @@ class Upstream:
 
     def request(self, method: str, target: bytes, headers: Headers, body: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
         """The bytes of a request with those of the headers that go beyond one neighbour, and `more` in the place of their like."""
-        return self.asked(method.encode() + b" " + target, passed_on(headers, [name for name, _ in more]), body, more, method)
+        lines = b"".join([b"\r\n%b: %b" % each for each in more]) + passed_on(headers, [name for name, _ in more])
+        line = method.encode() + b" " + target
+        if not body and method not in ("POST", "PUT", "PATCH"):
+            return b"%b HTTP/1.1\r\nhost: %b%b\r\n\r\n" % (line, self.authority, lines)
+        return self.asked(line, lines, body)
 
-    def asked(self, line: bytes, passed: bytes, body: bytes, more: Sequence[tuple[bytes, bytes]], method: str = "POST") -> bytes:
-        """The same of a method and target, and of headers as `passed_on` has them."""
-        own = b"".join([b"\r\n%b: %b" % each for each in more])
-        length = b"\r\ncontent-length: %d" % len(body) if body or method in ("POST", "PUT", "PATCH") else b""
-        return b"%b HTTP/1.1\r\nhost: %b%b%b%b\r\n\r\n%b" % (line, self.authority, own, passed, length, body)
+    def asked(self, line: bytes, lines: bytes, body: bytes) -> bytes:
+        """The same of a method and target, and of lines of headers, each behind a line's end."""
+        return b"%b HTTP/1.1\r\nhost: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (line, self.authority, lines, len(body), body)
 
 
 def passed_on(headers: Headers, written: Collection[bytes]) -> bytes:

@@ -294,6 +294,14 @@ class BufferedTransport:
         if self._bytes >= FLUSH_BYTES:
             self.flush()
 
+    def write_now(self, data: bytes) -> None:
+        """Writes bytes at once, behind those that wait."""
+        if self._parts:
+            self.write(data)
+            self.flush()
+        elif not self._transport.is_closing():
+            self._transport.write(data)
+
     def close(self) -> None:
         """Closes behind what has been written."""
         self.flush()
