@@ -9,6 +9,7 @@ from compile_only import TESTED, Case
 from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton import copy, elements, heads, norm, rope
+from ridgeline.compute.cuda.triton.verify import verify
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.model import CachedHeads, Rope
 
@@ -88,8 +89,15 @@ def begin() -> None:
     tables.begin(ids, ids, rows, ids, torch.empty(1, 257, 512, dtype=torch.int32), torch.empty(2, 256, dtype=torch.int32), 16, 256)()
 
 
+def verification() -> None:
+    """32 rows that verify four drafts each."""
+    tokens, ends, rows = (torch.empty(count, dtype=torch.int32) for count in (160, 34, 33))
+    verify(tokens, tokens, tokens, ends, rows, torch.empty(33, dtype=torch.int64), torch.empty(257, dtype=torch.int32), rows, rows, 8)()
+
+
 CASES = [
     Case("begin", begin),
+    Case("drafts that are verified", verification),
     Case("norms", partial(every_norm, 4096)),
     Case("norms of wide rows", partial(every_norm, 16384), capabilities=TESTED),
     Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))()),

@@ -69,7 +69,7 @@ def test_tokens_and_blocks_come_in_few_sizes() -> None:
 def test_graphs_are_few() -> None:
     """Of 256 rows and 8,192 positions: 30 whole steps, and three sizes of mixed steps whose pieces are captured."""
     found = Buckets(tokens=8192, rows=256, positions=8192, block_tokens=16)
-    assert len(found.decode) == 30 and found.decode[0] == (256, 256, 512, 1)
+    assert len(found.decode) == 30 and found.decode[0] == Bucket(256, 256, 512, 1)
     assert found.segments == (512, 256, 128) and Buckets(tokens=200, rows=8, positions=64, block_tokens=16).segments == (200, 128)
 
 
@@ -94,10 +94,10 @@ def test_bucket(counts: list[int], blocks: int, expected: Bucket) -> None:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ([5], Bucket(5, 2, 128, 8)),
-        ([1, 3, 2], Bucket(20, 5, 128, 8)),
+        ([5], Bucket(5, 2, 128, 8, True)),
+        ([1, 3, 2], Bucket(20, 5, 128, 8, True)),
         ([1] * 64, Bucket(64, 64, 128, 1)),
-        ([1] * 63 + [2], Bucket(320, 65, 128, 8)),
+        ([1] * 63 + [2], Bucket(320, 65, 128, 8, True)),
         ([6, 1], Bucket(128, 4, 128, 8)),  # a prompt
     ],
 )
@@ -106,7 +106,10 @@ def test_steps_that_verify_drafts_have_graphs_of_their_own(counts: list[int], ex
     assert drafting.of(counts, 1) == expected
     assert (expected in drafting.verification) == (2 <= max(counts) <= 5)
     assert not BUCKETS.verification and max(bucket.tokens for bucket in drafting.verification) <= 512
-    assert all(all(size <= most for size, most in zip(each, drafting.largest, strict=True)) for each in drafting.verification)
+    assert all(all(size <= most for size, most in zip(each[:4], drafting.largest, strict=False)) for each in drafting.verification)
+    assert drafting.selected == 320 and BUCKETS.selected == 65
+    behind = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16, backlog=4)  # as many graphs, which sample the last ids alone
+    assert [each._replace(verifies=True) for each in behind.verification] == [*drafting.verification] and behind.selected == 65
 
 
 def test_every_step_fits_a_bucket() -> None:
@@ -231,7 +234,7 @@ def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
 
 def buffers() -> StepBuffers:
     device = interpreted(1 << 30)
-    return StepBuffers(device, BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2), BUCKETS.largest, depth=2, dummy_row=64)
+    return StepBuffers(device, BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2), [BUCKETS.largest], depth=2, dummy_row=64)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +250,10 @@ def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], s
         room._packed.fill_(0x7F)
         for host in room._ring:
             host.fill_(0x7F)
-        room.send(bucket, inputs, DeviceSampling(place, samples, columns))
+        room.send(bucket, inputs, DeviceSampling(place, samples, columns, np.array(counts, np.uint8)))
     got = {name: value.numpy() for name, value in room.device_views(bucket).columns.items()}
     tokens, rows = sum(counts), len(counts)
+    of = inputs.row_of_token if bucket.verifies else np.arange(rows)
     for name in ("ids", "row_of_token"):
         assert np.array_equal(got[name][:tokens], getattr(inputs, name))
     assert np.array_equal(got["positions"][:tokens], inputs.positions[0])
@@ -257,7 +261,14 @@ def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], s
     assert np.array_equal(got["source"][:tokens], place[inputs.row_of_token]) and (got["source"][tokens:] == 64).all()
     assert np.array_equal(got["target"][:rows], np.where(samples, place, 64)) and (got["target"][rows:] == 64).all()
     assert np.array_equal(got["table_row"][:rows], place) and (got["table_row"][rows:] == 64).all()
-    assert np.array_equal(got["select"][:rows], inputs.select)
+    if bucket.verifies:
+        assert got["select"].tolist() == [*range(bucket.tokens)]
+        assert got["place"][:tokens].tolist() == [
+            1 + at for start, count in zip(starts, counts, strict=True) for at in range(start, start + count)
+        ]
+        assert got["samples"].tolist() == [*counts, *[0] * (bucket.rows - rows)]
+    else:
+        assert np.array_equal(got["select"][:rows], inputs.select)
     for group in range(2):
         assert np.array_equal(got["slots"][group, :tokens], inputs.slots[group]) and not got["slots"][group, tokens:].any()
     # Rows of padding have a token each in a decode step, else none.
@@ -265,7 +276,7 @@ def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], s
     assert (ends[rows:] == (1 if bucket.is_decode else 0)).all() and ends.max() <= bucket.max_q
     assert (got["row_of_token"][tokens:] >= rows).all() and (got["row_of_token"] < bucket.rows).all()
     assert np.array_equal(got["kv_len"][rows:], ends[rows:]) and got["select"].min() >= 0 and got["select"].max() < bucket.tokens
-    assert (got["ids"][tokens:] == 0).all() and all((got[name][:rows] == columns[name]).all() for name in SAMPLING_COLUMNS)
+    assert (got["ids"][tokens:] == 0).all() and all((got[name][: len(of)] == columns[name][of]).all() for name in SAMPLING_COLUMNS)
 
 
 def test_a_step_that_nobody_reads_is_on_block_0() -> None:

@@ -1,8 +1,8 @@
 """A GPU as a backend: a step is launched when it is enqueued, behind those before it, and read when its result is needed.
 
-The id that a row sampled last stays on the device, where the row's next step finds it: the host waits for nothing between two steps. Rows
-that the device does not sample (penalties, log-probabilities, drafts …) are sampled here from logits that are copied: a step that has such
-rows, or that scores a prompt, is read before the next one is launched.
+The id that a row sampled last stays on the device, where the row's next step finds it: the host waits for nothing between two steps.
+Drafts are verified there too, in steps without prompts. Rows that the device does not sample (penalties, log-probabilities …) are sampled
+here from logits that are copied: a step that has such rows, or that scores a prompt, is read before the next one is launched.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,6 +56,7 @@ class _SamplingSplit(NamedTuple):
     device_ids   int32: permanent rows that the device samples
     host         positions, among the rows that sample, of those sampled by the host
     all_sample   True where every row samples one position
+    verifies     the device compares samples with drafts
     """
 
     rows: StepRows
@@ -63,6 +64,7 @@ class _SamplingSplit(NamedTuple):
     device_ids: NDArray[np.int32]
     host: list[int]
     all_sample: bool
+    verifies: bool
 
 
 @dataclass(slots=True)
@@ -114,8 +116,9 @@ class CudaBackend:
             self._state.apply(plan)
             self._columns.apply(plan)
         self.runner.tables.apply(plan)
-        if self._split is None or self._split.rows is not work.rows:
-            self._split = self._split_sampling(work.rows)
+        verifies = work.rows.has_drafts and self.runner.buckets.of_step(inputs).verifies
+        if self._split is None or self._split.rows is not work.rows or self._split.verifies != verifies:
+            self._split = self._split_sampling(work.rows, verifies)
         split = self._split
         inputs.ids[work.unknown] = self._state.last[work.unknown_rows]  # LAST again where the device has it
         if plan.copies:
@@ -142,13 +145,13 @@ class CudaBackend:
         for fill in plan.fills:
             self.runner.adapters.fill(fill.slot, self._adapters.get(fill.digest))
 
-    def _split_sampling(self, rows: StepRows) -> _SamplingSplit:
+    def _split_sampling(self, rows: StepRows, verifies: bool) -> _SamplingSplit:
         """Splits the rows of a step into those that the device samples and those that the host samples."""
         samples = np.frombuffer(rows.sample, np.uint8)
-        on_device = (samples == 1) & self._columns.on_device[rows.row_ids]
+        on_device = (samples > 0 if verifies else samples == 1) & self._columns.on_device[rows.row_ids]
         host = [number for number, index in enumerate(rows.sampling) if not on_device[index]]
-        sampling = DeviceSampling(rows.row_ids, on_device, self._columns.of(rows.row_ids))
-        return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()))
+        sampling = DeviceSampling(rows.row_ids, on_device, self._columns.of(rows.row_ids), samples)
+        return _SamplingSplit(rows, sampling, rows.row_ids[on_device], host, bool((samples == 1).all()), verifies)
 
     blocks = None
     reads_tables = False
@@ -164,14 +167,19 @@ class CudaBackend:
         tokens, flags = self.runner.read(ticket.launched)
         ended, seconds = perf_counter(), self.runner.seconds(ticket.launched)
         self._moves += 1
-        ids: list[tuple[int, ...]] = [*zip(tokens)] if split.all_sample else [(tokens[index],) for index in work.rows.sampling]
         finite, logprobs, scores, failures = bytearray(flags), None, None, ()
-        if 0 in finite:
-            ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
-        hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score or work.rows.pooled else None
+        if ticket.launched.verifies:
+            standing = ticket.launched.standing(work.plan.sample)
+            ids = [standing[index] for index in work.rows.sampling]
+        else:
+            ids = [*zip(tokens)] if split.all_sample else [(tokens[index],) for index in work.rows.sampling]
+            if 0 in finite:
+                ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
+        drafts_on_host = work.rows.has_drafts and len(split.host) > 0
+        hidden = self.runner.hidden(work.inputs.sizes.T) if drafts_on_host or work.plan.score or work.rows.pooled else None
         if split.host:
             masks = self._state.masks(work) if work.rows.has_grammars or work.rows.has_budgets else None
-            logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite, masks)
+            logprobs, finite = self._on_host(work, split.host, hidden if drafts_on_host else None, ids, finite, masks)
             failures = () if masks is None else masks.apply(work.rows.sampling, Sampled(ids, logprobs), finite)
         if work.plan.score:
             assert hidden is not None
@@ -217,13 +225,13 @@ class CudaBackend:
         return logprobs, finite if hidden is None else finite_rows(work, finite_token, ids)
 
     def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
-        """Seconds on the device; with drafts on the host, which then makes logits itself."""
+        """Seconds on the device; on the host where that verifies drafts, and makes logits itself."""
         assert self.runner is not None
         shape, began = self.runner.shape, perf_counter()
         inputs = dummy_step(counts, samples=samples, groups=len(shape.groups), block_tokens=shape.block_tokens)
         launched = self.runner.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NO_SAMPLING)
         self.runner.read(launched)
-        if max(samples) == 1:
+        if max(samples) == 1 or launched.verifies:
             return self.runner.seconds(launched)
         self.runner.logits(self.runner.hidden(len(inputs.ids))[inputs.select])
         return perf_counter() - began

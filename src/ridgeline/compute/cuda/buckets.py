@@ -8,6 +8,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from ridgeline.compute.graph import StepInputs
+
 SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 ROWS_STEP = 32
 """Up to some 180 rows a product takes as long as its weights are read: a few rows of padding cost little."""
@@ -21,20 +25,27 @@ LEAST_POSITIONS, POSITIONS_FACTOR = 2048, 4
 class Bucket(NamedTuple):
     """Sizes of a step, padding included.
 
-    tokens, rows  as in `Sizes`; every row has one selected position, its last
+    tokens, rows  as in `Sizes`
     blocks        width of the block tables
     max_q         most tokens of a row; 1: a decode step, in which tokens = rows
+    verifies      every position is selected and samples, beside drafts that may stand there; else the last one of each row
     """
 
     tokens: int
     rows: int
     blocks: int
     max_q: int
+    verifies: bool = False
 
     @property
     def is_decode(self) -> bool:
         """True where every row has one token."""
         return self.max_q == 1
+
+    @property
+    def selected(self) -> int:
+        """Selected positions, as in `Sizes`."""
+        return self.tokens if self.verifies else self.rows
 
 
 def row_buckets(most: int) -> tuple[int, ...]:
@@ -61,20 +72,30 @@ def block_buckets(positions: int, block_tokens: int) -> tuple[int, ...]:
 
 
 class Buckets:
-    """The buckets of a runner whose steps have at most so many tokens, rows and positions of a row. drafts: most that a row verifies in a
-    step, 0 without speculation."""
+    """The buckets of a runner whose steps have at most so many tokens, rows and positions of a row.
 
-    def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int, drafts: int = 0) -> None:
-        self.tokens = max(tokens, rows)
+    drafts   most that a row verifies in a step, 0 without speculation
+    backlog  instead of these: most ids beside its last one that a row computes in a step that is one graph too
+    """
+
+    def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int, drafts: int = 0, backlog: int = 0) -> None:
+        self.tokens, self._block_tokens = max(tokens, rows), block_tokens
         self._decode_rows = row_buckets(rows)
-        self._verified, most = 1 + drafts, min(self.tokens, SEGMENT_TOKENS[-1])
-        self._verified_rows = tuple(size for size in self._decode_rows if drafts and size * self._verified <= most)
+        self._verifies, few = drafts > 0, max(drafts, backlog)
+        self._verified, most = 1 + few, min(self.tokens, SEGMENT_TOKENS[-1])
+        self._verified_rows = tuple(size for size in self._decode_rows if few and size * self._verified <= most)
         self.rows = (*self._decode_rows, rows + 1)  # with a row of padding, which mixed steps alone have
         self.blocks = block_buckets(max(positions, self.tokens), block_tokens)
 
     def of(self, counts: Sequence[int], blocks: int) -> Bucket:
         """The bucket of a step whose rows have so many tokens, the longest of them so many blocks."""
         return self.padded(sum(counts), len(counts), max(counts), blocks)
+
+    def of_step(self, inputs: StepInputs) -> Bucket:
+        """The bucket of a step."""
+        tokens, rows = len(inputs.ids), len(inputs.kv_len)
+        max_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
+        return self.padded(tokens, rows, max_q, -(-int(inputs.kv_len.max()) // self._block_tokens))
 
     def padded(self, tokens: int, rows: int, max_q: int, blocks: int) -> Bucket:
         """The bucket of a step of so many tokens and rows, a row of which has at most `max_q` tokens and `blocks` blocks."""
@@ -89,12 +110,17 @@ class Buckets:
 
     def _verification(self, rows: int, blocks: int) -> Bucket:
         """A step in which so many rows have a token and all drafts. What they have fewer belongs to a row of padding."""
-        return Bucket(rows * self._verified, rows + 1, blocks, 1 << (self._verified - 1).bit_length())
+        return Bucket(rows * self._verified, rows + 1, blocks, 1 << (self._verified - 1).bit_length(), self._verifies)
 
     @property
     def largest(self) -> Bucket:
         """The bucket that every other fits in."""
         return Bucket(self.tokens, self.rows[-1], self.blocks[-1], 1 << (self.tokens - 1).bit_length())
+
+    @property
+    def selected(self) -> int:
+        """Most selected positions of a step."""
+        return max(bucket.selected for bucket in (self.largest, *self.verification[:1]))
 
     def smallest_mixed(self, tokens: int) -> Bucket:
         """The least bucket of a mixed step of so many tokens: one row."""
@@ -108,7 +134,7 @@ class Buckets:
 
     @property
     def verification(self) -> tuple[Bucket, ...]:
-        """Every bucket of steps that verify drafts and are one graph, the largest first."""
+        """Every bucket of steps that verify drafts, or have a backlog, and are one graph, the largest first."""
         found = [self._verification(rows, blocks) for rows in self._verified_rows for blocks in self.blocks]
         return tuple(sorted(found, reverse=True))
 

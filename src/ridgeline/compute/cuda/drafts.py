@@ -126,7 +126,7 @@ def open_device_drafts(source: ModelSource, device: Device, dtype: torch.dtype, 
     runner = CudaRunner(
         oplist, weights, shape, device, dtype,
         tokens=config.tokens + config.rows, rows=config.rows, positions=positions, vocab=source.facts.tokens, cached=facts.cached,
-        depth=config.num_speculative_tokens, invariant=config.batch_invariant, drafts=BACKLOG,
+        depth=config.num_speculative_tokens, invariant=config.batch_invariant, backlog=BACKLOG,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
     runner.profile_run()

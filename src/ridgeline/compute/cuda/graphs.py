@@ -112,14 +112,14 @@ class LaunchCache:
         return found
 
     def _tail(self, binding: Binding) -> list[Launch]:
-        """Launches from the selection on: the same for all buckets of so many tokens and rows."""
+        """Launches from the selection on: the same for all buckets of so many tokens and rows that all verify, or do not."""
         bucket = binding.inputs.bucket
-        key = bucket.tokens, bucket.rows
+        key = bucket.tokens, bucket.rows, bucket.verifies
         if key not in self._shared:
             logits, hidden = binding.values(self._results)
             sampling = [
                 Launch(self._ids.sampling(binding, logits, hidden), name="sample"),
-                Launch(partial(self._ids.store_last, binding), name="store ids"),
+                Launch(self._ids.store_last(binding), name="store ids"),
             ]
             self._shared[key] = [*self._bound(binding, self._select, len(self._plan.oplist.ops)), *sampling]
         return self._shared[key]

@@ -61,7 +61,7 @@ def scratch_bytes(
         if op.name == "route"
     )
     return max(
-        sampling.scratch_bytes(buckets.largest.rows),
+        sampling.scratch_bytes(buckets.selected),
         *changes,
         *products,
         *gated,

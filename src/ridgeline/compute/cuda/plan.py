@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, is_change
+from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache
 from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.step import DeviceInputs
@@ -40,12 +41,12 @@ class Place(NamedTuple):
     dtype: torch.dtype
     axis: Axis
 
-    def rows(self, tokens: int, rows: int) -> int:
-        """Rows in a step of so many tokens and rows, each of which selects one position."""
-        return self.axis.at(Sizes(T=tokens, R=rows, S=rows))
+    def rows(self, bucket: Bucket) -> int:
+        """Rows in a step of this bucket."""
+        return self.axis.at(Sizes(T=bucket.tokens, R=bucket.rows, S=bucket.selected))
 
 
-def place_values(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse: bool = True) -> tuple[dict[str, Place], int]:
+def place_values(oplist: OpList, dtype: torch.dtype, sizes: Sizes, *, reuse: bool = True) -> tuple[dict[str, Place], int]:
     """Place of every value by name, at the largest sizes, and the bytes of all. Results and taps keep their places to the end; with `reuse`
     off every value does. Changed products lie where the products did, which nothing else reads."""
     last = last_stages(oplist, [[op] for op in oplist.ops])
@@ -60,7 +61,7 @@ def place_values(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, 
         for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
             kind = dtype_of(oplist, op, names[0], dtype)
             width = sum(oplist.values[name].width for name in names)
-            count = oplist.values[names[0]].axis.at(Sizes(T=tokens, R=rows, S=rows))
+            count = oplist.values[names[0]].axis.at(sizes)
             grouped.append((names, kind, width))
             buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
     starts, size = place_buffers(buffers, reuse=reuse)
@@ -83,7 +84,7 @@ def dtype_of(oplist: OpList, op: Op, name: str, dtype: torch.dtype) -> torch.dty
 
 
 class DevicePlan:
-    """One op list over given weights, for steps of at most `tokens` tokens and `rows` rows, padding included.
+    """One op list over given weights, for steps of at most these `sizes`, padding included.
 
     dtype      of activations: fp32, bf16 or fp16
     scratch    uint8, shared by products, attention and sampling
@@ -100,8 +101,7 @@ class DevicePlan:
         device: Device,
         dtype: torch.dtype,
         *,
-        tokens: int,
-        rows: int,
+        sizes: Sizes,
         scratch: torch.Tensor,
         invariant: bool = False,
         adapters: DeviceAdapterSlots | None = None,
@@ -109,8 +109,8 @@ class DevicePlan:
     ) -> None:
         self.oplist, self.weights, self.device, self.dtype = oplist, weights, device, dtype
         self.scratch, self.invariant, self.adapters = scratch, invariant, adapters
-        self.tokens, self.rows = tokens, rows
-        self._places, size = place_values(oplist, dtype, tokens, rows, reuse=reuse)
+        self.sizes = sizes
+        self._places, size = place_values(oplist, dtype, sizes, reuse=reuse)
         self._memory = device.empty(size, dtype=torch.uint8)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         self._index = {layer: index for group in shape.groups for index, layer in enumerate(group.layers)}
@@ -122,17 +122,17 @@ class DevicePlan:
         """Bytes of values and scratch."""
         return self._memory.nbytes + self.scratch.nbytes
 
-    def value(self, name: str, tokens: int, rows: int) -> torch.Tensor:
-        """A view of a value in a step of so many tokens and rows; the next step overwrites it."""
+    def value(self, name: str, bucket: Bucket) -> torch.Tensor:
+        """A view of a value in a step of this bucket; the next step overwrites it."""
         place = self._places[name]
-        count = place.rows(tokens, rows)
+        count = place.rows(bucket)
         buffer = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return buffer.view(count, place.stride)[:, place.first : place.first + place.width]
 
-    def merged(self, names: Sequence[str], tokens: int, rows: int) -> torch.Tensor:
+    def merged(self, names: Sequence[str], bucket: Bucket) -> torch.Tensor:
         """All outputs of a merged product as one view, the first one's columns first."""
         place = self._places[names[0]]
-        count = place.rows(tokens, rows)
+        count = place.rows(bucket)
         buffer = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return buffer.view(count, place.stride)
 
@@ -152,7 +152,7 @@ class Binding:
         """A value, or a step input, of this bucket."""
         if name in INPUTS:
             return self.ids if name == "ids" else self.inputs[name]
-        return self.plan.value(name, self.inputs.bucket.tokens, self.inputs.bucket.rows)
+        return self.plan.value(name, self.inputs.bucket)
 
     def values(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Several values."""
@@ -160,7 +160,7 @@ class Binding:
 
     def merged(self, names: Sequence[str]) -> torch.Tensor:
         """The outputs of a merged product as one."""
-        return self.plan.merged(names, self.inputs.bucket.tokens, self.inputs.bucket.rows)
+        return self.plan.merged(names, self.inputs.bucket)
 
     def vector(self, op: Op, number: int = 0) -> torch.Tensor:
         """One of the op's vectors, fp32."""

@@ -145,7 +145,7 @@ def _attention(b: Binding, op: Op) -> Run:
     inputs, plan, q = b.inputs, b.plan, b.value(op.inputs[0])
     count = q.shape[1] // int(op.attributes["head_dim"])  # type: ignore[call-overload]
     parts = count // heads_of_program(count, layer.kv_heads, layer.latent)
-    counters = b.constant("counters", lambda: counters_of(plan.tokens, plan.rows, parts, plan.device.torch))
+    counters = b.constant("counters", lambda: counters_of(plan.sizes.T, plan.sizes.R, parts, plan.device.torch))
     return attention(
         q, layer, inputs.tables[group], inputs["table_row"], inputs["cu_q"], inputs["kv_len"],
         head_dim=op.attributes["head_dim"], scale=op.attributes["scale"], window=op.attributes["window"],  # type: ignore[arg-type]

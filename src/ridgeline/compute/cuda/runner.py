@@ -25,7 +25,7 @@ from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
 from ridgeline.compute.dummy import dummy_step, even_counts
-from ridgeline.compute.graph import Op, OpList, StepInputs
+from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lowering.lower import head_of
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import stored_names
@@ -36,16 +36,25 @@ Floats = NDArray[np.float32]
 
 
 class LaunchedStep(NamedTuple):
-    """A step that has been started, and the rows that it has.
+    """A step that has been started.
 
     start, end  timed events: before the copy of its inputs, behind the copy of its results
-    results     int32 [2, largest rows] on the host, as `SampledIds.results`: valid once `end` has come
+    results     int32 [3, most selected] on the host, as `SampledIds.results`: valid once `end` has come
+    ends        int32 [R]: last token of each row
+    verifies    as in `Bucket`
     """
 
     start: Event
     end: Event
     results: NDArray[np.int32]
-    rows: int
+    ends: NDArray[np.int32]
+    verifies: bool
+
+    def standing(self, samples: bytearray) -> list[tuple[int, ...]]:
+        """The ids of each row that stand, of a step that verifies and has been read: up to the first that differs from its draft, before
+        the first position that is not finite. samples: how many of its last positions sample."""
+        firsts, counts = self.ends + 1 - np.frombuffer(samples, np.uint8), self.results[2]
+        return [tuple(self.results[0, first : first + count].tolist()) for first, count in zip(firsts, counts, strict=False)]
 
 
 class ResultBuffer(NamedTuple):
@@ -68,7 +77,7 @@ class CudaRunner:
     invariant                a token's bits do not depend on what else is in its step
     graphs                   starts steps; None: the device's own graphs, if it has any
     adapters                 slots of those that rows may have; None: the list changes nothing
-    drafts                   most that a row verifies in a step: such steps are one graph too; 0: none
+    drafts, backlog          see `Buckets`; 0: none
     """
 
     def __init__(
@@ -89,13 +98,15 @@ class CudaRunner:
         graphs: Graphs | None = None,
         adapters: DeviceAdapterSlots | None = None,
         drafts: int = 0,
+        backlog: int = 0,
     ) -> None:
         check(oplist)
         self.adapters = adapters
         self.oplist, self.device, self.vocab = oplist, device, vocab
         self.shape, self._head = shape, head_of(oplist)
-        self.buckets = Buckets(tokens, rows, positions, shape.block_tokens, drafts)
+        self.buckets = Buckets(tokens, rows, positions, shape.block_tokens, drafts, backlog)
         largest = self.buckets.largest
+        sizes = Sizes(T=largest.tokens, R=largest.rows, S=self.buckets.selected)
         needed = scratch_bytes(
             oplist, weights, self.buckets,
             cached=cached, block_tokens=shape.block_tokens, dtype=dtype, device=device, invariant=invariant,
@@ -103,16 +114,18 @@ class CudaRunner:
         )  # fmt: skip
         scratch = device.empty(needed, dtype=torch.uint8)
         self.plan = DevicePlan(
-            oplist, weights, shape, device, dtype, tokens=largest.tokens, rows=largest.rows, scratch=scratch, invariant=invariant,
-            adapters=adapters,
+            oplist, weights, shape, device, dtype, sizes=sizes, scratch=scratch, invariant=invariant, adapters=adapters,
         )  # fmt: skip
         columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
         self.tables = BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
-        self.buffers = StepBuffers(device, self.tables, largest, depth, dummy_row=rows, adapters=columns)
-        self.ids = SampledIds(device, rows, largest, vocab)
-        self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
+        room = largest, *self.buckets.verification[:1]
+        self.buffers = StepBuffers(device, self.tables, room, depth, dummy_row=rows, adapters=columns)
+        self.ids = SampledIds(device, rows, sizes, vocab)
+        self._results = [_result_buffer(device, sizes.S) for _ in range(depth + 1)]
         self._next = 0
         self._current = largest
+        self._ends = np.zeros(0, np.int32)
+        """Bucket of the last step, and the last token of its rows."""
         self.marks = Marks(device.event)
         self.trace: DeviceTrace | None = None
         """Starts steps while they are traced."""
@@ -191,9 +204,7 @@ class CudaRunner:
         `inputs.select` has the last token of every row. Block tables are those of `tables`, by the permanent rows of `sampling`. At most
         `depth` steps may be launched and not yet read.
         """
-        tokens, rows = len(inputs.ids), len(inputs.kv_len)
-        max_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
-        bucket = self.buckets.padded(tokens, rows, max_q, -(-int(inputs.kv_len.max()) // self.shape.block_tokens))
+        bucket = self.buckets.of_step(inputs)
         buffer = self._results[self._next]
         self._next = (self._next + 1) % len(self._results)
         buffer.start.record()
@@ -202,17 +213,19 @@ class CudaRunner:
         start(bucket, *self._launches.launches(bucket))
         buffer.pinned.copy_(self.ids.results, non_blocking=True)
         buffer.end.record()
-        return LaunchedStep(buffer.start, buffer.end, buffer.results, rows)
+        return LaunchedStep(buffer.start, buffer.end, buffer.results, self._ends, bucket.verifies)
 
     def replay(self) -> None:
         """Starts the last step once more, over the same inputs: for measurements."""
         self._graphs.run(self._current, *self._launches.launches(self._current))
 
     def read(self, launched: LaunchedStep) -> tuple[list[int], NDArray[np.bool_]]:
-        """Waits for a step: the id sampled for each row [R], and bool [R], True where its final hidden states are finite."""
+        """Waits for a step: the id sampled at each selected position [S], and bool [R], True where a row's final hidden states are finite,
+        up to its last id where drafts are verified."""
         launched.end.synchronize()
-        ids, finite = launched.results[:, : launched.rows]
-        return ids.tolist(), finite != 0
+        rows = len(launched.ends)
+        ids = launched.results[0, : launched.ends[-1] + 1 if launched.verifies else rows]
+        return ids.tolist(), launched.results[1, :rows] != 0
 
     def seconds(self, launched: LaunchedStep) -> float:
         """Seconds on the device of a step that has been read, from the copy of its inputs to that of its results. Fewer than `depth` steps
@@ -221,14 +234,13 @@ class CudaRunner:
 
     def logits_of(self, rows: list[int]) -> Floats:
         """Logits fp32 [len(rows), V] of some rows of the last step, which has been read."""
-        bucket = self._current
-        logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
-        return _to_host(logits[torch.tensor(rows, device=logits.device)])
+        logits = self.plan.value(self.oplist.outputs["logits"], self._current)
+        at = self._ends[rows].tolist() if self._current.verifies else rows
+        return _to_host(logits[torch.tensor(at, device=logits.device)])
 
     def hidden(self, tokens: int) -> Floats:
         """Final hidden states fp32 [T, D] of the last step, which has been read."""
-        bucket = self._current
-        return _to_host(self.plan.value(self.oplist.taps["hidden"], bucket.tokens, bucket.rows)[:tokens])
+        return _to_host(self.plan.value(self.oplist.taps["hidden"], self._current)[:tokens])
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V]; overwrites those of the last step."""
@@ -238,10 +250,10 @@ class CudaRunner:
             part = torch.from_numpy(np.ascontiguousarray(hidden[start : start + most]))
             bucket = self.buckets.of([1] * len(part), 1)
             binding = self._launches.binding(bucket)
-            self.plan.value(self.oplist.ops[self._head - 1].outputs[0], bucket.tokens, bucket.rows)[: len(part)].copy_(part)
+            self.plan.value(self.oplist.ops[self._head - 1].outputs[0], bucket)[: len(part)].copy_(part)
             for op in head:
                 self._launches.bind(binding, op)()
-            logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
+            logits = self.plan.value(self.oplist.outputs["logits"], bucket)
             found.append(_to_host(logits[: len(part)]))
         return np.concatenate(found)
 
@@ -263,8 +275,7 @@ class CudaRunner:
         most = self.buckets.largest
         plan = DevicePlan(
             self.oplist, self.plan.weights, self.shape, self.device, self.plan.dtype,
-            tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
-            adapters=self.adapters, reuse=False,
+            sizes=self.plan.sizes, scratch=self.plan.scratch, invariant=self.plan.invariant, adapters=self.adapters, reuse=False,
         )  # fmt: skip
         self._send(most, inputs, _alone(inputs, self.tables))
         binding = self._launches.binding(most, plan)
@@ -274,7 +285,7 @@ class CudaRunner:
             self._launches.bind(binding, op)()
             self.device.settle()
             for name in op.outputs:
-                value = plan.value(name, most.tokens, most.rows)
+                value = plan.value(name, most)
                 made[name] = value[: self.oplist.values[name].axis.at(sizes)].float().cpu().numpy()
             made |= dict(zip(stored_names(op), _stored_kv(op, inputs, self.shape, kv), strict=False))
         return made
@@ -286,7 +297,7 @@ class CudaRunner:
         self._graphs.clear()
 
     def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
-        self._current = bucket
+        self._current, self._ends = bucket, inputs.cu_q[1:] - 1
         self.buffers.send(bucket, inputs, sampling)
 
 
@@ -297,9 +308,9 @@ def _alone(inputs: StepInputs, tables: BlockTables) -> DeviceSampling:
     return DeviceSampling(rows, np.zeros(len(rows), np.bool_), dict.fromkeys(SAMPLING_COLUMNS, np.zeros(len(rows))))
 
 
-def _result_buffer(device: Device, rows: int) -> ResultBuffer:
-    """Events and pinned memory for the results of `rows` rows."""
-    pinned = device.host(2, rows, dtype=torch.int32)
+def _result_buffer(device: Device, selected: int) -> ResultBuffer:
+    """Events and pinned memory for the results of a step."""
+    pinned = device.host(3, selected, dtype=torch.int32)
     return ResultBuffer(device.event(timed=True), device.event(timed=True), pinned, pinned.numpy())
 
 

@@ -36,11 +36,13 @@ class DeviceSampling:
     rows       int32 [R]  permanent row of each, which has its block tables, and where its next token finds the sampled id
     on_device  bool [R]   the device samples it in this step; others keep their last id
     columns    [R] each, by the names of `SAMPLING_COLUMNS`
+    samples    uint8 [R]  how many of its last positions sample, for steps that verify; None: one
     """
 
     rows: NDArray[np.int32]
     on_device: NDArray[np.bool_]
     columns: Mapping[str, NDArray[np.generic]]
+    samples: NDArray[np.uint8] | None = None
 
 
 NO_SAMPLING: Final = DeviceSampling(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
@@ -57,9 +59,10 @@ class Column(NamedTuple):
 
 def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
     """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
-    `table_row`, `target`: of each row, or the dummy row; `count`: tokens that are no padding, the first ones. adapters: how tokens are put
+    `table_row`, `target`: of each row, or the dummy row; `count`: tokens that are no padding, the first ones. Where it verifies,
+    `place`: where the id stands that a position samples, and `samples`: how many of a row's last positions do. adapters: how tokens are put
     in order by adapter; None: they have none."""
-    tokens, rows = bucket.tokens, bucket.rows
+    tokens, rows, selected = bucket.tokens, bucket.rows, (bucket.selected,)
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
         Column("changes", "i32", (2, changes)),
@@ -74,8 +77,9 @@ def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterCol
         Column("table_row", "i32", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
         Column("kv_len", "i32", (rows,)),
-        Column("select", "i32", (rows,)),
-        *(Column(name, kind, (rows,)) for name, kind in SAMPLING_COLUMNS.items()),
+        Column("select", "i32", selected),
+        *(Column(name, kind, selected) for name, kind in SAMPLING_COLUMNS.items()),
+        *((Column("place", "i32", selected), Column("samples", "i32", (rows,))) if bucket.verifies else ()),
     )
 
 
@@ -115,8 +119,8 @@ class StagingViews(NamedTuple):
     device: torch.Tensor
 
 
-LayoutKey = tuple[int, int]
-"""Tokens and rows of a bucket: its layout depends on nothing else."""
+LayoutKey = tuple[int, int, bool]
+"""Tokens and rows of a bucket, and whether it verifies: its layout depends on nothing else."""
 
 MAX_LAYOUTS: Final = 256
 """Layouts whose views are kept."""
@@ -126,14 +130,15 @@ MAX_LAYOUTS: Final = 256
 class StepBuffers:
     """Packed inputs of the largest bucket, once on the device and `depth` + 1 times in pinned memory of the host.
 
-    tables     of permanent rows, whose changes travel with the inputs
-    dummy_row  the entry of `SampledIds` and of `tables` behind all permanent rows, for padding
-    adapters   order of tokens by adapter; None: they have none
+    tables        of permanent rows, whose changes travel with the inputs
+    largest       the bucket, and the largest of those that verify, if any
+    dummy_row     the entry of `SampledIds` and of `tables` behind all permanent rows, for padding
+    adapters      order of tokens by adapter; None: they have none
     """
 
     device: Device
     tables: BlockTables
-    largest: Bucket
+    largest: Sequence[Bucket]
     depth: int
     dummy_row: int
     adapters: AdapterColumns | None = None
@@ -146,7 +151,7 @@ class StepBuffers:
     """Bucket and sampling whose row columns each buffer of the ring holds already."""
 
     def __post_init__(self) -> None:
-        _, size = self._layout(self.largest)
+        size = max(self._layout(bucket)[1] for bucket in self.largest)
         self._packed = self.device.empty(size, dtype=torch.uint8)
         self._ring = [self.device.host(size, dtype=torch.uint8) for _ in range(self.depth + 1)]
         self._copied = [self.device.event() for _ in self._ring]
@@ -186,7 +191,7 @@ class StepBuffers:
 
     def _staging(self, bucket: Bucket) -> list[StagingViews]:
         """Views of a bucket, one for each buffer of the ring."""
-        key = bucket.tokens, bucket.rows
+        key = bucket.tokens, bucket.rows, bucket.verifies
         found = self._staging_views.get(key)
         if found is None:
             if len(self._staging_views) >= MAX_LAYOUTS:
@@ -212,6 +217,9 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
     into["positions"][:tokens] = inputs.positions[0]
     into["kv_len"][:rows] = inputs.kv_len
     into["count"][0] = tokens
+    if "place" in into:
+        row = inputs.row_of_token
+        into["place"][:tokens] = np.arange(1, tokens + 1) + (inputs.kv_len - inputs.cu_q[1:])[row]
     for number, slots in enumerate(inputs.slots):
         into["slots"][number, :tokens] = slots
 
@@ -236,7 +244,11 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
         into["row_of_token"][tokens:] = min(rows, bucket.rows - 1)
         into["cu_q"][rows + 1 :] = tokens
         into["kv_len"][rows:] = 0
-    into["select"][: len(inputs.select)], into["select"][len(inputs.select) :] = inputs.select, 0
+    if bucket.verifies:
+        into["select"][:] = np.arange(bucket.tokens)
+        into["place"][tokens:] = 0
+    else:
+        into["select"][: len(inputs.select)], into["select"][len(inputs.select) :] = inputs.select, 0
     samples = len(sampling.rows) > 0
     into["source"][:tokens], into["source"][tokens:] = sampling.rows[inputs.row_of_token] if samples else dummy_row, dummy_row
     into["table_row"][:rows], into["table_row"][rows:] = sampling.rows if samples else dummy_row, dummy_row
@@ -246,5 +258,9 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
     )
     if "adapter_slots" in into:
         put_in_order(inputs.adapter, into["adapter_tokens"], into["adapter_slots"])
+    if "samples" in into:
+        into["samples"][:rows], into["samples"][rows:] = (1 if sampling.samples is None else sampling.samples) if samples else 0, 0
+    of = inputs.row_of_token if bucket.verifies else slice(rows)
+    count = tokens if bucket.verifies else rows
     for name in SAMPLING_COLUMNS:
-        into[name][:rows], into[name][rows:] = sampling.columns[name] if samples else 0, 0
+        into[name][:count], into[name][count:] = sampling.columns[name][of] if samples else 0, 0
