@@ -14,6 +14,8 @@
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace ridgeline {
@@ -77,7 +79,15 @@ inline bool has_tiles() {
 
 #else
 
+#if defined(__aarch64__) && defined(__linux__)
+// Dot products of bytes, which processors older than Armv8.2 lack.
+inline bool runs(const char* level) {
+    constexpr unsigned long kDotProducts = 1ul << 20;        // HWCAP_ASIMDDP
+    return strcmp(level, "neon") != 0 || (getauxval(AT_HWCAP) & kDotProducts) != 0;
+}
+#else
 inline bool runs(const char*) { return true; }
+#endif
 inline bool has_bf16() { return false; }
 inline bool has_tiles() { return false; }
 

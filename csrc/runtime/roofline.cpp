@@ -19,9 +19,6 @@ void clock(size_t rounds) {
         }
 }
 
-constexpr size_t kRegisters = 12;        // two multiply-adds per cycle, each ready after four or five
-constexpr size_t kSums = kRegisters * sizeof(Part) / sizeof(Vec), kLongSums = 4;
-
 // A core reads more from several places at once than from one.
 void read(const uint8_t* data, size_t bytes, size_t rounds) {
     constexpr size_t kLoads = kReadStep / kQuadBytes, kStreams = 4;
@@ -56,13 +53,11 @@ constexpr Loop kF32 = {f32, kSums * kLanes * 2};
 
 const uint8_t kThrees[kQuadBytes] = {3}, kTwos[kQuadBytes] = {2};
 
-// Codes of at most `kBits` bits: sums that do not wait for each other.
-template <int kBits>
-constexpr size_t kChains = kDots<kBits> == 1 && sizeof(Part) == sizeof(Vec) ? kRegisters : kLongSums * sizeof(Part) / sizeof(Vec);
+// Codes of at most `kBits` bits.
 template <int kBits>
 void integers(size_t rounds) {
     Quad codes = load_quad(kThrees), x = load_quad(kTwos);
-    Ints sum[kChains<kBits>];
+    Ints sum[kIntSums];
     RIDGELINE_UNROLL
     for (Ints& each : sum) each = ints(0);
     touch(codes), touch(x);
@@ -74,7 +69,7 @@ void integers(size_t rounds) {
         }
 }
 template <int kBits>
-constexpr Loop kIntegers = {integers<kBits>, kChains<kBits> * kDots<kBits> * kQuadBytes * 2};
+constexpr Loop kIntegers = {integers<kBits>, kIntSums * kDots<kBits> * kQuadBytes * 2};
 
 }  // namespace
 

@@ -304,6 +304,7 @@ typedef uint64_t Lanes __attribute__((vector_size(32)));
 inline Lanes product(Lanes a, Lanes b) { return (Lanes)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
 const Lanes kCount = {0, 1, 2, 3};
 
+constexpr size_t kSums = 6, kIntSums = 2;  // of a roofline, of floats and of integers: as many as keep every unit busy
 // What the roofline measures: sums of products of 8-bit activations with codes of at most `kBits` bits, `kDots` of each 8 bits a call. Products
 // of pairs are added up in 16 bits as long as they fit, then widened.
 template <int kBits>

@@ -127,33 +127,20 @@ inline Ints operator*(Ints x, Ints y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
 inline void touch(Quad& x) { asm volatile("" : "+v"(x.v)); }
 inline void touch(Ints& x) { asm volatile("" : "+v"(x.v)); }
 
-// Factors: one integer of each of 16 rows, for sums of products that are widened. Twins: two of each row, for the sums of two parts' inputs.
+// Factors: one integer of each of 16 rows, for sums of products that are widened.
 using Factors = Ints;
-struct Twins { Ints first, second; };
 template <Field kField>
 inline Factors factors(const uint8_t* p) {
     const __m128i b = fields<kField>(p);
     return {kField == Field::kSigned ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b)};
 }
-template <Field kField>
-inline Twins twins(const uint8_t* first, const uint8_t* second) { return {factors<kField>(first), factors<kField>(second)}; }
-inline Ints widened(Pairs x, Factors by) { return x * by; }
-inline Ints integers(const uint8_t* p) { return factors<Field::kSigned>(p); }
-// Sums of the inputs of the parts of a span of 256.
-template <int kParts>
-struct Totals {
-    int32_t each[8 * kParts];
-    void gather(const int32_t* sums) {   // [16], of 16 inputs each
-        for (size_t i = 0; i < 8 * kParts; ++i) each[i] = kParts == 2 ? sums[i] : sums[2 * i] + sums[2 * i + 1];
-    }
-    Ints times(Twins by, size_t pair) const { return by.first * ints(each[2 * pair]) + by.second * ints(each[2 * pair + 1]); }
-};
 
 // Words of 64 bits, of which `product` multiplies the lower halves.
 typedef uint64_t Lanes __attribute__((vector_size(64)));
 inline Lanes product(Lanes a, Lanes b) { return (Lanes)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
 const Lanes kCount = {0, 1, 2, 3, 4, 5, 6, 7};
 
+constexpr size_t kSums = 12, kIntSums = 12;  // of a roofline, of floats and of integers: as many as keep every unit busy
 // What the roofline measures: sums of products of 8-bit activations with codes of at most `kBits` bits, `kDots` of each 8 bits a call.
 template <int kBits>
 constexpr size_t kDots = 1;
@@ -256,3 +243,5 @@ constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {tile_sums<1>,
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
+
+#include "simd/wide_factors.h"

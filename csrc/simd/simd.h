@@ -14,6 +14,8 @@
 #include "simd/avx512.h"
 #elif defined(__AVX2__)
 #include "simd/avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "simd/neon.h"
 #else
 #include "simd/scalar.h"
 #endif

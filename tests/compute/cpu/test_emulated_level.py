@@ -1,4 +1,4 @@
-"""The avx512vnni level gives the bits of the other levels, its instructions emulated: for machines that lack them."""
+"""The avx512vnni and the neon level give the bits of the other levels, their instructions emulated: for machines that lack them."""
 
 import importlib.util
 import os
@@ -20,14 +20,15 @@ TESTS = (
 pytestmark = [
     pytest.mark.night,
     pytest.mark.timeout(7200),  # a build of the extension takes minutes
-    pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="avx512vnni is a level of x86-64"),
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions are emulated on x86-64"),
     pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("c++")), reason="cmake and a C++ compiler are not installed"),
     pytest.mark.skipif(importlib.util.find_spec("nanobind") is None, reason="nanobind is not installed"),
 ]
 
 
-def test_bits_of_avx512vnni(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["avx512vnni", "neon"])
+def test_bits_of_a_level(level: str, tmp_path: Path) -> None:
     files = [f"tests/compute/{name}.py" for name in TESTS]
-    command = [str(ROOT / "tests/compute/cpu/emulated/run.sh"), str(tmp_path), "-q", "-p", "no:cacheprovider", *files]
+    command = [str(ROOT / "tests/compute/cpu/emulated/run.sh"), level, str(tmp_path), "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Builds the extension with an emulated avx512vnni level into a folder of its own and runs the tests of native kernels with it:
-# that level must give the bits of the others. tests/compute/cpu/emulated/run.sh FOLDER [pytest arguments]
+# Builds the extension with an emulated level, avx512vnni or neon, into a folder of its own and runs the tests of native kernels with it:
+# that level must give the bits of the others. tests/compute/cpu/emulated/run.sh LEVEL FOLDER [pytest arguments]
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$here/../../../.."
-work="$1"
-shift
+level="$1"
+work="$2"
+shift 2
 python="${PYTHON:-python}"
-cmake -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER="$here/compile" \
+processor=()
+if [ "$level" = neon ]; then processor=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64); fi
+cmake -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER="$here/compile" "${processor[@]}" \
     -DPython_EXECUTABLE="$(command -v "$python")" -DSKBUILD_PROJECT_NAME=ridgeline
 cmake --build "$work/build" --parallel "$(env -u OMP_NUM_THREADS nproc)"
 cp -R "$root/src" "$work/src"
