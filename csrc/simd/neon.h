@@ -126,7 +126,7 @@ template <int kBits> inline int8x16_t signed_codes(uint8x16_t w) {
 }
 // Hides from the compiler how a sum came about: it would finish one after the other, and lack the registers for all that they read.
 inline int32x4_t kept(int32x4_t sum) {
-    asm("" : "+w"(sum));
+    __asm__("" : "+w"(sum));
     return sum;
 }
 template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
