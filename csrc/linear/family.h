@@ -19,6 +19,7 @@ struct FamilyKernels {
 };
 
 extern const FamilyKernels kFloats;      // F32, F16, BF16
+extern const FamilyKernels kScaledFloats;  // kFP8, NVFP4
 extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, IQ4_XS, MXFP4
 extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 extern const FamilyKernels kTables;      // TQ1, TQ2, IQ1, IQ2, IQ3

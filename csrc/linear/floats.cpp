@@ -3,10 +3,11 @@
 //
 // A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
 // copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
-// sums wait in memory, which changes no bit of them.
+// sums wait in memory, which changes no bit of them. Small floats under scales are widened for one token as they are read, for several once a piece.
 #include <string.h>
 
 #include "linear/family.h"
+#include "linear/scaled.h"
 #include RIDGELINE_FLOAT_STEPS
 
 namespace ridgeline {
@@ -19,7 +20,9 @@ constexpr size_t kBlockTokens = kFloatTokens, kPairTokens = kFloatPairTokens;   
 constexpr size_t kPairFetched = 16;
 constexpr size_t kPairLanes = 2 * kLanes;                // floats from token to token of sums, from input to input of a panel
 
-constexpr size_t element_bytes(int format) { return format == kF32 ? 4 : 2; }
+// What tiles read: of small floats under scales, which `widen_block` widens, fp32.
+constexpr int read_as(int format) { return is_scaled(format) ? kF32 : format; }
+constexpr size_t element_bytes(int format) { return read_as(format) == kF32 ? 4 : 2; }
 
 template <int Format>
 inline Vec weights(const uint8_t* p) {
@@ -115,8 +118,8 @@ constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
 
 // Floats of scratch: inputs of tokens that are copied, and sums [pairs of blocks, tokens, 2, 16].
 constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * (inputs + kPadding + kManyBlocks * kLanes); }
-static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
-static_assert((kManyInputs * kPairLanes + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
+static_assert(kBlockTokens <= kFewTokens && (kFewInputs * kLanes + scratch_floats(kFewTokens, kFewInputs)) * sizeof(float) <= kLinearScratch);
+static_assert((kManyInputs * (kPairLanes + kLanes) + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
 
 // Some blocks of a product.
 template <int Format>
@@ -127,6 +130,16 @@ struct Blocks {
     size_t first, count;
 
     const uint8_t* at(size_t block, size_t input) const { return matrix.data + ((first + block) * matrix.k + input) * kInput; }
+
+    // Some inputs of a block as tiles read them, and what is fetched meanwhile; `floats` are where they can be widened to.
+    const uint8_t* piece(size_t block, size_t from, size_t inputs, float* floats) const {
+        if constexpr (!is_scaled(Format)) return at(block, from);
+        else return widen_block<Format>(matrix, first + block, from, inputs, floats), reinterpret_cast<const uint8_t*>(floats);
+    }
+    const uint8_t* next(size_t block, size_t from, size_t inputs, const float* floats) const {
+        if constexpr (is_scaled(Format)) return reinterpret_cast<const uint8_t*>(floats);     // widening has fetched it
+        else return block < count ? at(block, from) : at(0, from + inputs);
+    }
 
     // Sums [m, 2, 16] of one block to where they belong.
     void put(size_t block, const float* sums, size_t m) const {
@@ -194,19 +207,19 @@ template <int Format>
 void multiply_few(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
     constexpr size_t kStride = kFewInputs + kPadding;
     const size_t k = blocks.matrix.k, tiles = (m + kBlockTokens - 1) / kBlockTokens;
-    float* sums = scratch + m * kStride;
+    float *wide = scratch + m * kStride, *sums = wide + (is_scaled(Format) ? kFewInputs * kLanes : 0);
     memset(sums, 0, (blocks.count + 1) / 2 * m * kPairLanes * sizeof(float));
     for (size_t from = 0; from < k; from += kFewInputs) {
         const size_t inputs = k - from < kFewInputs ? k - from : kFewInputs;
         const Span all_tokens = copied(x, x_stride, m, from, inputs, kStride, scratch);
         for (size_t block = 0; block < blocks.count; ++block) {
-            const uint8_t *data = blocks.at(block, from), *next = block + 1 < blocks.count ? blocks.at(block + 1, from) : blocks.at(0, from + inputs);
+            const uint8_t *data = blocks.piece(block, from, inputs, wide), *next = blocks.next(block + 1, from, inputs, wide);
             float* onto = sums + block / 2 * m * kPairLanes + block % 2 * kLanes;
             for (size_t tile = 0; tile < tiles; ++tile) {
                 const size_t token = m * tile / tiles, tokens = m * (tile + 1) / tiles - token;
                 const uint8_t* ahead = tile < 2 ? next + tile * inputs * Blocks<Format>::kInput / 2 : data;   // two tiles fetch all of it
-                block_tile<Format, kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
-                                                            onto + token * kPairLanes);
+                block_tile<read_as(Format), kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
+                                                                     onto + token * kPairLanes);
             }
         }
     }
@@ -218,19 +231,20 @@ template <int Format>
 void multiply_many(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
     constexpr size_t kStride = kManyInputs + kPadding, kInput = Blocks<Format>::kInput;
     const size_t k = blocks.matrix.k, pairs = (blocks.count + 1) / 2, few = m - (m - kLeastTokens) / kPairTokens * kPairTokens;
-    float *panel = scratch, *mine = panel + kManyInputs * kPairLanes, *sums = mine + m * kStride;
+    float *panel = scratch, *mine = panel + kManyInputs * kPairLanes, *wide = mine + m * kStride;
+    float* sums = wide + (is_scaled(Format) ? kManyInputs * kLanes : 0);
     memset(sums, 0, pairs * m * kPairLanes * sizeof(float));
     for (size_t from = 0; from < k; from += kManyInputs) {
         const size_t inputs = k - from < kManyInputs ? k - from : kManyInputs;
         copied(x, x_stride, m, from, inputs, kStride, mine);
         for (size_t pair = 0; pair < pairs; ++pair) {
             // What comes next is fetched by several tiles: the first one alone would wait for memory. It takes the first half of either block.
-            const uint8_t *next = pair + 1 < pairs ? blocks.at(2 * pair + 2, from) : blocks.at(0, from + inputs);
-            const size_t apart = blocks.count > 1 ? k * kInput : 0;
+            const uint8_t* next = blocks.next(2 * pair + 2, from, inputs, wide);
+            const size_t apart = blocks.count > 1 && !is_scaled(Format) ? k * kInput : 0;
             float* onto = sums + pair * m * kPairLanes;
             for (size_t side = 0; side < 2 && 2 * pair + side < blocks.count; ++side)
-                block_tile<Format, kExpand, kLeastTokens, kBlockTokens>(few, blocks.at(2 * pair + side, from), next + side * apart, panel + side * kLanes,
-                                                                        {mine, kStride, inputs}, onto + side * kLanes);
+                block_tile<read_as(Format), kExpand, kLeastTokens, kBlockTokens>(few, blocks.piece(2 * pair + side, from, inputs, wide),
+                                                                        next + side * apart, panel + side * kLanes, {mine, kStride, inputs}, onto + side * kLanes);
             const uint8_t *ahead = next + inputs * kInput / 2, *end = next + inputs * kInput;
             for (size_t t = few; t < m; t += kPairTokens, ahead += kManyInputs * kPairFetched)
                 pair_tile(panel, ahead < end ? ahead : nullptr, apart, {mine + t * kStride, kStride, inputs}, onto + t * kPairLanes);
@@ -243,7 +257,11 @@ template <int Format>
 void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     float* floats = reinterpret_cast<float*>(scratch);
     if (m == 0) return;
-    if (m <= kBlockTokens) return multiply_tile(Blocks<Format>{matrix, to, first, count}, x, x_stride, m);
+    if constexpr (is_scaled(Format)) {
+        if (m == 1) return multiply_scaled_token<Format, kFloatStreams>(matrix, x, to.out, first, count);
+    } else if (m <= kBlockTokens) {
+        return multiply_tile(Blocks<Format>{matrix, to, first, count}, x, x_stride, m);
+    }
     const size_t parts = m <= kFewTokens ? 1 : (m + kManyTokens - 1) / kManyTokens;
     for (size_t block = 0; block < count; block += kManyBlocks)
         for (size_t part = 0; part < parts; ++part) {
@@ -314,7 +332,8 @@ void row(const Matrix& matrix, size_t row, float* out) {
 
 void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                      uint8_t* scratch) {
-    const auto work = matrix.format == kF32 ? multiply<kF32> : matrix.format == kF16 ? multiply<kF16> : multiply<kBF16>;
+    const auto scaled = matrix.format == kFP8 ? multiply<kFP8> : multiply<kNVFP4>;
+    const auto work = matrix.format == kF32 ? multiply<kF32> : matrix.format == kF16 ? multiply<kF16> : matrix.format == kBF16 ? multiply<kBF16> : scaled;
     work(matrix, x, x_stride, m, to, first, count, scratch);
 }
 

@@ -17,6 +17,7 @@ namespace {
 const FamilyKernels& family(int format) {
     switch (format) {
         case kF32: case kF16: case kBF16: return kFloats;
+        case kFP8: case kNVFP4: return kScaledFloats;
         case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: case kIQ4_NL: case kIQ4_XS: case kMXFP4: return kGroups32;
         case kTQ1_0: case kTQ2_0: case kIQ1_S: case kIQ1_M: case kIQ2_XXS: case kIQ2_XS: case kIQ2_S: case kIQ3_XXS: case kIQ3_S: return kTables;
         case kInt8: case kInt4: return kGrouped;

@@ -51,7 +51,7 @@ struct LinearKernels {
     size_t (*packed_bytes)(int format, size_t n, size_t k, size_t group);
 
     // Blocks first … first + count of `matrix` from the file's rows, `row_bytes` apart, into `packed` (the whole matrix's memory).
-    // For kInt8 and kInt4 rows are what compute/quant/grouped.py describes.
+    // For kInt8 and kInt4 rows are what compute/quant/grouped.py describes, for kFP8 and kNVFP4 what linear/scaled.cpp does.
     void (*pack)(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count);
 
     // The reverse: the file's rows of some blocks, bit for bit; of kF32Split what it keeps of them.
@@ -60,7 +60,7 @@ struct LinearKernels {
     // Outputs of blocks first … first + count for all m tokens. Quantised formats.
     void (*multiply)(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
 
-    // The same for kF32, kF16, kBF16 and kF32Split with fp32 activations x [m, stride floats].
+    // The same for kF32, kF16, kBF16, kFP8, kNVFP4 and kF32Split with fp32 activations x [m, stride floats].
     void (*multiply_floats)(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                             uint8_t* scratch);
 

@@ -20,7 +20,7 @@ uint8_t* aligned(std::vector<uint8_t>& memory) {
     return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
 }
 
-bool quantised(const Matrix& matrix) { return matrix.format > kBF16 && matrix.format != kF32Split; }
+bool quantised(const Matrix& matrix) { return matrix.format > kNVFP4 && matrix.format != kF32Split; }
 
 // Floats that will be read soon.
 void fetch(const float* x, size_t count) {

@@ -88,6 +88,19 @@ inline Vec load_e8m0_halved(const uint8_t* p) {
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {widen_e8m0(codes), widen_e8m0(_mm_srli_si128(codes, 8))};
 }
+// 2^-120 of 16 numbers of e4m3: exponents keep their bits, and NaN is 480. Twice 16 numbers of e2m1, four bits from `shift` on.
+inline __m256 widen_e4m3(__m128i codes) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepi8_epi32(codes), 20);
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int32_t>(0x87f00000u))));
+}
+inline Vec load_e4m3(const uint8_t* p) {
+    return {widen_e4m3(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), widen_e4m3(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline Vec load_e2m1_doubled(const uint8_t* p, size_t shift) {
+    const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i c = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(all, static_cast<int>(shift)), _mm_set1_epi8(15)));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(c, 8)))};
+}
 inline float sum_of(Vec x) { return sum_of(x.a, x.b); }
 inline float largest_of(Vec x) { return largest_of(x.a, x.b); }
 inline void touch(Vec& x) { asm volatile("" : "+x"(x.a), "+x"(x.b)); }

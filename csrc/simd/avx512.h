@@ -63,6 +63,16 @@ inline Vec load_e8m0_halved(const uint8_t* p) {
     const __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), one = _mm512_set1_epi32(1);
     return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(n, one), 23), _mm512_slli_epi32(_mm512_add_epi32(n, one), 21)))};
 }
+// 2^-120 of 16 numbers of e4m3: exponents keep their bits, and NaN is 480. Twice 16 numbers of e2m1, four bits from `shift` on.
+inline Vec load_e4m3(const uint8_t* p) {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 20);
+    return {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u))))};
+}
+inline Vec load_e2m1_doubled(const uint8_t* p, size_t shift) {
+    const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i c = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(all, static_cast<int>(shift)), _mm_set1_epi8(15)));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c))};
+}
 inline __m256 half(Vec x, bool upper) { return upper ? _mm512_extractf32x8_ps(x.v, 1) : _mm512_castps512_ps256(x.v); }
 inline float sum_of(Vec x) { return sum_of(half(x, false), half(x, true)); }
 inline float largest_of(Vec x) { return largest_of(half(x, false), half(x, true)); }

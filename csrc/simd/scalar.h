@@ -77,6 +77,12 @@ inline float e8m0_halved(uint8_t code) {
     return value;
 }
 inline Vec load_e8m0_halved(const uint8_t* p) { RIDGELINE_EACH(Vec, kLanes, e8m0_halved(p[i])); }
+// 2^-120 of 16 numbers of e4m3: exponents keep their bits, and NaN is 480. Twice 16 numbers of e2m1, four bits from `shift` on.
+inline Vec load_e4m3(const uint8_t* p) { RIDGELINE_EACH(Vec, kLanes, float_of_bits((p[i] & 0x80u) << 24 | (p[i] & 0x7fu) << 20)); }
+inline Vec load_e2m1_doubled(const uint8_t* p, size_t shift) {
+    constexpr float kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    RIDGELINE_EACH(Vec, kLanes, kDoubled[p[i] >> shift & 15]);
+}
 inline void touch(Vec& x) { asm volatile("" : "+m"(x)); }
 inline float sum_of(Vec a) {
     for (size_t half = kLanes / 2; half > 0; half /= 2)

@@ -8,7 +8,7 @@ import pytest
 from calls import linear_codes, quantise
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import integer_kind, pack_grouped, packable
+from ridgeline.compute.cpu.packing import pack_grouped, packable
 from ridgeline.compute.ops import quantised
 from ridgeline.compute.quant.bits import Groups
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
@@ -106,7 +106,7 @@ def test_limits(bits: int, size: int, pool: ThreadPoolExecutor) -> None:
 
 
 def test_what_cannot_be_packed(pool: ThreadPoolExecutor) -> None:
-    assert integer_kind(weight_of(4, 32, 1, 0)) == "INT4" and integer_kind(weight_of(8, 32, 1, 0)) == "INT8"
+    assert weight_of(4, 32, 1, 0).kind == "INT4" and weight_of(8, 32, 1, 0).kind == "INT8"
     assert packable("INT4", (1, 96), 96) and not packable("INT4", (1, 96), 0) and not packable("INT8", (1, 96), 64)
     assert not packable("INT8", (1, 48), 48)
     odd = GroupedWeight((1, 48), 8, 48, np.zeros((1, 48), np.uint8), np.ones((1, 1), np.float32), np.zeros((1, 1), np.uint8))

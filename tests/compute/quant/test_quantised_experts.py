@@ -27,7 +27,13 @@ RECIPE = Recipe(
     {"hidden_size": 128, "num_hidden_layers": 2, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 )
 PROMPT = np.random.default_rng(4).integers(3, VOCAB, 24).tolist()
-KINDS = {"gptq-4-64-asymmetric-v1": "INT4", "awq-4-32": "INT4", "int8-w8a16-asymmetric": "INT8", "packed-4-32-asymmetric": "INT4"}
+KINDS = {
+    "gptq-4-64-asymmetric-v1": "INT4",
+    "awq-4-32": "INT4",
+    "int8-w8a16-asymmetric": "INT8",
+    "packed-4-32-asymmetric": "INT4",
+    "fp8": "FP8",
+}
 """Scheme → what the native runner multiplies with."""
 
 
@@ -72,7 +78,7 @@ def routed(weights: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, weight) for name, weight in weights.items() if "_exps" in name)
 
 
-@pytest.mark.parametrize("name", ["gptq-4-32-act-order", *KINDS, "fp8"])
+@pytest.mark.parametrize("name", ["gptq-4-32-act-order", *KINDS])
 def test_experts_equal_transformers(name: str, tmp_path: Path) -> None:
     made = write(tmp_path, name)
     facts = read_model_facts(tmp_path)
@@ -88,7 +94,7 @@ def test_experts_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
-@pytest.mark.parametrize("name", ["gptq-4-32-act-order", "fp8", *KINDS])
+@pytest.mark.parametrize("name", ["gptq-4-32-act-order", *KINDS])
 def test_the_native_runner_multiplies_codes(name: str, tmp_path: Path) -> None:
     """An order for each expert is nothing that a list could express: such matrices become fp32, and the server says so."""
     made = write(tmp_path, name)

@@ -25,6 +25,7 @@ from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.small import RECORD_BYTES, RECORDED, records
 from ridgeline.compute.quant.weight import CodedWeight, StackedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
@@ -42,7 +43,8 @@ BLOCK_ROWS: Final = 16
 CHUNK_BYTES: Final = 4 << 20
 """Packed bytes that a thread writes at a time."""
 
-FLOATS: Final = ("F32", "F16", "BF16")
+FLOATS: Final = ("F32", "F16", "BF16", "FP8", "NVFP4")
+"""Formats that are multiplied as floats."""
 
 SCREENED: Final = "Q8_0_SCREENED"
 """A form with the upper 5 bits once more, for a screen (csrc/screen/bounds.cpp)."""
@@ -66,13 +68,16 @@ SPAN: Final = 32
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
 
+Recorded = GroupedWeight | ScaledWeight
+"""Matrices that give their rows as packing takes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A matrix [N, K] in packed form, or one per expert [E, N, K]: packed by themselves, `stride` bytes apart.
 
     kind   among `FORMATS`; what the file stored
-    group  inputs that share a scale, for INT8 and INT4; else 0
+    group  inputs that share a scale, for INT8, INT4 and FP8; else 0
     data   uint8, aligned to 64 bytes; nothing where experts lie in `slots`
     order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
     form   among `FORMS`, where it is packed in another than its format's own
@@ -159,7 +164,9 @@ class PackedWeight:
 
 
 def row_bytes(kind: str, columns: int, group: int = 0) -> int:
-    """Bytes of a row of `columns` inputs as packing takes it: stored, `records`, or a record of INT8 and INT4, `group` inputs a scale."""
+    """Bytes of a row of `columns` inputs as packing takes it: stored, `records`, or a record of `Recorded`, `group` inputs a scale."""
+    if kind == "FP8":
+        return columns + 4 * -(-columns // group)
     if group:
         return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
     return columns // SUPERBLOCK * RECORD_BYTES if kind in RECORDED else STORED[kind].row_bytes(columns)
@@ -195,14 +202,14 @@ def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = No
     kind, group, shape = "F32", 0, (len(parts), *first.shape)
     if isinstance(first, CodedWeight) and packable(first.kind, shape):
         kind = first.kind
-    elif all(isinstance(part, GroupedWeight) and part.order is None for part in parts):
-        assert isinstance(first, GroupedWeight)
-        if packable(integer_kind(first), shape, first.size):
-            kind, group = integer_kind(first), first.size
+    elif all(isinstance(part, Recorded) and usable(part) and part.kind != "F32" for part in parts):
+        assert isinstance(first, Recorded)
+        if packable(first.kind, shape, first.size):
+            kind, group = first.kind, first.size
     weight = PackedWeight(kind, shape, (take or allocate)(_packed_bytes(kind, shape, group)), group)
     jobs: list[Future[None]] = []
     for part, stored in zip(weight.parts, parts, strict=True):
-        if isinstance(stored, GroupedWeight) and group:
+        if isinstance(stored, Recorded) and group:
             jobs += _begin_grouped(part, stored, pool)
         elif isinstance(stored, CodedWeight) and kind == stored.kind:
             jobs += _begin(part, stored.codes, pool)
@@ -213,18 +220,18 @@ def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = No
     return weight
 
 
-def integer_kind(weight: GroupedWeight) -> str:
-    """The extension's name of grouped integers."""
-    return next(kind for kind, bits in INTEGER_BITS.items() if bits == weight.bits)
+def usable(weight: Recorded) -> bool:
+    """True where columns are in the order of the inputs."""
+    return isinstance(weight, ScaledWeight) or weight.order is None
 
 
-def pack_grouped(stored: GroupedWeight, pool: Executor, take: Take | None = None) -> PackedWeight:
-    """Grouped integers → packed, their columns in the order of the codes: inputs are for the caller to bring into it. Codes are gathered
-    chunk by chunk, as many at a time as `pool` has threads.
+def pack_grouped(stored: Recorded, pool: Executor, take: Take | None = None) -> PackedWeight:
+    """Grouped integers, or small floats under scales → packed, their columns in the order of the codes: inputs are for the caller to bring
+    into it. Codes are gathered chunk by chunk, as many at a time as `pool` has threads.
 
     Raises ValueError where `packable` is false.
     """
-    kind, shape = integer_kind(stored), stored.shape
+    kind, shape = stored.kind, stored.shape
     if not packable(kind, shape, stored.size):
         raise ValueError(f"{kind} {shape} in groups of {stored.size} cannot be packed by this build")
     weight = PackedWeight(kind, shape, (take or allocate)(_packed_bytes(kind, shape, stored.size)), stored.size)
@@ -246,8 +253,8 @@ def _begin(weight: PackedWeight, codes: Bytes, pool: Executor) -> list[Future[No
     return [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]
 
 
-def _begin_grouped(weight: PackedWeight, stored: GroupedWeight, pool: Executor) -> list[Future[None]]:
-    """Packs one matrix of grouped integers, gathered chunk by chunk."""
+def _begin_grouped(weight: PackedWeight, stored: Recorded, pool: Executor) -> list[Future[None]]:
+    """Packs one matrix, gathered chunk by chunk."""
     rows = stored.shape[0]
 
     def chunk(first: int, count: int) -> None:
@@ -376,7 +383,7 @@ def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take | No
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
         form = form if form and packable(weight.kind, weight.shape, form=form) else ""
         return pack(weight.kind, weight.codes, weight.shape, pool, take, form=form)
-    usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
-    if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
+    ordered = isinstance(weight, Recorded) and (name != EMBEDDING or usable(weight))
+    if ordered and weight.kind != "F32" and packable(weight.kind, weight.shape, weight.size):
         return pack_grouped(weight, pool, take)
     return pack("F32", weight.dense().reshape(-1, weight.shape[-1]).view(np.uint8), weight.shape, pool, take)

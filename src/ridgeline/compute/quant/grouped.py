@@ -56,6 +56,11 @@ class GroupedWeight:
         return unpacked(self.codes[part], self.bits)
 
     @property
+    def kind(self) -> str:
+        """The extension's name of them."""
+        return f"INT{self.bits}"
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of a row in `records`."""
         return self.shape[1] * self.bits // 8 + 5 * self.scales.shape[1]

@@ -14,6 +14,9 @@ from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import TILE_ELEMENTS
 from ridgeline.compute.quant.weight import tile_bounds
 
+LARGEST_SCALE: Final = 256.0
+"""Native kernels multiply scales below this one by 2^120, and what is not finite."""
+
 
 def _e4m3() -> Floats:
     """The number of each byte: a sign, four bits of exponent (bias 7), three of mantissa; 0x7F and 0xFF are NaN and nothing is infinite.
@@ -51,6 +54,27 @@ class ScaledWeight:
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes
+
+    @property
+    def size(self) -> int:
+        """Inputs that share a scale."""
+        return self.block[1]
+
+    @property
+    def kind(self) -> str:
+        """The extension's name of them; as fp32 where a scale is too large."""
+        return "FP8" if (~(np.abs(self.scales) >= LARGEST_SCALE) | np.isinf(self.scales)).all() else "F32"
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row in `records`."""
+        return self.shape[1] + 4 * self.scales.shape[1]
+
+    def records(self, part: slice) -> Bytes:
+        """The rows `part` whole, as native packing takes them: uint8 [rows, record_bytes], codes and then scales."""
+        start, end, _ = part.indices(self.shape[0])
+        scales = self.scales[np.arange(start, end) // self.block[0]].astype("<f4")
+        return np.concatenate([self.codes[start:end], scales.view(np.uint8)], axis=1)
 
     def write(self, part: slice, out: Floats) -> int:
         """The rows `part` as fp32 into `out` [rows, K]; returns the bytes of their codes."""

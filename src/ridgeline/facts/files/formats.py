@@ -58,7 +58,7 @@ FORMATS = {
         StoredFormat("TQ1_0", 34, 256, 54, 82),
         StoredFormat("TQ2_0", 35, 256, 66, 82),
         StoredFormat("MXFP4", 39, 32, 17),
-        StoredFormat("NVFP4", 40, 64, 36, 256),
+        StoredFormat("NVFP4", 40, 64, 36),
     )
 }
 FILE_TYPES = {

@@ -18,7 +18,7 @@ SPAN: Final = 32
 
 
 def packed_bytes(tensor: TensorFacts) -> int:
-    """Bytes of a tensor; matrices whose format no kernel multiplies are fp32 then, such as fp8, and experts with an order of their own."""
+    """Bytes of a tensor; experts with an order of their own are fp32 then."""
     if tensor.experts:
         parts = [each.quantised for each in tensor.experts]
         if any(part is not None and part.bits in (4, 8) and part.order is not None and is_permuted(part) for part in parts):
@@ -28,7 +28,7 @@ def packed_bytes(tensor: TensorFacts) -> int:
     if stored is None or stored.layout == MXFP4:
         return FORMATS[tensor.kind].packed_bytes(tensor.bytes) if tensor.kind in FORMATS and stored is None else tensor.bytes
     if stored.layout.startswith("e4m3"):
-        return 4 * prod(tensor.shape)
+        return tensor.shape[0] * (tensor.shape[1] + 4 * -(-tensor.shape[1] // (stored.group or tensor.shape[1])))
     rows, columns = tensor.shape
     group = stored.group or columns
     if group % SPAN:
