@@ -156,6 +156,19 @@ inline Vec load_e8m0_halved(const uint8_t* p) {
     const Ints n = each_of(vld1q_u8(p)), normal = lifted(n - ints(1), 23), tiny = lifted(n + ints(1), 21);
     RIDGELINE_EACH(Vec, vreinterpretq_f32_s32(vmaxq_s32(normal.v[i], tiny.v[i])));
 }
+// 2^-120 of 16 numbers of e4m3: exponents keep their bits, and NaN is 480. Twice 16 numbers of e2m1, four bits from `shift` on. Compilers make
+// vectors of these loops.
+inline Vec load_e4m3(const uint8_t* p) {
+    float part[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) set_word(part + i, (p[i] & 0x80u) << 24 | (p[i] & 0x7fu) << 20);
+    return load(part);
+}
+inline Vec load_e2m1_doubled(const uint8_t* p, size_t shift) {
+    constexpr float kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    float part[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) part[i] = kDoubled[p[i] >> shift & 15];
+    return load(part);
+}
 
 // The lanes in four, two and one: each with what stands half of them away.
 inline float sum_of(Vec x) {
