@@ -17,7 +17,7 @@ from ridgeline.compute.cuda.device import DTYPES, interpreted, open_device
 from ridgeline.compute.cuda.plan import FP32_OPS, MERGED
 from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.weights import merged, place, place_experts
-from ridgeline.compute.graph import Op, Weight
+from ridgeline.compute.graph import Op, Sizes, Weight
 from ridgeline.compute.lowering.experts import EXPERTS
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.fp8 import from_e4m3
@@ -60,7 +60,7 @@ class Binding:
         self.vectors = {name: on_device(given[name]) for name in vectors}
         self.cache = stored(given["keys"], given["values"], given.get("block_tokens", CACHE_BLOCK), kv) if "keys" in given else None
         self.inputs = _Inputs(given)
-        self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, tokens=64, rows=8, device=SimpleNamespace(torch=DEVICE))
+        self.plan = SimpleNamespace(invariant=False, scratch=SCRATCH, sizes=Sizes(T=64, R=8, S=8), device=SimpleNamespace(torch=DEVICE))
         if pairs:
             self.plan.adapters = filled_slots(definition, {name: given[name] for name in pairs}, given, dtype)
         exact = {name: numbers(value) for name, value in (self.values_ | self.tables | self.vectors).items()}
