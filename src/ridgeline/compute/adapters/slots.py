@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.compute.adapters.rests import Rest, no_rest
 from ridgeline.compute.ops.lora import Pair
 
 
@@ -42,9 +43,12 @@ class AdapterSlots:
     def __init__(self, matrices: Mapping[str, tuple[int, int]], slots: int) -> None:
         self.pairs = {name: SlotPairs([None] * slots) for name in matrices}
 
-    def pack(self, pairs: Mapping[str, Pair]) -> LoadedAdapter:
-        """Copies the pairs of an adapter to where slots read them. Any thread may ask."""
-        copied = {name: replace(pair, a=np.array(pair.a, order="C"), b=np.array(pair.b, order="C")) for name, pair in pairs.items()}
+    def pack(self, pairs: Mapping[str, Pair], rest: Rest = no_rest) -> LoadedAdapter:
+        """Copies the pairs of an adapter to where slots read them. Any thread may ask; `rest` is called between pieces of its work."""
+        copied = {}
+        for name, pair in pairs.items():
+            copied[name] = replace(pair, a=np.array(pair.a, order="C"), b=np.array(pair.b, order="C"))
+            rest()
         return LoadedAdapter(copied, copied, sum(pair.a.nbytes + pair.b.nbytes for pair in copied.values()))
 
     def fill(self, slot: int, adapter: LoadedAdapter) -> None:

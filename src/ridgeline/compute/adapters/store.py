@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.rests import Rest, Rests, no_rest
 from ridgeline.compute.adapters.slots import AdapterSlots, LoadedAdapter
 from ridgeline.compute.load.views import halves_order
 from ridgeline.compute.lowering.adapters import pairs_of
@@ -142,10 +143,11 @@ class AdapterStore:
         while (adapter := self._work.get()) is not None:
             loaded: LoadedAdapter | str
             try:
-                pairs = read_pairs(adapter, self._facts, self._max_rank)
+                rest = Rests()
+                pairs = read_pairs(adapter, self._facts, self._max_rank, rest)
                 if strange := pairs.keys() - self._slots.pairs.keys():
                     raise ModelFormatError(f"the runner adds no change to {min(strange).removesuffix('.pairs')}; merge it into the model")
-                loaded = self._slots.pack(pairs)
+                loaded = self._slots.pack(pairs, rest)
             except Exception as error:  # whatever it is, the requests that wait for the adapter are told, and others load theirs
                 cause = str(error) if isinstance(error, (RidgelineError, OSError, ValueError)) else f"{type(error).__name__}: {error}"
                 loaded = f"the adapter {adapter.name!r} cannot be loaded: {cause}"
@@ -153,15 +155,16 @@ class AdapterStore:
             os.write(self._wake, b".")
 
 
-def read_pairs(adapter: Adapter, facts: ModelFacts, max_rank: int) -> dict[str, Pair]:
-    """Reads an adapter: views of its files' bytes, by the names of pairs.
+def read_pairs(adapter: Adapter, facts: ModelFacts, max_rank: int, rest: Rest = no_rest) -> dict[str, Pair]:
+    """Reads an adapter: views of its files' bytes, by the names of pairs. `rest` is called between pieces of the work.
 
     Raises ModelFormatError, ModelNotFoundError where it does not fit the model, ValueError where its files are others than those that the
     digest is of.
     """
     found = read_adapter(Path(adapter.path), facts, max_rank)
+    rest()
     contents = {path: path.read_bytes() for path in found.files}
-    if digest_of(contents[path] for path in found.files) != adapter.digest:
+    if digest_of((contents[path] for path in found.files), rest) != adapter.digest:
         raise ValueError("its files have changed; load it again")
     return {pairs_of(part.name): _pair(part, contents, facts.head_dim) for part in found.parts}
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.rests import Rest, no_rest
 from ridgeline.compute.adapters.slots import AdapterSlots, LoadedAdapter
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.memory import ALIGNMENT, allocate
@@ -26,7 +27,7 @@ class NativeAdapterSlots(AdapterSlots):
         self._filled: list[LoadedAdapter | None] = [None] * slots
         """Keeps alive what records point to."""
 
-    def pack(self, pairs: Mapping[str, Pair]) -> LoadedAdapter:
+    def pack(self, pairs: Mapping[str, Pair], rest: Rest = no_rest) -> LoadedAdapter:
         """See `AdapterSlots.pack`. All matrices lie in one piece of memory, in the order in which a step reads them."""
         pairs = {name: pairs[name] for name in self.records if name in pairs}
         blocks = {name: (_blocks(pair.a, A_COLUMNS), _blocks(pair.b, B_COLUMNS)) for name, pair in pairs.items()}
@@ -37,6 +38,7 @@ class NativeAdapterSlots(AdapterSlots):
         for name, pair in pairs.items():
             a, b = (_put(memory, next(places), each) for each in blocks[name])
             records[name] = ext.values("Format").index(pair.kind), pair.scale, len(pair.a), a, b
+            rest()
         return LoadedAdapter(records, memory, memory.nbytes)
 
     def fill(self, slot: int, adapter: LoadedAdapter) -> None:

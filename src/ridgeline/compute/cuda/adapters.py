@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.compute.adapters.rests import Rest, no_rest
 from ridgeline.compute.adapters.slots import AdapterSlots, LoadedAdapter
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.triton.lora import PLACE_BYTES, WORDS, Slots, most_tiles, tile_height
@@ -56,7 +57,7 @@ class DeviceAdapterSlots(AdapterSlots):
         """Number of the first matrix of a change in the head of a slot; its others follow."""
         return self._entries[op.weights[0].name]
 
-    def pack(self, pairs: Mapping[str, Pair]) -> LoadedAdapter:
+    def pack(self, pairs: Mapping[str, Pair], rest: Rest = no_rest) -> LoadedAdapter:
         """See `AdapterSlots.pack`: a slot's contents in pinned memory. Numbers are rounded to the type of activations."""
         sizes = [_aligned(matrix.size * self._dtype.itemsize) for pair in pairs.values() for matrix in (pair.a, pair.b)]
         memory = self._device.host(self._head + sum(sizes), dtype=torch.uint8)
@@ -70,6 +71,7 @@ class DeviceAdapterSlots(AdapterSlots):
                 integers, kind = _STORED[pair.kind]
                 numbers = torch.from_numpy(np.array(matrix, order="C").view(integers)).view(kind)
                 memory[place : place + matrix.size * self._dtype.itemsize].view(self._dtype).view(matrix.shape).copy_(numbers)
+            rest()
         return LoadedAdapter(dict.fromkeys(pairs), memory, memory.nbytes)
 
     def fill(self, slot: int, adapter: LoadedAdapter) -> None:

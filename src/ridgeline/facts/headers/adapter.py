@@ -7,7 +7,7 @@ size is checked against the model before anything is allocated, and what cannot 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -25,6 +25,8 @@ from ridgeline.facts.model import ModelFacts, TensorFacts
 from ridgeline.models.table import ARCHITECTURES, module_name
 
 MAX_RANK: Final = 256
+PIECE_BYTES: Final = 1 << 19
+"""Bytes that are hashed at once."""
 CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
 KINDS: Final = ("F32", "F16", "BF16")
 """Types of tensors of adapters."""
@@ -107,9 +109,17 @@ def read_adapter(path: Path, facts: ModelFacts, max_rank: int = MAX_RANK) -> Ada
     return found
 
 
-def digest_of(contents: Iterable[bytes]) -> bytes:
-    """SHA-256 over the contents of an adapter's files, in their order: what names it, in prefix keys too."""
-    return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).digest()
+def digest_of(contents: Iterable[bytes], between: Callable[[], None] = lambda: None) -> bytes:
+    """SHA-256 over the contents of an adapter's files, in their order: what names it, in prefix keys too. `between` is called between
+    pieces of the work."""
+    digests = []
+    for content in contents:
+        digest = hashlib.sha256()
+        for begin in range(0, len(content), PIECE_BYTES):
+            digest.update(memoryview(content)[begin : begin + PIECE_BYTES])
+            between()
+        digests.append(digest.digest())
+    return hashlib.sha256(b"".join(digests)).digest()
 
 
 def file_contents(facts: AdapterFacts) -> Iterator[bytes]:
