@@ -40,7 +40,7 @@ struct Activations {
 
 void multiply(Answers& out, const Matrix& matrix, const Activations& x, uint8_t* scratch) {
     std::vector<float> y(kMost * kRows);
-    const bool floats = matrix.format <= kBF16 || matrix.format == kF32Split;
+    const bool floats = matrix.format <= kNVFP4 || matrix.format == kF32Split;
     for (size_t m : kTokens) {
         const Product to = {y.data(), kRows};
         if (floats) kKernels.linear->multiply_floats(matrix, x.floats.data(), kInputs, m, to, 0, (matrix.n + 15) / 16, scratch);
