@@ -18,7 +18,7 @@ from ridgeline.facts.files.formats import FORMATS as STORED
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
 ALL = tuple(kind for kind in sorted(BLOCKS) if packable(kind, (16, 256)))
-PACKED = tuple(kind for kind in ALL if kind not in ("TQ1_0", "IQ1_M", "IQ2_XXS", "IQ2_XS"))
+PACKED = tuple(kind for kind in ALL if kind not in ("NVFP4", "TQ1_0", "IQ1_M", "IQ2_XXS", "IQ2_XS"))
 """Without those that share a kernel with another one."""
 
 HALVES = {
