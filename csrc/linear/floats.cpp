@@ -3,7 +3,8 @@
 //
 // A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
 // copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
-// sums wait in memory, which changes no bit of them. Small floats under scales are widened for one token as they are read, for several once a piece.
+// sums wait in memory, which changes no bit of them. Small floats under scales are widened for one tile as they are read, for more
+// tokens a piece at a time.
 #include <string.h>
 
 #include "linear/family.h"
@@ -118,7 +119,7 @@ constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
 
 // Floats of scratch: inputs of tokens that are copied, and sums [pairs of blocks, tokens, 2, 16].
 constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * (inputs + kPadding + kManyBlocks * kLanes); }
-static_assert(kBlockTokens <= kFewTokens && (kFewInputs * kLanes + scratch_floats(kFewTokens, kFewInputs)) * sizeof(float) <= kLinearScratch);
+static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
 static_assert((kManyInputs * (kPairLanes + kLanes) + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
 
 // Some blocks of a product.
@@ -207,19 +208,19 @@ template <int Format>
 void multiply_few(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
     constexpr size_t kStride = kFewInputs + kPadding;
     const size_t k = blocks.matrix.k, tiles = (m + kBlockTokens - 1) / kBlockTokens;
-    float *wide = scratch + m * kStride, *sums = wide + (is_scaled(Format) ? kFewInputs * kLanes : 0);
+    float* sums = scratch + m * kStride;
     memset(sums, 0, (blocks.count + 1) / 2 * m * kPairLanes * sizeof(float));
     for (size_t from = 0; from < k; from += kFewInputs) {
         const size_t inputs = k - from < kFewInputs ? k - from : kFewInputs;
         const Span all_tokens = copied(x, x_stride, m, from, inputs, kStride, scratch);
         for (size_t block = 0; block < blocks.count; ++block) {
-            const uint8_t *data = blocks.piece(block, from, inputs, wide), *next = blocks.next(block + 1, from, inputs, wide);
+            const uint8_t *data = blocks.at(block, from), *next = block + 1 < blocks.count ? blocks.at(block + 1, from) : blocks.at(0, from + inputs);
             float* onto = sums + block / 2 * m * kPairLanes + block % 2 * kLanes;
             for (size_t tile = 0; tile < tiles; ++tile) {
                 const size_t token = m * tile / tiles, tokens = m * (tile + 1) / tiles - token;
                 const uint8_t* ahead = tile < 2 ? next + tile * inputs * Blocks<Format>::kInput / 2 : data;   // two tiles fetch all of it
-                block_tile<read_as(Format), kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
-                                                                     onto + token * kPairLanes);
+                block_tile<Format, kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
+                                                            onto + token * kPairLanes);
             }
         }
     }
@@ -258,7 +259,7 @@ void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, c
     float* floats = reinterpret_cast<float*>(scratch);
     if (m == 0) return;
     if constexpr (is_scaled(Format)) {
-        if (m == 1) return multiply_scaled_token<Format, kFloatStreams>(matrix, x, to.out, first, count);
+        if (m <= kBlockTokens) return multiply_scaled<Format>(matrix, x, x_stride, m, to, first, count);
     } else if (m <= kBlockTokens) {
         return multiply_tile(Blocks<Format>{matrix, to, first, count}, x, x_stride, m);
     }
@@ -268,8 +269,8 @@ void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, c
             const size_t token = m * part / parts, tokens = m * (part + 1) / parts - token;
             const Product there = {to.out + token * to.stride, to.stride};
             const Blocks<Format> blocks = {matrix, there, first + block, count - block < kManyBlocks ? count - block : kManyBlocks};
-            if (m <= kFewTokens) multiply_few(blocks, x, x_stride, m, floats);
-            else multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
+            if (is_scaled(Format) || m > kFewTokens) multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
+            else if constexpr (!is_scaled(Format)) multiply_few(blocks, x, x_stride, m, floats);
         }
 }
 

@@ -13,6 +13,17 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
+// Calls `each` for the groups of `inputs` inputs from `from` on: (record's place in a block, first input in the group, how many).
+template <int Format, class Each>
+inline void for_groups(const Matrix& matrix, size_t from, size_t inputs, const Each& each) {
+    const size_t group = Scaled<Format>::group(matrix);
+    for (size_t end = from + inputs; from < end;) {
+        const size_t first = from % group, left = end - from, count = group - first < left ? group - first : left;
+        each(record_place<Format>(matrix, from / group), first, count);
+        from += count;
+    }
+}
+
 constexpr size_t kFileBlock = 36, kFileInputs = 64, kFileScales = 4, kFileCodes = 8;     // NVFP4: 4 scales, 4 times 8 bytes of codes
 
 template <class Work>

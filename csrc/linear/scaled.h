@@ -56,17 +56,6 @@ size_t record_place(const Matrix& matrix, size_t group) {
     return group * (S::kScales + S::code_bytes(S::group(matrix)));
 }
 
-// Calls `each` for the groups of `inputs` inputs from `from` on: (record's place in a block, first input in the group, how many).
-template <int Format, class Each>
-inline void for_groups(const Matrix& matrix, size_t from, size_t inputs, const Each& each) {
-    const size_t group = Scaled<Format>::group(matrix);
-    for (size_t end = from + inputs; from < end;) {
-        const size_t first = from % group, left = end - from, count = group - first < left ? group - first : left;
-        each(record_place<Format>(matrix, from / group), first, count);
-        from += count;
-    }
-}
-
 constexpr size_t kScaledNear = 1024;     // bytes that each stream is fetched ahead
 
 // Some inputs of a block in fp32: [inputs, 16].
@@ -74,14 +63,17 @@ template <int Format>
 void widen_block(const Matrix& matrix, size_t block, size_t from, size_t inputs, float* to) {
     using S = Scaled<Format>;
     const uint8_t* data = matrix.data + block * scaled_bytes<Format>(matrix);
-    for_groups<Format>(matrix, from, inputs, [&](size_t place, size_t first, size_t count) {
-        const uint8_t *record = data + place, *codes = record + S::kScales;
+    const size_t group = S::group(matrix), end = from + inputs;
+    while (from < end) {
+        const uint8_t *record = data + record_place<Format>(matrix, from / group), *codes = record + S::kScales;
+        const size_t first = from % group, last = end - from + first < group ? end - from + first : group;
         const Vec scale = S::scale(record);
-        for (size_t i = first; i < first + count; ++i, to += kLanes) {
-            if (i % 4 == 0) __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
-            store(to, S::value(codes, i) * scale);
+        for (size_t i = first; i < last; ++i) {
+            __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
+            store(to + (i - first) * kLanes, S::value(codes, i) * scale);
         }
-    });
+        from += last - first, to += (last - first) * kLanes;
+    }
 }
 
 // One token with `count` blocks, kStreams of them at a time, as `multiply_streams` of integers.
@@ -93,11 +85,13 @@ void multiply_scaled_token(const Matrix& matrix, const float* x, float* out, siz
         const uint8_t* data = matrix.data + block * bytes;
         Vec sum[kStreams];
         for (Vec& each : sum) each = zero();
-        const float* at = x;
-        for_groups<Format>(matrix, 0, matrix.k, [&](size_t place, size_t, size_t inputs) {
+        const float *at = x, *end = x + matrix.k;
+        for (size_t group = 0; at < end; ++group) {
+            const uint8_t* record = data + record_place<Format>(matrix, group);
+            const size_t left = static_cast<size_t>(end - at), inputs = left < S::group(matrix) ? left : S::group(matrix);
             Vec scale[kStreams];
-            for (size_t stream = 0; stream < kStreams; ++stream) scale[stream] = S::scale(data + stream * stride + place);
-            const uint8_t* codes = data + place + S::kScales;
+            for (size_t stream = 0; stream < kStreams; ++stream) scale[stream] = S::scale(record + stream * stride);
+            const uint8_t* codes = record + S::kScales;
             for (size_t i = 0; i < inputs; ++i, ++at) {
                 const bool line = i % 4 == 0;
                 RIDGELINE_UNROLL
@@ -106,13 +100,48 @@ void multiply_scaled_token(const Matrix& matrix, const float* x, float* out, siz
                     sum[stream] = fma(S::value(codes + stream * stride, i) * scale[stream], all(*at), sum[stream]);
                 }
             }
-        });
+        }
         for (size_t stream = 0; stream < kStreams; ++stream) {
             const size_t of = block + stream * apart, columns = columns_of(matrix, of);
             columns == kBlockRows ? store(out + of * kBlockRows, sum[stream]) : store_first(out + of * kBlockRows, sum[stream], columns);
         }
     }
     if constexpr (kStreams > 1) multiply_scaled_token<Format, kStreams / 2>(matrix, x, out, first + kStreams * apart, count - kStreams * apart);
+}
+
+// `m` tokens, M at most, with one block: each weight is widened once for all of them.
+template <int Format, size_t M>
+void multiply_scaled_tile(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t block) {
+    if constexpr (M > 1)
+        if (m < M) return multiply_scaled_tile<Format, M - 1>(matrix, x, x_stride, m, to, block);
+    using S = Scaled<Format>;
+    const uint8_t* data = matrix.data + block * scaled_bytes<Format>(matrix);
+    const size_t group = S::group(matrix), columns = columns_of(matrix, block);
+    Vec sum[M];
+    for (Vec& each : sum) each = zero();
+    for (size_t from = 0; from < matrix.k; from += group) {
+        const size_t inputs = matrix.k - from < group ? matrix.k - from : group;
+        const Vec scale = S::scale(data);
+        const uint8_t* codes = data + S::kScales;
+        for (size_t i = 0; i < inputs; ++i) {
+            __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
+            const Vec w = S::value(codes, i) * scale;
+            RIDGELINE_UNROLL
+            for (size_t t = 0; t < M; ++t) sum[t] = fma(w, all(x[t * x_stride + from + i]), sum[t]);
+        }
+        data = codes + S::code_bytes(inputs);
+    }
+    for (size_t t = 0; t < M; ++t) {
+        float* out = to.out + t * to.stride + block * kBlockRows;
+        columns == kBlockRows ? store(out, sum[t]) : store_first(out, sum[t], columns);
+    }
+}
+
+// The tokens of a tile at most.
+template <int Format>
+void multiply_scaled(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count) {
+    if (m == 1) return multiply_scaled_token<Format, 4>(matrix, x, to.out, first, count);
+    for (size_t block = first; block < first + count; ++block) multiply_scaled_tile<Format, kFloatTokens>(matrix, x, x_stride, m, to, block);
 }
 
 }  // namespace
