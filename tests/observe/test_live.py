@@ -294,7 +294,7 @@ def test_the_verdict_turns_at_the_knee_of_its_steps(planned: Deployment, token: 
     asked = replace(asked, info=replace(asked.info, seconds=StepSeconds(0.007, 0.003, token)), output=asked.prompt, seen=seen)
     found = {}
     for rows in range(1, 32):
-        law = steps_of(asked.info.seconds or StepSeconds(0, 0, 0), seen, Second(1, 1)).line
+        law = steps_of(asked.info.seconds or StepSeconds(0, 0, 0), seen, 0.0, Second(1, 1)).line
         run = 100 * (law.fixed + (law.row + token) * rows)
         found[rows] = judge(Second(1, 100, run, run, rows * 100, rows * 100, 2 * rows * 100, unheld=90_000), asked)
     turns = next(rows for rows in found if found[rows].bottleneck == "compute")
@@ -306,26 +306,31 @@ def test_the_verdict_turns_at_the_knee_of_its_steps(planned: Deployment, token: 
 
 def test_the_line_of_steps_is_of_those_that_were_seen() -> None:
     start, nothing = StepSeconds(0.010, 0.001, 0.0005), Second(10, 100, 1.1, 1.1, 100, 100, 100)
-    alone = steps_of(start, {}, nothing).line
+    alone = steps_of(start, {}, 0.0, nothing).line
     assert (alone.fixed, alone.row, alone.token) == pytest.approx((0.010, 0.001, 0.0005)), "as the start measured"
-    slower = steps_of(start, {1: 0.022}, nothing).line
+    slower = steps_of(start, {1: 0.022}, 0.0, nothing).line
     assert (slower.fixed, slower.row, slower.token) == pytest.approx((0.020, 0.002, 0.001)), "all is as much slower as what was seen"
-    other = steps_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, nothing).line
+    other = steps_of(start, {rows: 0.006 + 0.003 * rows for rows in (1, 2, 3, 4, 6, 8, 16, 32)}, 0.0, nothing).line
     assert (other.fixed, other.row) == pytest.approx((0.006, 0.003)), "the start's line counts nowhere"
     window = Second(10, 100, 100 * 0.013 + 0.2, 100 * 0.018 + 0.2, 200, 200, 300)
-    whole = steps_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, window)
-    assert (whole.line.fixed, whole.line.row, whole.line.token) == pytest.approx((0.011, 0.001, 0.002)), "what the window's prompts cost"
+    whole = steps_of(start, {rows: 0.011 + 0.001 * rows for rows in PRIOR_ROWS}, 0.002, window)
+    assert (whole.line.fixed, whole.line.row, whole.line.token) == pytest.approx((0.011, 0.001, 0.002)), "what prompts cost"
     assert whole.host == pytest.approx(0.005)
     assert whole.knee(0.0, 512) == pytest.approx(16) and whole.knee(1.0, 512) == pytest.approx(16 / 3) and whole.knee(0.0, 9) == 9
     assert fit_line({1: 0.01, 2: 0.02, 4: 0.05}) == (0.0, pytest.approx(0.0101, rel=0.01)) and fit_line({3: 0.02}) == (0.02, 0.0)
 
 
-def test_what_steps_of_one_size_are_above_the_line_is_not_their_prompts() -> None:
-    """A server that has seen lone streams only: all other points are the start's, and the line passes below what was seen."""
-    start, seen = StepSeconds(0.007, 0.003, 0.001), {1: 0.011, 2: 0.012}
-    window = Second(10, 100, 100 * 0.011 + 0.1, 100 * 0.011 + 0.1, 100, 100, 200)
-    found = steps_of(start, seen, window).line
-    assert found.of(1, 0) < 0.0106 and found.token == pytest.approx(0.001, rel=0.1)
+def test_a_prompts_token_costs_what_its_step_took_beyond_decoding() -> None:
+    log = StepLog()
+    for number in range(2 * LEAST_SEEN):
+        rows = {1: 1} if number % 8 else {1: 1, 2: 40}
+        log.planned(events.Scheduled(number, float(number), tuple(rows), array("i", rows.values()), 0, 900, 0))
+        log.committed(events.Computed(number, number + 0.5, tuple(rows), array("i", [1] * len(rows))), number + 0.5)
+        log.timed(events.StepTimed(number, Timings(run=0.1 if number % 8 else 0.3)))
+        assert (log.prompt_token() > 0) == (number >= 56), "the first one came before decoding was known, and six tell nothing"
+    assert log.prompt_token() == pytest.approx(0.2 / 40)
+    log.forget_floors()
+    assert log.prompt_token() == 0
 
 
 def test_a_few_steps_of_a_size_tell_nothing() -> None:
@@ -341,7 +346,7 @@ def test_a_few_steps_of_a_size_tell_nothing() -> None:
 
 
 def test_steps_grow_as_seen_where_both_numbers_of_rows_were() -> None:
-    found = steps_of(StepSeconds(0.0, 0.004, 0.001), STAIRS, Second(1, 10, 0.1, 0.15, 10, 10, 10))
+    found = steps_of(StepSeconds(0.0, 0.004, 0.001), STAIRS, 0.0, Second(1, 10, 0.1, 0.15, 10, 10, 10))
     token = 0.001 * 0.5 * median(STAIRS[each] / (0.004 * each) for each in STAIRS)
     few, many = min(STAIRS), max(STAIRS)
     assert found.growth(few, many, 0.5) == pytest.approx((0.005 + STAIRS[many] + token * many) / (0.005 + STAIRS[few] + token * few))

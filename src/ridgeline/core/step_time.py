@@ -27,7 +27,7 @@ class StepSeconds:
         row = max(0.0, many - one) / (rows - 1)
         return cls(max(0.0, one - row), row, max(0.0, chunk - one) / max(1, tokens - 1))
 
-    def of(self, rows: float, tokens: float) -> float:
+    def of(self, rows: int, tokens: int) -> float:
         """Returns the seconds of a step of `rows` decoding rows and `tokens` prefill tokens."""
         return self.fixed + self.row * rows + self.token * tokens
 

@@ -19,8 +19,6 @@ from ridgeline.observe.live import Second
 PRIOR_ROWS: Final = (1, 2, 4, 8, 16, 32)
 """Numbers of rows at which the start's line counts, unless one within `NEAR` of it was seen."""
 NEAR: Final = 1.5
-LEAST_PREFILL: Final = 64
-"""Prompt tokens of a window from which on it tells what one costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +43,17 @@ class Steps:
         return min(most, (self.line.fixed + self.host) / max(self.line.row + self.line.token * prompt, 1e-12))
 
 
-def steps_of(start: StepSeconds, seen: Mapping[int, float], window: Second) -> Steps:
-    """Steps by those that were `seen`, and those of a window, whose prompt tokens cost what its steps took beyond decoding, and what
-    they did at the start at least, which timed the quickest. `start`: the line as that measured it."""
+def steps_of(start: StepSeconds, seen: Mapping[int, float], prompt_token: float, window: Second) -> Steps:
+    """Steps by those that were `seen`, with the host of a window's. A prompt's token takes `prompt_token` seconds, and what it did at the
+    start at least, which timed the quickest. `start`: the line as that measured it."""
     pace = median([seconds / start.of(rows, 0) for rows, seconds in seen.items()]) if seen else 1.0
     points = dict(seen)
     for rows in PRIOR_ROWS:
         if not any(rows / NEAR < each < rows * NEAR for each in seen):
             points[rows] = pace * start.of(rows, 0)
     fixed, row = fit_line(points)
-    line = StepSeconds(fixed, row, pace * start.token)
-    prefill = window.tokens - window.decode
-    if prefill >= LEAST_PREFILL:
-        beyond = window.run - _decoding(line, seen, window.decode / window.steps) * window.steps
-        line = StepSeconds(fixed, row, max(line.token, beyond / prefill))
-    return Steps(line, max(0.0, window.busy - window.run) / window.steps, seen)
-
-
-def _decoding(line: StepSeconds, seen: Mapping[int, float], rows: float) -> float:
-    """Seconds of a step of so many decoding rows, which need not be whole: the line as far off as it is at the nearest number that was
-    seen, or what a step is above the line there would count as its prompt tokens' time."""
-    nearest = min(seen, key=lambda each: abs(each - rows), default=0)
-    return line.of(rows, 0) * (seen[nearest] / line.of(nearest, 0) if nearest else 1.0)
+    host = max(0.0, window.busy - window.run) / window.steps
+    return Steps(StepSeconds(fixed, row, max(pace * start.token, prompt_token)), host, seen)
 
 
 def fit_line(points: Mapping[int, float]) -> tuple[float, float]:

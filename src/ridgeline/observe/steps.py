@@ -16,10 +16,14 @@ MAX_ROWS: Final = 1 << 21
 LACKS: Final[tuple[Lack, ...]] = get_args(Lack)
 MAX_DEPTH: Final = 8
 """More steps than are ever in flight."""
-FLOOR_WEIGHT: Final = 0.1
-"""Weight of a new step in the mean time of steps that decode as many rows."""
+FLOOR_WEIGHT: Final = 0.02
+"""Least weight of a new step in the mean time of steps that decode as many rows: some fifty are remembered, or a machine's busy moment
+would be what such steps cost."""
 LEAST_SEEN: Final = 32
-"""Steps of a number of rows from which on they tell what such steps cost: the first one then counts for less than a twentieth."""
+"""Steps of a number of rows from which on they tell what such steps cost: the first one then counts for a thirtieth."""
+PROMPT_TOKENS: Final = 4_096
+"""Prompt tokens whose mean time is remembered, at least; `LEAST_PROMPT_TOKENS` tell what one costs."""
+LEAST_PROMPT_TOKENS: Final = 256
 MAX_FLOOR_ROWS: Final = 4_096
 
 
@@ -70,6 +74,7 @@ class StepLog:
         """Rows that have been appended since the start; of them the last `max_rows` are kept."""
         self._last: tuple[tuple[int, ...], IntColumn, int] = (), array("i"), 0
         self._floors, self._floor_steps = array("d"), array("q")
+        self._prompt_seconds, self._prompt_tokens = 0.0, 0
 
     @property
     def first(self) -> int:
@@ -130,14 +135,23 @@ class StepLog:
         if at is None:
             return
         run = self._run[at] = event.timings.run
-        rows = self._decode[at]
-        if run > 0 and not self._prefill[at] and rows <= MAX_FLOOR_ROWS:
+        rows, prefill = self._decode[at], self._prefill[at]
+        if run > 0 and prefill:
+            decoding = self.floor(rows)
+            if decoding is not None:
+                self._add_prompt(prefill, run - decoding)
+        elif run > 0 and rows <= MAX_FLOOR_ROWS:
             floors, steps = self._floors, self._floor_steps
             if len(floors) <= rows:
                 floors.extend([0.0] * (rows + 1 - len(floors)))
                 steps.extend([0] * (rows + 1 - len(steps)))
             steps[rows] += 1
-            floors[rows] += (run - floors[rows]) * (FLOOR_WEIGHT if floors[rows] else 1.0)
+            floors[rows] += (run - floors[rows]) * max(FLOOR_WEIGHT, 1 / steps[rows])
+
+    def _add_prompt(self, tokens: int, seconds: float) -> None:
+        if self._prompt_tokens >= 2 * PROMPT_TOKENS:
+            self._prompt_tokens, self._prompt_seconds = self._prompt_tokens // 2, self._prompt_seconds / 2
+        self._prompt_tokens, self._prompt_seconds = self._prompt_tokens + tokens, self._prompt_seconds + seconds
 
     def _lose(self) -> None:
         """The engine has ended, and the next one counts from 0 again: steps that were in flight end when they were planned."""
@@ -214,9 +228,14 @@ class StepLog:
         size are often of cold code and memory."""
         return {rows: seconds for rows, seconds in enumerate(self._floors) if self._floor_steps[rows] >= LEAST_SEEN}
 
+    def prompt_token(self) -> float:
+        """Seconds that a prompt's token took beyond the decoding of its step, in the mean of the last ones; 0 where few have been seen."""
+        return max(0.0, self._prompt_seconds) / self._prompt_tokens if self._prompt_tokens >= LEAST_PROMPT_TOKENS else 0.0
+
     def forget_floors(self) -> None:
         """Another model's steps come from now on."""
         del self._floors[:], self._floor_steps[:]
+        self._prompt_seconds, self._prompt_tokens = 0.0, 0
 
     def index_at(self, time: float) -> int:
         """Index of the first step that ended at or after `time`."""

@@ -64,7 +64,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Served:
     """Properties of the judged server: the engine's facts and settings, its model on this machine (None: unknown), mean tokens of requests,
-    and what steps took that decoded so many rows and nothing else."""
+    what steps took that decoded so many rows and nothing else, and seconds of a prompt's token beyond these (0: unknown)."""
 
     info: ExecutorInfo
     config: EngineConfig
@@ -72,6 +72,7 @@ class Served:
     prompt: float
     output: float
     seen: Mapping[int, float] = field(default_factory=dict)
+    prompt_token: float = 0.0
 
 
 def judge(window: Second, served: Served) -> Verdict:
@@ -136,7 +137,7 @@ def _steps(window: Second, served: Served, planned: Deployment) -> Steps | None:
     """Steps as they take place. Of a GPU None: its steps turn at the ridge, as the estimates of the planner do, where a CPU's grow from the
     first row on."""
     start = served.info.seconds
-    return None if start is None or planned.device.is_gpu else steps_of(start, served.seen, window)
+    return None if start is None or planned.device.is_gpu else steps_of(start, served.seen, served.prompt_token, window)
 
 
 @dataclass(frozen=True, slots=True)

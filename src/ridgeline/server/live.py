@@ -52,7 +52,7 @@ class Judge:
         served = Served(
             info=deployment.model.engine.info, config=deployment.engine_config, planned=None if found is None else found.deployment,
             prompt=metrics.request_prompt.sum / ended, output=metrics.request_generation.sum / ended,
-            seen=self._service.ledger.steps.floors(),
+            seen=self._service.ledger.steps.floors(), prompt_token=self._service.ledger.steps.prompt_token(),
         )  # fmt: skip
         return judge(self._service.live.window(now, WINDOW_SECONDS), served)
 

@@ -31,6 +31,7 @@ from ridgeline.compute.cpu.packing import (
 )
 from ridgeline.compute.ops.quantised import quantise
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.errors import ConfigError
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.hardware.ceilings import RooflineLoops, read_caches
@@ -63,8 +64,8 @@ CODES: Final = {
 }  # fmt: skip
 """Type that a format's codes are multiplied as; formats that are absent are floats."""
 
-INT4_GROUP: Final = 128
-"""Inputs that share a scale, as GPTQ and AWQ checkpoints mostly have them; of INT8 all inputs of a row do."""
+GROUP: Final = 128
+"""Inputs that share a scale, as GPTQ, AWQ and fp8 checkpoints mostly have them; of INT8 all inputs of a row do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +179,12 @@ def without_kernel(shapes: Sequence[tuple[int, int]]) -> list[str]:
 
 def _group(kind: str, k: int) -> int:
     """Inputs that share a scale where a checkpoint chooses; 0 for formats that fix it."""
-    return INT4_GROUP if kind == "INT4" else k if kind == "INT8" else 0
+    return {"INT4": GROUP, "FP8": GROUP, "INT8": k}.get(kind, 0)
 
 
 def _span(kind: str) -> int:
     """Number that the inputs of a matrix must be a multiple of."""
-    return INT4_GROUP if kind == "INT4" else 32 if kind == "INT8" else STORED[kind].block_elements
+    return {"INT4": GROUP, "FP8": 1, "INT8": 32}.get(kind) or STORED[kind].block_elements
 
 
 def _has_kernel(kind: str, shape: tuple[int, int]) -> bool:
@@ -270,6 +271,9 @@ class Copies:
 
 def _packed(random: np.random.Generator, kind: str, n: int, k: int, pool: Executor) -> PackedWeight:
     """A matrix of made-up finite weights."""
+    if kind == "FP8":
+        scale = random.random((-(-n // GROUP), -(-k // GROUP)), np.float32)
+        return pack_grouped(ScaledWeight(random.integers(8, 127, (n, k), np.uint8), scale, (GROUP, GROUP)), pool)
     if kind not in INTEGER_BITS:
         return pack(kind, random.integers(0, FINITE_BYTES, (n, STORED[kind].row_bytes(k)), np.uint8), (n, k), pool)
     bits, group = INTEGER_BITS[kind], _group(kind, k)
