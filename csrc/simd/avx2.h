@@ -334,15 +334,9 @@ inline Ints dots(Ints sum, Quad codes, Quad& x) {
     }
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
 }
-constexpr size_t kBF16Sums = 0;
-constexpr void (*kBF16Dots)(size_t) = nullptr;
-// Products of tiles are left to vectors.
-constexpr bool kTileProducts = false;
-constexpr void (*kTilesBegin)() = nullptr;
-constexpr void (*kTilesEnd)() = nullptr;
-constexpr void (*kStoreHalves)(const float*, size_t, uint8_t*) = nullptr;
-constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, nullptr};
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
+
+#include "simd/untiled.h"

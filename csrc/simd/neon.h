@@ -231,14 +231,6 @@ template <int kBits>
 inline Ints dots(Ints sum, Quad codes, Quad& x) {
     RIDGELINE_EACH(Ints, vdotq_s32(sum.v[i], vreinterpretq_s8_u8(codes.v[i]), vreinterpretq_s8_u8(x.v[i])));
 }
-constexpr size_t kBF16Sums = 0;
-constexpr void (*kBF16Dots)(size_t) = nullptr;
-// Products of tiles are left to vectors.
-constexpr bool kTileProducts = false;
-constexpr void (*kTilesBegin)() = nullptr;
-constexpr void (*kTilesEnd)() = nullptr;
-constexpr void (*kStoreHalves)(const float*, size_t, uint8_t*) = nullptr;
-constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, nullptr};
 
 #undef RIDGELINE_EACH
 
@@ -246,4 +238,5 @@ constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, null
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
 
+#include "simd/untiled.h"
 #include "simd/wide_factors.h"

@@ -170,14 +170,6 @@ inline Ints dots(Ints sum, Quad codes, Quad& x) {
     for (size_t i = 0; i < kQuadBytes; ++i) sum.v[i % kLanes] += codes.v[i] * static_cast<int8_t>(x.v[i]);
     return sum;
 }
-constexpr size_t kBF16Sums = 0;
-constexpr void (*kBF16Dots)(size_t) = nullptr;
-// Products of tiles are left to vectors.
-constexpr bool kTileProducts = false;
-constexpr void (*kTilesBegin)() = nullptr;
-constexpr void (*kTilesEnd)() = nullptr;
-constexpr void (*kStoreHalves)(const float*, size_t, uint8_t*) = nullptr;
-constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, nullptr};
 
 #undef RIDGELINE_EACH
 
@@ -185,4 +177,5 @@ constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {nullptr, null
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
 
+#include "simd/untiled.h"
 #include "simd/wide_factors.h"

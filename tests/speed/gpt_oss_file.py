@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, RopeScalingType
+from llama_file import finish
 
 HIDDEN, HEADS, KV_HEADS, HEAD, FFN, EXPERTS, USED, WINDOW, CONTEXT = 2880, 64, 8, 64, 2880, 32, 4, 128, 131_072
 RANDOM = np.random.default_rng(0)
@@ -92,10 +93,7 @@ def write(path: str, vocabulary: str, layers: int) -> None:
             codes = mxfp4(EXPERTS * rows, columns).reshape(EXPERTS, rows, -1)
             writer.add_tensor(f"{place}ffn_{name}_exps.weight", codes, raw_dtype=GGMLQuantizationType.MXFP4)
             floats(f"{place}ffn_{name}_exps.bias", EXPERTS, rows)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,14 @@ def add_vocabulary(writer: GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(1)
 
 
+def finish(writer: GGUFWriter) -> None:
+    """Writes what was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def before(period: int) -> np.ndarray:
     """int [VOCAB]: the id that each follows, where `period` ids follow each other in a ring."""
     ids = np.arange(VOCAB)
@@ -88,10 +96,7 @@ def write(path: str, layers: int, hidden: int, period: int) -> None:
         matrix(f"{place}ffn_gate", ffn, hidden)
         matrix(f"{place}ffn_up", ffn, hidden)
         matrix(f"{place}ffn_down", hidden, ffn, fine)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 if __name__ == "__main__":

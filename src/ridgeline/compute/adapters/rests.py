@@ -17,7 +17,7 @@ SHARE: Final = 1 / 8
 
 
 def no_rest() -> None:
-    """Work that nothing runs beside."""
+    """No rest, where nothing runs beside the work."""
 
 
 class Rests:

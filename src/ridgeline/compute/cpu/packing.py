@@ -202,7 +202,7 @@ def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = No
     kind, group, shape = "F32", 0, (len(parts), *first.shape)
     if isinstance(first, CodedWeight) and packable(first.kind, shape):
         kind = first.kind
-    elif all(isinstance(part, Recorded) and usable(part) and part.kind != "F32" for part in parts):
+    elif all(isinstance(part, Recorded) and in_order(part) and part.kind != "F32" for part in parts):
         assert isinstance(first, Recorded)
         if packable(first.kind, shape, first.size):
             kind, group = first.kind, first.size
@@ -220,7 +220,7 @@ def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = No
     return weight
 
 
-def usable(weight: Recorded) -> bool:
+def in_order(weight: Recorded) -> bool:
     """True where columns are in the order of the inputs."""
     return isinstance(weight, ScaledWeight) or weight.order is None
 
@@ -383,7 +383,7 @@ def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take | No
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
         form = form if form and packable(weight.kind, weight.shape, form=form) else ""
         return pack(weight.kind, weight.codes, weight.shape, pool, take, form=form)
-    ordered = isinstance(weight, Recorded) and (name != EMBEDDING or usable(weight))
+    ordered = isinstance(weight, Recorded) and (name != EMBEDDING or in_order(weight))
     if ordered and weight.kind != "F32" and packable(weight.kind, weight.shape, weight.size):
         return pack_grouped(weight, pool, take)
     return pack("F32", weight.dense().reshape(-1, weight.shape[-1]).view(np.uint8), weight.shape, pool, take)
