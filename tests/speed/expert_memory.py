@@ -34,8 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from llama_file import add_vocabulary, q4_k
+from random_file import RandomFile
 
 from ridgeline.compute.cpu import runner
 from ridgeline.compute.cpu.cache import allocate_native_kv
@@ -62,32 +61,18 @@ PART = 512 << 10
 
 def write(path: Path, layers: int, exponent: float) -> None:
     """The model's file: experts and attention are Q4_K, routers, norms and embeddings floats."""
-    random, writer = np.random.default_rng(0), GGUFWriter(path, "qwen3moe")
-    writer.add_name("experts by Zipf's law")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(USED)
-    writer.add_expert_feed_forward_length(FFN)
-    add_vocabulary(writer, VOCAB)
-
-    def matrix(name: str, rows: int, columns: int, *experts: int) -> None:
-        codes = np.concatenate([q4_k(rows, columns) for _ in range(experts[0] if experts else 1)])
-        writer.add_tensor(f"{name}.weight", codes.reshape(*experts, rows, -1), raw_dtype=GGMLQuantizationType.Q4_K)
-
+    random = np.random.default_rng(0)
+    file = RandomFile(
+        path, "qwen3moe", layers=layers, hidden=HIDDEN, ffn=FFN, heads=HEADS, kv_heads=KV_HEADS, context=CONTEXT, base=1e6, eps=1e-6
+    )
+    file.heads_of(HEAD)
+    file.experts(EXPERTS, USED, FFN)
+    file.vocabulary(VOCAB)
     embedding = random.standard_normal((VOCAB, HIDDEN), np.float32)
     embedding[:, 0] = CONSTANT
-    writer.add_tensor("token_embd.weight", embedding)
-    matrix("output", VOCAB, HIDDEN)
-    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    file.writer.add_tensor("token_embd.weight", embedding)
+    file.matrix("output", VOCAB, HIDDEN)
+    file.constant("output_norm", HIDDEN)
     for layer in range(layers):
         place = f"blk.{layer}."
         for norm, width, value in (
@@ -96,21 +81,18 @@ def write(path: Path, layers: int, exponent: float) -> None:
             ("attn_q", HEAD, 1),
             ("attn_k", HEAD, 1),
         ):
-            writer.add_tensor(f"{place}{norm}_norm.weight", np.full(width, value, np.float32))
-        matrix(f"{place}attn_q", HEADS * HEAD, HIDDEN)
-        matrix(f"{place}attn_k", KV_HEADS * HEAD, HIDDEN)
-        matrix(f"{place}attn_v", KV_HEADS * HEAD, HIDDEN)
-        matrix(f"{place}attn_output", HIDDEN, HEADS * HEAD)
+            file.constant(f"{place}{norm}_norm", width, value)
+        file.matrix(f"{place}attn_q", HEADS * HEAD, HIDDEN)
+        file.matrix(f"{place}attn_k", KV_HEADS * HEAD, HIDDEN)
+        file.matrix(f"{place}attn_v", KV_HEADS * HEAD, HIDDEN)
+        file.matrix(f"{place}attn_output", HIDDEN, HEADS * HEAD)
         router = random.standard_normal((EXPERTS, HIDDEN), np.float32) * NOISE * HIDDEN**-0.5 / EXPERTS_NORM
         size = (1 + GROWTH * (layer + 1) + CONSTANT**2 / HIDDEN) ** 0.5
         router[:, 0] = -exponent * np.log(1 + random.permutation(EXPERTS)) * size / CONSTANT / EXPERTS_NORM
-        writer.add_tensor(f"{place}ffn_gate_inp.weight", router)
+        file.writer.add_tensor(f"{place}ffn_gate_inp.weight", router)
         for name, rows, columns in (("gate", FFN, HIDDEN), ("up", FFN, HIDDEN), ("down", HIDDEN, FFN)):
-            matrix(f"{place}ffn_{name}_exps", rows, columns, EXPERTS)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            file.matrix(f"{place}ffn_{name}_exps", rows, columns, experts=EXPERTS)
+    file.finish()
 
 
 class Stream:

@@ -8,57 +8,34 @@ take 5.1 GB and half a minute. Asked of `experts.py` with this file: 1 stream â‰
 
 from argparse import ArgumentParser
 
-import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from llama_file import RANDOM, VOCAB, add_vocabulary, finish, q4_k, q6_k
+from random_file import RandomFile
 
-HIDDEN, HEADS, KV_HEADS, HEAD, FFN, EXPERTS, USED, CONTEXT = 2048, 32, 4, 128, 768, 64, 8, 32_768
+HIDDEN, HEADS, KV_HEADS, HEAD, FFN, EXPERTS, USED, CONTEXT, VOCAB = 2048, 32, 4, 128, 768, 64, 8, 32_768, 128_256
 
 
 def write(path: str, layers: int) -> None:
-    writer = GGUFWriter(path, "qwen3moe")
-    writer.add_name("qwen3moe random")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(USED)
-    writer.add_expert_feed_forward_length(FFN)
-    writer.add_file_type(15)
-    add_vocabulary(writer, VOCAB)
-
-    def matrix(name: str, rows: int, columns: int, fine: bool = False, times: int = 1) -> None:
-        kind = GGMLQuantizationType.Q6_K if fine else GGMLQuantizationType.Q4_K
-        codes = (q6_k if fine else q4_k)(times * rows, columns)
-        writer.add_tensor(f"{name}.weight", codes.reshape(times, rows, -1) if times > 1 else codes, raw_dtype=kind)
-
-    def ones(name: str, size: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
-
-    matrix("token_embd", VOCAB, HIDDEN, fine=True)
-    matrix("output", VOCAB, HIDDEN, fine=True)
-    ones("output_norm", HIDDEN)
+    file = RandomFile(
+        path, "qwen3moe", layers=layers, hidden=HIDDEN, ffn=FFN, heads=HEADS, kv_heads=KV_HEADS, context=CONTEXT, base=1e6, eps=1e-6
+    )
+    file.heads_of(HEAD)
+    file.experts(EXPERTS, USED, FFN)
+    file.vocabulary(VOCAB)
+    file.matrix("token_embd", VOCAB, HIDDEN, "Q6_K")
+    file.matrix("output", VOCAB, HIDDEN, "Q6_K")
+    file.constant("output_norm", HIDDEN)
     for layer in range(layers):
-        place, fine = f"blk.{layer}.", layer % 2 == 0
+        place, sensitive = f"blk.{layer}.", "Q4_K" if layer % 2 else "Q6_K"
         for name, size in (("attn_norm", HIDDEN), ("ffn_norm", HIDDEN), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
-            ones(f"{place}{name}", size)
-        matrix(f"{place}attn_q", HEADS * HEAD, HIDDEN)
-        matrix(f"{place}attn_k", KV_HEADS * HEAD, HIDDEN)
-        matrix(f"{place}attn_v", KV_HEADS * HEAD, HIDDEN, fine)
-        matrix(f"{place}attn_output", HIDDEN, HEADS * HEAD)
-        matrix(f"{place}ffn_gate_exps", FFN, HIDDEN, times=EXPERTS)
-        matrix(f"{place}ffn_up_exps", FFN, HIDDEN, times=EXPERTS)
-        matrix(f"{place}ffn_down_exps", HIDDEN, FFN, fine, times=EXPERTS)
-        router = RANDOM.standard_normal((EXPERTS, HIDDEN)) * HIDDEN**-0.5
-        writer.add_tensor(f"{place}ffn_gate_inp.weight", router.astype(np.float32))
-    finish(writer)
+            file.constant(f"{place}{name}", size)
+        file.matrix(f"{place}attn_q", HEADS * HEAD, HIDDEN)
+        file.matrix(f"{place}attn_k", KV_HEADS * HEAD, HIDDEN)
+        file.matrix(f"{place}attn_v", KV_HEADS * HEAD, HIDDEN, sensitive)
+        file.matrix(f"{place}attn_output", HIDDEN, HEADS * HEAD)
+        file.normal(f"{place}ffn_gate_inp.weight", EXPERTS, HIDDEN, size=HIDDEN**-0.5)
+        file.matrix(f"{place}ffn_gate_exps", FFN, HIDDEN, experts=EXPERTS)
+        file.matrix(f"{place}ffn_up_exps", FFN, HIDDEN, experts=EXPERTS)
+        file.matrix(f"{place}ffn_down_exps", HIDDEN, FFN, sensitive, experts=EXPERTS)
+    file.finish()
 
 
 if __name__ == "__main__":
