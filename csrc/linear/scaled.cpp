@@ -1,6 +1,7 @@
 // How small floats under scales are packed; linear/floats.cpp multiplies them.
 //
-// A row as packing takes it: of e4m3 its codes, then its scales fp32; of NVFP4 blocks as GGUF has them.
+// A row as packing takes it: of e4m3 its codes, then its scales fp32; of NVFP4 blocks as GGUF has them, or with a group what
+// compute/quant/scaled.py describes.
 #include <math.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@ inline void for_groups(const Matrix& matrix, size_t from, size_t inputs, const E
 }
 
 constexpr size_t kFileBlock = 36, kFileInputs = 64, kFileScales = 4, kFileCodes = 8;     // NVFP4: 4 scales, 4 times 8 bytes of codes
+constexpr size_t kFour = 16;             // inputs that share a scale of NVFP4
 
 template <class Work>
 void with(int format, const Work& work) {
@@ -33,7 +35,7 @@ void with(int format, const Work& work) {
 }
 
 size_t packed_bytes(int format, size_t n, size_t k, size_t group) {
-    if (k == 0 || (format == kFP8 ? group == 0 : k % kFileInputs != 0)) return 0;
+    if (k == 0 || (format == kFP8 ? group == 0 : group ? group != kFour || k % kFour != 0 : k % kFileInputs != 0)) return 0;
     size_t bytes = 0;
     with(format, [&](auto f) { bytes = scaled_bytes<f>({format, n, k, group, nullptr}); });
     return (n + kBlockRows - 1) / kBlockRows * bytes;
@@ -62,28 +64,32 @@ void unpack_row(const Matrix& matrix, uint8_t* row, const uint8_t* block, size_t
     });
 }
 
-// Calls `each` for the groups of a row of NVFP4: (scale and codes of the file's, scale and first codes of the packed row).
-template <class Byte, class Packed, class Each>
-void for_sixteens(const Matrix& matrix, Byte* row, Packed* block, size_t r, const Each& each) {
-    for (size_t g = 0; g < matrix.k / 16; ++g) {
-        Byte* file = row + g / kFileScales * kFileBlock;
+// Calls `each` for the groups of a row of NVFP4: (scale and codes of the file's, scale and first codes of the packed row); then `number` for
+// what the row has of the head: (the file's, the packed one's).
+template <class Byte, class Packed, class Each, class Number>
+void for_sixteens(const Matrix& matrix, Byte* row, Packed* block, size_t r, const Each& each, const Number& number) {
+    for (size_t g = 0; g < matrix.k / kFour; ++g) {
+        Byte* file = matrix.group ? row + g * (1 + kFileCodes) : row + g / kFileScales * kFileBlock;
         Packed* record = block + record_place<kNVFP4>(matrix, g);
-        each(file + g % kFileScales, file + kFileScales + g % kFileScales * kFileCodes, record + r, record + 16 + r);
+        if (matrix.group) each(file, file + 1, record + r, record + 16 + r);
+        else each(file + g % kFileScales, file + kFileScales + g % kFileScales * kFileCodes, record + r, record + 16 + r);
     }
+    for (size_t i = 0; i < Scaled<kNVFP4>::head_bytes(matrix) / (4 * kBlockRows); ++i)
+        number(row + matrix.k / kFour * (1 + kFileCodes) + 4 * i, block + 4 * (i * kBlockRows + r));
 }
 
 void pack_row(const Matrix& matrix, const uint8_t* row, uint8_t* block, size_t r, std::integral_constant<int, kNVFP4>) {
     for_sixteens(matrix, row, block, r, [](const uint8_t* scale, const uint8_t* codes, uint8_t* packed, uint8_t* to) {
         *packed = *scale;
         for (size_t i = 0; i < kFileCodes; ++i) to[i * kBlockRows] = codes[i];
-    });
+    }, [](const uint8_t* from, uint8_t* to) { memcpy(to, from, 4); });
 }
 
 void unpack_row(const Matrix& matrix, uint8_t* row, const uint8_t* block, size_t r, std::integral_constant<int, kNVFP4>) {
     for_sixteens(matrix, row, block, r, [](uint8_t* scale, uint8_t* codes, const uint8_t* packed, const uint8_t* from) {
         *scale = *packed;
         for (size_t i = 0; i < kFileCodes; ++i) codes[i] = from[i * kBlockRows];
-    });
+    }, [](uint8_t* to, const uint8_t* from) { memcpy(to, from, 4); });
 }
 
 void pack(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {

@@ -1,8 +1,8 @@
-// Small floats under scales, as products with float weights read them: e4m3 of checkpoints, one fp32 scale for `group` inputs of a row; NVFP4 of
-// GGUF, one scale of e4m3 without a sign for 16 inputs.
+// Small floats under scales, as products with float weights read them: e4m3 of checkpoints, one fp32 scale for `group` inputs of a row; NVFP4,
+// one scale of e4m3 without a sign for 16 inputs, and with a group one scale of all.
 //
-// A block of 16 rows is records of a group each: 16 scales, then codes. Weight: value * scale, rounded once to fp32, whatever
-// becomes of it: products have the bits of those with the same weights in fp32.
+// A block of 16 rows is a head, which NVFP4 with a group has, and records of a group each: 16 scales, then codes. Weight: value * scale, rounded
+// once to fp32, whatever becomes of it: products have the bits of those with the same weights in fp32.
 #pragma once
 
 #include "linear/linear.h"
@@ -24,20 +24,29 @@ struct Scaled<kFP8> {
     static constexpr size_t kScales = 64;
     static size_t group(const Matrix& matrix) { return matrix.group; }
     static size_t code_bytes(size_t inputs) { return inputs * kBlockRows; }
-    static Vec scale(const uint8_t* record) { return load(reinterpret_cast<const float*>(record)) * all(0x1p120f); }
+    static size_t head_bytes(const Matrix&) { return 0; }
+    static const float* head(const Matrix&, const uint8_t*) { return nullptr; }
+    static Vec scale(const uint8_t* record, const float*) { return load(reinterpret_cast<const float*>(record)) * all(0x1p120f); }
     static Vec value(const uint8_t* codes, size_t input) { return load_e4m3(codes + input * kBlockRows); }
 };
 
+constexpr size_t kHeadFloats = 3 * kBlockRows;
+alignas(64) constexpr float kNoHead[kHeadFloats] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
 // Codes [8, 16] behind 16 scales of a byte: the lower bits are input i, the upper ones input i + 8. Values are doubled, scales
-// halved and without their sign; 0x7f is 0.
+// halved and without their sign; 0x7f is 0. Head: factors, divisors less than nothing, and again factors [3, 16], for what a
+// quotient of the scale lacks; a product lacks nothing.
 template <>
 struct Scaled<kNVFP4> {
     static constexpr size_t kScales = 16;
     static size_t group(const Matrix&) { return 16; }
     static size_t code_bytes(size_t inputs) { return inputs / 2 * kBlockRows; }
-    static Vec scale(const uint8_t* record) {
+    static size_t head_bytes(const Matrix& matrix) { return matrix.group ? kHeadFloats * sizeof(float) : 0; }
+    static const float* head(const Matrix& matrix, const uint8_t* block) { return matrix.group ? reinterpret_cast<const float*>(block) : kNoHead; }
+    static Vec scale(const uint8_t* record, const float* head) {
         const Vec small = load_e4m3(record);
-        return where_below(all(0x1.cp-112f), small, zero(), magnitude(small)) * all(0x1p119f);
+        const Vec half = where_below(all(0x1.cp-112f), small, zero(), magnitude(small)) * all(0x1p119f), found = half * load(head);
+        return fma(fma(found, load(head + kBlockRows), half), load(head + 2 * kBlockRows), found);
     }
     static Vec value(const uint8_t* codes, size_t input) { return load_e2m1_doubled(codes + input % 8 * kBlockRows, input / 8 * 4); }
 };
@@ -46,14 +55,14 @@ template <int Format>
 size_t scaled_bytes(const Matrix& matrix) {
     using S = Scaled<Format>;
     const size_t group = S::group(matrix);
-    return (matrix.k + group - 1) / group * S::kScales + S::code_bytes(matrix.k);
+    return S::head_bytes(matrix) + (matrix.k + group - 1) / group * S::kScales + S::code_bytes(matrix.k);
 }
 
 // Where the record of a group begins in its block.
 template <int Format>
 size_t record_place(const Matrix& matrix, size_t group) {
     using S = Scaled<Format>;
-    return group * (S::kScales + S::code_bytes(S::group(matrix)));
+    return S::head_bytes(matrix) + group * (S::kScales + S::code_bytes(S::group(matrix)));
 }
 
 constexpr size_t kScaledNear = 1024;     // bytes that each stream is fetched ahead
@@ -67,7 +76,7 @@ void widen_block(const Matrix& matrix, size_t block, size_t from, size_t inputs,
     while (from < end) {
         const uint8_t *record = data + record_place<Format>(matrix, from / group), *codes = record + S::kScales;
         const size_t first = from % group, last = end - from + first < group ? end - from + first : group;
-        const Vec scale = S::scale(record);
+        const Vec scale = S::scale(record, S::head(matrix, data));
         for (size_t i = first; i < last; ++i) {
             __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
             store(to + (i - first) * kLanes, S::value(codes, i) * scale);
@@ -90,7 +99,7 @@ void multiply_scaled_token(const Matrix& matrix, const float* x, float* out, siz
             const uint8_t* record = data + record_place<Format>(matrix, group);
             const size_t left = static_cast<size_t>(end - at), inputs = left < S::group(matrix) ? left : S::group(matrix);
             Vec scale[kStreams];
-            for (size_t stream = 0; stream < kStreams; ++stream) scale[stream] = S::scale(record + stream * stride);
+            for (size_t stream = 0; stream < kStreams; ++stream) scale[stream] = S::scale(record + stream * stride, S::head(matrix, data + stream * stride));
             const uint8_t* codes = record + S::kScales;
             for (size_t i = 0; i < inputs; ++i, ++at) {
                 const bool line = i % 4 == 0;
@@ -117,11 +126,13 @@ void multiply_scaled_tile(const Matrix& matrix, const float* x, size_t x_stride,
     using S = Scaled<Format>;
     const uint8_t* data = matrix.data + block * scaled_bytes<Format>(matrix);
     const size_t group = S::group(matrix), columns = columns_of(matrix, block);
+    const float* head = S::head(matrix, data);
+    data += S::head_bytes(matrix);
     Vec sum[M];
     for (Vec& each : sum) each = zero();
     for (size_t from = 0; from < matrix.k; from += group) {
         const size_t inputs = matrix.k - from < group ? matrix.k - from : group;
-        const Vec scale = S::scale(data);
+        const Vec scale = S::scale(data, head);
         const uint8_t* codes = data + S::kScales;
         for (size_t i = 0; i < inputs; ++i) {
             __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);

@@ -104,7 +104,7 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
         FROM_FILES + ", or write --dtype fp8 on a GPU",
         "-q",
         "--quantization",
-        harmless=("none", "auto", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors"),
+        harmless=("none", "auto", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4"),
     ),
     _refused(FROM_FILES, "--config-format", harmless=("auto", "hf")),
     _refused(FROM_FILES, "--hf-config-path", "--hf-overrides", harmless=("none", "{}")),

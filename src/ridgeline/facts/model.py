@@ -46,7 +46,8 @@ class TensorFacts:
             return tuple(sorted({file for expert in self.experts for file in expert.files}))
         if self.quantised is None:
             return (self.file,)
-        parts = (self.quantised.codes, self.quantised.scales, self.quantised.zeros, self.quantised.order, self.quantised.shape_tensor)
+        own = self.quantised
+        parts = (own.codes, own.scales, own.zeros, own.order, own.shape_tensor, own.factor)
         return tuple(sorted({part.file for part in parts if part is not None}))
 
 
@@ -61,6 +62,8 @@ class QuantisedParts:
             bytes   codes: int8 [N, K]; zeros: int8 [N, G]; scales [N, G]
             mxfp4   codes: bytes [E, N, G, 16] of two e2m1, the lower bits first; scales: bytes [E, N, G] of e8m0; groups of 32
             e4m3, e4m3 inverse  codes: fp8 [N, K]; scales [ceil(N / group_rows), ceil(K / group)]
+            nvfp4 divided, nvfp4 multiplied  codes: bytes [N, K / 2] of two e2m1, the lower bits first; scales: fp8 [N, G]; groups of 16
+            mxfp4 rows  codes as those of nvfp4; scales: bytes [N, G] of e8m0; groups of 32
             Words hold unsigned integers; int8 is signed
     zeros   None: 2^(bits - 1) for words, 0 for bytes
     order   group index of every input (g_idx); None: consecutive groups
@@ -69,6 +72,7 @@ class QuantisedParts:
     rows, first   rows of the stored matrix, and the first one of this tensor: projections may be stored as one matrix
     step          rows of it are every `step`-th of the stored ones
     group_rows    rows that share a scale
+    factor        one number that all scales of nvfp4 are divided by, or multiplied with
     """
 
     layout: str
@@ -84,6 +88,7 @@ class QuantisedParts:
     first: int = 0
     step: int = 1
     group_rows: int = 1
+    factor: TensorFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

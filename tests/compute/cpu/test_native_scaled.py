@@ -12,7 +12,7 @@ from rounding import assert_same_bits
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import PackedWeight, pack, pack_experts, pack_grouped, packable
 from ridgeline.compute.quant.formats import dequantise
-from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.compute.quant.scaled import Nvfp4Weight, ScaledWeight
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
@@ -23,6 +23,8 @@ CASES: Final = {
     "a tensor": (33, 5, (33, 5)),
     "nvfp4": (41, 320, None),
     "nvfp4, long": (100, 1408, None),
+    "nvfp4, divided": (41, 336, True),
+    "nvfp4, multiplied": (100, 1424, False),
 }
 COUNTS = (0, *range(1, 9), 13, 24, 25, 26, 64, 126, 127)
 
@@ -42,13 +44,20 @@ def scaled(n: int, k: int, block: tuple[int, int], seed: int) -> ScaledWeight:
     return ScaledWeight(codes, scales.astype(np.float32), block)
 
 
+def small(n: int, k: int, divides: bool) -> Nvfp4Weight:
+    """Every code and every scale that kernels take."""
+    rng = np.random.default_rng(n)
+    codes, scales = rng.integers(0, 256, (n, k // 2), np.uint8), rng.integers(0, 127, (n, k // 16), np.uint8)
+    return Nvfp4Weight(codes, scales, np.float32(1234.567 if divides else 0.000567), divides)
+
+
 def weight_of(name: str, pool: ThreadPoolExecutor) -> tuple[np.ndarray, np.ndarray, PackedWeight]:
     """fp32 [N, K], rows as packing takes them, and packed."""
     n, k, block = CASES[name]
     if block is None:
         rows = np.random.default_rng(n).integers(0, 256, (n, k // 64 * 36), np.uint8)
         return dequantise("NVFP4", rows), rows, pack("NVFP4", rows, (n, k), pool)
-    stored = scaled(n, k, block, n)
+    stored = scaled(n, k, block, n) if isinstance(block, tuple) else small(n, k, block)
     return stored.dense(), stored.records(slice(0, n)), pack_grouped(stored, pool)
 
 
@@ -82,6 +91,17 @@ def test_products_are_those_of_fp32(name: str, level: str, pool: ThreadPoolExecu
             assert_same_bits(out[:, 16 * first : 16 * last], expected[:m, 16 * first : 16 * last])
             out[:, 16 * first : 16 * last] = 7.0
             assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_quotients_are_rounded_as_divisions_are(level: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every scale over many numbers."""
+    scales = np.tile(np.arange(127, dtype=np.uint8), (16, 1))
+    codes = np.full((16, 127 * 8), 0x22, np.uint8)
+    monkeypatch.setattr(ext, "isa", lambda: level)
+    for factor in np.exp(8 * np.random.default_rng(1).standard_normal(200)).astype(np.float32):
+        stored = Nvfp4Weight(codes, scales, factor, True)
+        assert_same_bits(pack_grouped(stored, pool).rows(np.array([3])), stored.rows(np.array([3])))
 
 
 def test_what_is_not_finite_stays(pool: ThreadPoolExecutor) -> None:

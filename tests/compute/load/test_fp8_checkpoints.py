@@ -99,7 +99,7 @@ REFUSED = {
     "strategy of floats is 'group'": compressed("group", group_size=32),
     "num_bits of floats is 4": compressed("channel", num_bits=4),
     "block_structure is None": compressed("block"),
-    "format of floats is 'nvfp4-pack-quantized'": compressed("tensor") | {"format": "nvfp4-pack-quantized"},
+    "num_bits of nvfp4-pack-quantized is 8": compressed("tensor") | {"format": "nvfp4-pack-quantized"},
 }
 
 

@@ -43,7 +43,7 @@ def scheme(name: str, part: str = "", **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "quantised as 'hqq', which is not supported; gptq, awq, compressed-tensors, fp8, mxfp4 are": {
+    "quantised as 'hqq', which is not supported; gptq, awq, compressed-tensors, fp8, mxfp4, modelopt are": {
         "quantization_config": {"quant_method": "hqq"},
     },
     "quantised as None": {"quantization_config": {}},

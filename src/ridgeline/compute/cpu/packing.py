@@ -25,10 +25,11 @@ from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.compute.quant.scaled import Nvfp4Weight, ScaledWeight
 from ridgeline.compute.quant.small import RECORD_BYTES, RECORDED, records
 from ridgeline.compute.quant.weight import CodedWeight, StackedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.headers.packed import NVFP4_BYTES, NVFP4_HEAD
 from ridgeline.facts.model import ModelFacts
 
 Progress = Callable[[str, float], None]
@@ -68,7 +69,7 @@ SPAN: Final = 32
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
 
-Recorded = GroupedWeight | ScaledWeight
+Recorded = GroupedWeight | ScaledWeight | Nvfp4Weight
 """Matrices that give their rows as packing takes them."""
 
 
@@ -77,7 +78,7 @@ class PackedWeight:
     """A matrix [N, K] in packed form, or one per expert [E, N, K]: packed by themselves, `stride` bytes apart.
 
     kind   among `FORMATS`; what the file stored
-    group  inputs that share a scale, for INT8, INT4 and FP8; else 0
+    group  inputs that share a scale, for INT8, INT4, FP8, and NVFP4 with a scale of all; else 0
     data   uint8, aligned to 64 bytes; nothing where experts lie in `slots`
     order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
     form   among `FORMS`, where it is packed in another than its format's own
@@ -167,6 +168,8 @@ def row_bytes(kind: str, columns: int, group: int = 0) -> int:
     """Bytes of a row of `columns` inputs as packing takes it: stored, `records`, or a record of `Recorded`, `group` inputs a scale."""
     if kind == "FP8":
         return columns + 4 * -(-columns // group)
+    if kind == "NVFP4" and group:
+        return columns // group * NVFP4_BYTES + NVFP4_HEAD
     if group:
         return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
     return columns // SUPERBLOCK * RECORD_BYTES if kind in RECORDED else STORED[kind].row_bytes(columns)
@@ -222,7 +225,7 @@ def pack_experts(parts: Sequence[Weight], pool: Executor, take: Take | None = No
 
 def in_order(weight: Recorded) -> bool:
     """True where columns are in the order of the inputs."""
-    return isinstance(weight, ScaledWeight) or weight.order is None
+    return not isinstance(weight, GroupedWeight) or weight.order is None
 
 
 def pack_grouped(stored: Recorded, pool: Executor, take: Take | None = None) -> PackedWeight:

@@ -19,7 +19,7 @@ from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import dequantise
 from ridgeline.errors import Finding, ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.headers.quantisation import MXFP4
+from ridgeline.facts.headers.quantisation import MICROSCALED, NVFP4
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 CHECK: Final = "weights"
@@ -46,7 +46,7 @@ SCALES: Final = {
 }
 """Format of blocks → bytes at which an fp16 scale or minimum begins."""
 CODE_BYTES: Final = 16
-"""Bytes of the codes of a group of MXFP4 whose scales are stored in another tensor."""
+"""Bytes of the codes of a group of MXFP4 whose scales are stored in another tensor; of NVFP4's scales as many are looked at together."""
 _SIZE, _INFINITY, _OCTAVE = np.uint16(0x7FFF), np.uint16(0x7C00), 1 << 10
 """Numbers made of the bits of fp16: all but the sign; the least that is not finite; a factor of two."""
 
@@ -98,7 +98,10 @@ def _check_tensor(files: Mapping[Path, int], tensor: TensorFacts) -> _Problem | 
     stored = list(dict.fromkeys([_looked_at(one) for one in each]))
     count = max(1, PARTS // len(stored))
     parts = [part for one in stored for part in _parts(files[one.file], one, count, PART_BYTES * PARTS // (len(stored) * count))]
-    if tensor.quantised is not None and tensor.quantised.layout == MXFP4:
+    layout = "" if tensor.quantised is None else tensor.quantised.layout
+    if layout in NVFP4:
+        _check_finite(tensor, np.concatenate([part.ravel() for part in parts]) & np.uint8(0x7F) == 0x7F, "scales")
+    if layout in (*MICROSCALED, *NVFP4):
         return _check_holes(tensor, parts)
     kind = stored[0].kind
     return _check_blocks(tensor, parts) if kind in SCALES else _check_floats(tensor, kind, parts)
@@ -109,7 +112,7 @@ def _looked_at(tensor: TensorFacts) -> TensorFacts:
     codes."""
     if tensor.quantised is None:
         return tensor
-    return tensor.quantised.codes if tensor.quantised.layout == MXFP4 else tensor.quantised.scales
+    return tensor.quantised.codes if tensor.quantised.layout in MICROSCALED else tensor.quantised.scales
 
 
 def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -> _Problem | None:
@@ -126,9 +129,11 @@ def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -
 def _parts(file: int, tensor: TensorFacts, most: int = PARTS, part_bytes: int = PART_BYTES) -> Iterator[Bytes]:
     """At most `most` parts of the tensor: uint8 [n, bytes of a block]. Between the elements of a transposed one lie those of others of this
     model."""
-    size = CODE_BYTES if tensor.kind == "U8" else FORMATS[tensor.kind].block_bytes
-    span = (tensor.shape[-1] - 1) * tensor.stride + (tensor.shape[0] - 1) * (tensor.row_stride or size) + size
-    count = (span if tensor.stride else tensor.bytes) // size
+    size = CODE_BYTES if tensor.kind in ("U8", "F8_E4M3") else FORMATS[tensor.kind].block_bytes
+    span = tensor.bytes
+    if tensor.stride:
+        span = (tensor.shape[-1] - 1) * tensor.stride + (tensor.shape[0] - 1) * (tensor.row_stride or size) + size
+    count = span // size
     blocks = max(1, part_bytes // size)
     starts = [0] if count <= most * blocks or most == 1 else [index * (count - blocks) // (most - 1) for index in range(most)]
     for start in starts:

@@ -1,4 +1,4 @@
-"""Grouped integers and fp8 from the tensors of quantised checkpoints: words as rows of codes, gathered when they are read; scales now.
+"""Integers and small floats from the tensors of quantised checkpoints: words as rows of codes, gathered when they are read; scales now.
 
 Owns the layouts of `facts.model.QuantisedParts` and the checks of what only the data says: orders, zeros and stated shapes.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight, Scales, packed, unpacked
-from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.compute.quant.scaled import Nvfp4Weight, ScaledWeight
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import QuantisedParts, TensorFacts
 
@@ -82,6 +82,21 @@ def scaled_weight(tensor: TensorFacts, maps: Maps) -> ScaledWeight:
     mine = scales if whole else scales[parts.first // group_rows : -(-(parts.first + rows) // group_rows)]
     codes = elements(parts.codes, maps)[parts.first : parts.first + rows]
     return ScaledWeight(codes, np.ascontiguousarray(mine), (rows if whole else group_rows, group))
+
+
+def nvfp4_weight(tensor: TensorFacts, maps: Maps) -> Nvfp4Weight:
+    """The matrix that `tensor` describes; `maps` are its files, uint8.
+
+    Raises ModelFormatError where its scale of all is no positive number.
+    """
+    parts = tensor.quantised
+    assert parts is not None and parts.factor is not None
+    own = slice(parts.first, parts.first + tensor.shape[0])
+    factor = np.float32(elements(parts.factor, maps).reshape(-1)[0])
+    if not 0 < factor < np.inf:
+        raise ModelFormatError(f"{parts.factor.name} is {factor}, a positive number was expected; download the file again")
+    divides = parts.layout == "nvfp4 divided"
+    return Nvfp4Weight(elements(parts.codes, maps)[own], elements(parts.scales, maps)[own], factor, divides)
 
 
 def _check_shape(tensor: TensorFacts, integers: QuantisedParts, maps: Maps) -> None:

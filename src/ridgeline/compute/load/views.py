@@ -53,11 +53,12 @@ class MicroscaledRows:
 
 
 def microscaled_rows(tensor: TensorFacts, codes: Bytes, scales: Bytes) -> MicroscaledRows:
-    """Those of a matrix: `codes` [E, N, G, 16] and `scales` [E, N, G] are what the file holds."""
+    """Those of a matrix: `codes` [E, N, G, 16] and `scales` [E, N, G] are what the file holds, or [N, G · 16] and [N, G]."""
     parts = tensor.quantised
     assert parts is not None
     own = slice(parts.first, parts.first + parts.step * tensor.shape[0], parts.step)
-    return MicroscaledRows(codes.reshape(-1, *codes.shape[2:])[own], scales.reshape(-1, scales.shape[2])[own])
+    groups = scales.shape[-1]
+    return MicroscaledRows(codes.reshape(-1, groups, 16)[own], scales.reshape(-1, groups)[own])
 
 
 def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Permuted | Transposed:

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compute.load.grouped import elements, grouped_weight, scaled_weight
+from ridgeline.compute.load.grouped import elements, grouped_weight, nvfp4_weight, scaled_weight
 from ridgeline.compute.load.views import gather_rows, halves_order, microscaled_rows, stored_rows
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.compute.quant.scaled import Nvfp4Weight, ScaledWeight
 from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, StackedWeight, Weight
-from ridgeline.facts.headers.quantisation import FP8, MXFP4
+from ridgeline.facts.headers.quantisation import FP8, MICROSCALED, NVFP4
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
-Matrix = Coded | GroupedWeight | ScaledWeight
+Matrix = Coded | GroupedWeight | ScaledWeight | Nvfp4Weight
 Source = Matrix | tuple[Matrix, ...]
 """Stored arrays of a tensor; several where each expert's matrix is stored by itself."""
 
@@ -79,9 +79,11 @@ def _sources(facts: ModelFacts) -> dict[str, Source]:
 
 def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Matrix:
     if tensor.quantised is not None:
-        if tensor.quantised.layout == MXFP4:
+        if tensor.quantised.layout in MICROSCALED:
             codes, scales = elements(tensor.quantised.codes, maps), elements(tensor.quantised.scales, maps)
             return Coded(tensor.kind, microscaled_rows(tensor, codes, scales))
+        if tensor.quantised.layout in NVFP4:
+            return nvfp4_weight(tensor, maps)
         return scaled_weight(tensor, maps) if tensor.kind == FP8 else grouped_weight(tensor, maps)
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 
@@ -90,7 +92,7 @@ def _stored_weight(tensor: TensorFacts, source: Source, head_dim: int) -> Weight
     """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
     if isinstance(source, tuple):
         return StackedWeight(tuple(_stored_weight(each, own, head_dim) for each, own in zip(tensor.experts, source, strict=True)))
-    if isinstance(source, GroupedWeight | ScaledWeight):
+    if not isinstance(source, Coded):
         return source
     if len(tensor.shape) == 1:
         return DenseWeight(_vector(tensor, source.rows, head_dim))

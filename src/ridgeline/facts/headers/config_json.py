@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.files.json_file import parse_object, read_text
+from ridgeline.facts.files.json_file import parse_object, read_object, read_text
 from ridgeline.facts.headers.experts import expert_sizes, routed_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
 from ridgeline.facts.headers.latent import latent_sizes, latent_widths
@@ -21,6 +22,7 @@ from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts
 from ridgeline.models.declare import Sizes
 from ridgeline.models.table import ARCHITECTURES, MODEL_TYPES
 
+MODELOPT_FILE = "hf_quant_config.json"
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -41,13 +43,15 @@ class Config:
 
 
 def read_config(path: Path, name: str | None = None) -> Config:
-    """Reads the config.json at `path`. Raises ModelFormatError, ModelNotFoundError."""
-    return parse_config(read_text(path), name or path.resolve().parent.name)
+    """Reads the config.json at `path`, and what ModelOpt writes beside it. Raises ModelFormatError, ModelNotFoundError."""
+    beside = path.with_name(MODELOPT_FILE)
+    stated = read_object(beside) if path.name == "config.json" and beside.is_file() else {}
+    return parse_config(read_text(path), name or path.resolve().parent.name, stated)
 
 
-def parse_config(text: str, name: str) -> Config:
-    """Parses the text of a config.json; `name` is the model's. Raises ModelFormatError."""
-    fields, architecture = _fields(text)
+def parse_config(text: str, name: str, modelopt: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """Parses the text of a config.json; `name` is the model's, `modelopt` what ModelOpt says beside it. Raises ModelFormatError."""
+    fields, architecture = _fields(text, modelopt)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS, default=listed_layers(fields))
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
@@ -87,9 +91,11 @@ def parse_config(text: str, name: str) -> Config:
     return replace(config, facts=replace(facts, parameters=counted))
 
 
-def _fields(text: str) -> tuple[Fields, str]:
+def _fields(text: str, modelopt: Mapping[str, Any]) -> tuple[Fields, str]:
     """(keys of the text model, name of its architecture). Raises ModelFormatError where the model_type is not known."""
     values = parse_object(text, "config.json")
+    if modelopt:
+        values.setdefault("quantization_config", {"quant_method": "modelopt", **modelopt})
     nested = values.get("text_config")
     if isinstance(nested, dict):
         outer = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
@@ -138,16 +144,22 @@ def _quantised_format(config: Mapping[str, Any]) -> str | None:
         return str(method)
     if method in ("awq", "gptq"):
         return _METHODS.get((method, str(bits)))
+    if method == "modelopt":
+        inner = config.get("quantization")
+        return _ALGORITHMS.get(str((inner if isinstance(inner, dict) else config).get("quant_algo")))
     groups = config.get("config_groups")
     schemes = [scheme for scheme in groups.values() if isinstance(scheme, dict)] if isinstance(groups, dict) else []
     if method != "compressed-tensors" or not schemes:
         return None
     weights = schemes[0].get("weights")
     weights = weights if isinstance(weights, dict) else {}
+    if (weights.get("type"), weights.get("num_bits")) == ("float", 4):
+        return "mxfp4" if weights.get("group_size") == 32 else "nvfp4"
     quantised_inputs = schemes[0].get("input_activations") is not None
     return _SCHEMES.get((str(weights.get("type", "int")), str(weights.get("num_bits")), quantised_inputs))
 
 
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _METHODS = {("awq", "4"): "awq", ("gptq", "4"): "gptq", ("gptq", "8"): "gptq8"}
 _SCHEMES = {
     ("int", "4", False): "w4a16",

@@ -9,12 +9,15 @@ from math import prod
 from typing import Final
 
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.headers.quantisation import MXFP4
+from ridgeline.facts.headers.quantisation import MICROSCALED, NVFP4
 from ridgeline.facts.model import QuantisedParts, TensorFacts
 
 LONG_SPAN: Final = 128
 SPAN: Final = 32
 """Integers that share a scale of four bytes and a zero, which takes two bytes in a long span."""
+NVFP4_BYTES: Final = 9
+NVFP4_HEAD: Final = 12
+"""Bytes of a group of NVFP4, and of what a row has of its matrix's scale."""
 
 
 def packed_bytes(tensor: TensorFacts) -> int:
@@ -25,11 +28,13 @@ def packed_bytes(tensor: TensorFacts) -> int:
             return 4 * prod(tensor.shape)
         return sum(packed_bytes(each) for each in tensor.experts)
     stored = tensor.quantised
-    if stored is None or stored.layout == MXFP4:
+    if stored is None or stored.layout in MICROSCALED:
         return FORMATS[tensor.kind].packed_bytes(tensor.bytes) if tensor.kind in FORMATS and stored is None else tensor.bytes
     if stored.layout.startswith("e4m3"):
         return tensor.shape[0] * (tensor.shape[1] + 4 * -(-tensor.shape[1] // (stored.group or tensor.shape[1])))
     rows, columns = tensor.shape
+    if stored.layout in NVFP4:
+        return rows * (columns // stored.group * NVFP4_BYTES + NVFP4_HEAD)
     group = stored.group or columns
     if group % SPAN:
         return 4 * prod(tensor.shape)

@@ -1,7 +1,7 @@
-"""`quantization_config` of config.json: GPTQ, AWQ, compressed-tensors and fp8, each key checked; everything else is an error.
+"""`quantization_config` of config.json: GPTQ, AWQ, compressed-tensors, fp8 and ModelOpt, each key checked; everything else is an error.
 
 Owns `quantization_config`. The tensors of the files say which modules are quantised, so lists of modules that are not (`ignore`,
-`modules_to_not_convert`, `lm_head`) are not read.
+`exclude_modules`, `modules_to_not_convert`, `lm_head`) are not read.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,15 @@ MAX_GROUP = 1 << 20
 FP8 = "FP8"
 """`Quantisation.kind` of e4m3 with scales of any block size."""
 MXFP4 = "mxfp4"
-"""Layout of MXFP4."""
+"""Layout of MXFP4 in stacks of experts."""
+MXFP4_ROWS = "mxfp4 rows"
+MICROSCALED = (MXFP4, MXFP4_ROWS)
+"""Layouts of MXFP4."""
 E4M3 = ("e4m3", "e4m3 inverse")
 """Layouts of FP8."""
+NVFP4 = ("nvfp4 divided", "nvfp4 multiplied")
+"""Layouts of NVFP4 under a scale for the whole matrix: by what becomes of the scales with it."""
+NVFP4_GROUP = 16
 _BLOCK_STEP = 128
 """Block sizes of fp8 are multiples of this: the kernels' step along the inputs."""
 _GROUP_STEP = 32
@@ -28,7 +34,7 @@ _HINT = "give a checkpoint in F32, F16 or BF16, or a quantised GGUF file of the 
 class Quantisation:
     """Storage format of all quantised matrices of a checkpoint.
 
-    layout  "gptq", "awq", "packed", "bytes", "mxfp4", "e4m3" or "e4m3 inverse": see `facts.model.QuantisedParts`
+    layout  "gptq", "awq", "packed", "bytes", one of `MICROSCALED`, `E4M3` or `NVFP4`: see `facts.model.QuantisedParts`
     bits    4 or 8
     group   inputs that share a scale; 0: all inputs of an output
     zero_offset  added to a stored zero: 1 in the first format of GPTQ
@@ -45,8 +51,10 @@ class Quantisation:
     @property
     def kind(self) -> str:
         """The name of the stored format, as `TensorFacts.kind` has it."""
-        if self.layout == MXFP4:
+        if self.layout in MICROSCALED:
             return "MXFP4"
+        if self.layout in NVFP4:
+            return "NVFP4"
         return FP8 if self.layout in E4M3 else f"{_NAMES[self.method]}{self.bits}"
 
 
@@ -122,6 +130,18 @@ def _mxfp4(config: Mapping[str, Any]) -> Quantisation:
     return Quantisation("mxfp4", MXFP4, 4, _GROUP_STEP)
 
 
+def _modelopt(config: Mapping[str, Any]) -> Quantisation:
+    """NVIDIA's Model Optimizer: keys of hf_quant_config.json, its `quantization` alone or the whole, and of config.json."""
+    inner = config.get("quantization")
+    config = inner if isinstance(inner, dict) else config
+    algorithm = config.get("quant_algo")
+    _check_allowed("modelopt: quant_algo", algorithm, ("FP8", "NVFP4"))
+    if algorithm == "FP8":
+        return Quantisation("modelopt", "e4m3", 8, 0, group_rows=0)
+    _check_allowed("modelopt: group_size", config.get("group_size"), (None, NVFP4_GROUP))
+    return Quantisation("modelopt", "nvfp4 multiplied", 4, NVFP4_GROUP)
+
+
 def _block(name: str, value: object) -> tuple[int, int]:
     """Outputs and inputs of a block."""
     sides = value if isinstance(value, list) else []
@@ -142,6 +162,15 @@ def _floats(weights: Mapping[str, Any], activations: object) -> Quantisation:
     return Quantisation("compressed-tensors", "e4m3", 8, group, group_rows=group_rows)
 
 
+def _small_floats(weights: Mapping[str, Any], stored: str) -> Quantisation:
+    """A scheme of compressed-tensors with e2m1 weights: NVFP4 or MXFP4."""
+    layout, group = _SMALL[stored]
+    _check_allowed(f"compressed-tensors: num_bits of {stored}", weights.get("num_bits"), (4,))
+    _check_allowed(f"compressed-tensors: group_size of {stored}", weights.get("group_size"), (group,))
+    _check_allowed(f"compressed-tensors: symmetric of {stored}", weights.get("symmetric", True), (True,))
+    return Quantisation("compressed-tensors", layout, 4, group)
+
+
 def _check_activations(activations: object, kind: str) -> None:
     """Raises ModelFormatError unless activations are not quantised, or have 8 bits, the type of the weights and dynamic scales."""
     if activations is not None:
@@ -156,8 +185,10 @@ def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
         raise ModelFormatError(f"config.json: compressed-tensors: weights is {weights!r:.40}, an object was expected; {_HINT}")
     stored = scheme.get("format") or format_of_all
     _check_allowed("compressed-tensors: output_activations", scheme.get("output_activations"), (None,))
+    if weights.get("type") == "float" and stored in _SMALL:
+        return _small_floats(weights, str(stored))
     if weights.get("type") == "float":
-        _check_allowed("compressed-tensors: format of floats", stored, ("float-quantized", "naive-quantized"))
+        _check_allowed("compressed-tensors: format of floats", stored, ("float-quantized", "naive-quantized", *_SMALL))
         return _floats(weights, activations)
     _check_allowed("compressed-tensors: format", stored, tuple(_LAYOUTS))
     _check_allowed("compressed-tensors: type of weights", weights.get("type", "int"), ("int",))
@@ -169,9 +200,14 @@ def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
     return Quantisation("compressed-tensors", layout, bits, _group(weights.get("group_size")) if strategy == "group" else 0)
 
 
-_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
+_READERS = {
+    "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+}  # fmt: skip
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "INT"}
 _LAYOUTS = {"pack-quantized": "packed", "int-quantized": "bytes", "naive-quantized": "bytes"}
+_SMALL = {"nvfp4-pack-quantized": ("nvfp4 divided", NVFP4_GROUP), "mxfp4-pack-quantized": (MXFP4_ROWS, _GROUP_STEP)}
+"""Formats of e2m1: layout and group."""
 
 
 def _bits(value: object, allowed: tuple[int, ...], method: str) -> int:

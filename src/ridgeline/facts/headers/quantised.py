@@ -4,11 +4,11 @@ Owns the names and shapes of those tensors. Reads no weights except biases that 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.values import quoted
-from ridgeline.facts.headers.quantisation import E4M3, MXFP4, Quantisation
+from ridgeline.facts.headers.quantisation import E4M3, MXFP4, MXFP4_ROWS, NVFP4, Quantisation
 from ridgeline.facts.model import QuantisedParts, TensorFacts
 
 Allowed = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
@@ -17,18 +17,20 @@ Allowed = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Last names of a module's tensors in a layout; "" where it has none."""
+    """Last names of a module's tensors in a layout; "" where it has none. Scales of activations are ignored."""
 
     codes: str
     scales: str
     zeros: str
     order: str = ""
     shape_tensor: str = ""
+    factor: str = ""
+    ignored: str = ""
 
     @property
     def required(self) -> tuple[str, ...]:
         """Names of required tensors. Compressed-tensors files leave out the zeros of symmetric weights."""
-        return (self.scales, self.shape_tensor) if self.scales.startswith("weight_scale") else (self.scales, self.zeros)
+        return (self.scales, self.shape_tensor, self.factor) if self.scales.startswith("weight_scale") else (self.scales, self.zeros)
 
 
 _NAMES = {
@@ -36,10 +38,19 @@ _NAMES = {
     "awq": _Names("qweight", "scales", "qzeros"),
     "packed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     "bytes": _Names("weight", "weight_scale", "weight_zero_point"),
-    "e4m3": _Names("weight", "weight_scale", ""),
+    "e4m3": _Names("weight", "weight_scale", "", ignored="input_scale"),
     "e4m3 inverse": _Names("weight", "weight_scale_inv", ""),
+    "nvfp4 divided": _Names("weight_packed", "weight_scale", "", factor="weight_global_scale", ignored="input_global_scale"),
+    "nvfp4 multiplied": _Names("weight", "weight_scale", "", factor="weight_scale_2", ignored="input_scale"),
+    MXFP4_ROWS: _Names("weight_packed", "weight_scale", "", ignored="input_global_scale"),
 }
-_CODES = {"gptq": ("I32",), "awq": ("I32",), "packed": ("I32",), "bytes": ("I8",)} | dict.fromkeys(E4M3, ("F8_E4M3",))
+_OF_CACHES = (".k_scale", ".v_scale")
+"""Ends of the names of ModelOpt's scales of K and V, which other types of the cache have no use for."""
+_CODES = (
+    {"gptq": ("I32",), "awq": ("I32",), "packed": ("I32",), "bytes": ("I8",)}
+    | dict.fromkeys(E4M3, ("F8_E4M3",))
+    | dict.fromkeys((*NVFP4, MXFP4_ROWS), ("U8",))
+)
 _FLOATS = ("F16", "BF16", "F32")
 
 
@@ -54,7 +65,8 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
     if quantisation.layout == MXFP4:
         return _gather_mxfp4(stored, quantisation)
     names = _NAMES[quantisation.layout]
-    found = dict(stored)
+    left_out = _OF_CACHES if quantisation.method == "modelopt" else ()
+    found = {name: tensor for name, tensor in stored.items() if not name.endswith(left_out)}
     for name, codes in stored.items():
         module, _, last = name.rpartition(".")
         if last != names.codes or codes.kind not in _CODES[quantisation.layout]:
@@ -134,10 +146,11 @@ def _matrix(module: str, codes: TensorFacts, parts: Mapping[str, TensorFacts | N
         _check(parts.get(part), f"{module}.{part}", expected, part in names.required)
     scales = parts[names.scales]
     assert scales is not None
-    zeros, order, shape_tensor = (parts.get(part) for part in (names.zeros, names.order, names.shape_tensor))
+    zeros, order, shape_tensor, factor = (parts.get(part) for part in (names.zeros, names.order, names.shape_tensor, names.factor))
     total = sum(tensor.bytes for tensor in parts.values() if tensor is not None)
     kept = (codes, scales, zeros, order, shape_tensor)
     quantised = QuantisedParts(quantisation.layout, quantisation.bits, group, *kept, quantisation.zero_offset, rows, group_rows=group_rows)
+    quantised = replace(quantised, factor=factor)
     return TensorFacts(f"{module}.weight", quantisation.kind, (rows, columns), codes.file, codes.offset, total, quantised=quantised)
 
 
@@ -154,7 +167,7 @@ def _shape(codes: TensorFacts, quantisation: Quantisation) -> tuple[int, int]:
             return second * fields, first
         case "packed":
             return first, second * fields
-    return first, second
+    return first, second * (2 if codes.kind == "U8" else 1)
 
 
 def _allowed(quantisation: Quantisation, rows: int, columns: int, groups: int) -> dict[str, Allowed]:
@@ -165,6 +178,9 @@ def _allowed(quantisation: Quantisation, rows: int, columns: int, groups: int) -
         whole = (-(-rows // (quantisation.group_rows or rows)), groups)
         shapes = (whole, *([(rows,)] if whole == (rows, 1) else []), *([(1,), ()] if whole == (1, 1) else []))
         return {names.scales: tuple((_FLOATS, shape) for shape in shapes)}
+    if quantisation.layout in (*NVFP4, MXFP4_ROWS):
+        kinds = ("U8",) if quantisation.layout == MXFP4_ROWS else ("F8_E4M3",)
+        return {names.scales: ((kinds, (rows, groups)),)} | ({names.factor: ((("F32",), (1,)), (("F32",), ()))} if names.factor else {})
     if quantisation.layout in ("gptq", "awq"):
         allowed: dict[str, Allowed] = {names.scales: ((_FLOATS, (groups, rows)),), names.zeros: ((("I32",), (groups, words)),)}
     else:

@@ -23,7 +23,7 @@ much."""
 SHARD_BYTES: Final = 128 << 10
 """Bytes of a safetensors file, asked for first."""
 MAX_CONFIG_BYTES: Final = 32 << 20
-READ_WHOLE: Final = ("config.json", "model.safetensors.index.json")
+READ_WHOLE: Final = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
 
 
 @contextmanager

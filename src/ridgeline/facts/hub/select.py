@@ -17,7 +17,7 @@ SIDE_FILES: Final = frozenset(
     {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
         "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/tool_use.jinja", "hf_quant_config.json",
     }
 )  # fmt: skip
 """Files that belong to the weights of a checkpoint, where the repository has them."""
