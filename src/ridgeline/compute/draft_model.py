@@ -86,9 +86,7 @@ class DraftModel:
         """Computes the spans of a step's plan. Writes the drafts to `work`, and returns those of each span."""
         began = perf_counter()
         spans = work.plan.spans
-        for span in spans:
-            for group, first, blocks in span.blocks:
-                self._tables[group][span.row, first : first + len(blocks)] = blocks
+        self._take_blocks(spans)
         numbers = {row: number for number, row in enumerate(work.rows.sampling_ids.tolist())}
         firsts = np.cumsum([0, *(1 + len(ids) for ids in work.drafts)]).tolist()
         drafting = [
@@ -104,6 +102,12 @@ class DraftModel:
             tokens[by_row[span.row] - len(ids) : by_row[span.row]] = ids
         self.seconds = perf_counter() - began
         return tuple(found)
+
+    def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:
+        """Appends the blocks of spans to the tables of their rows."""
+        for span in spans:
+            for group, first, blocks in span.blocks:
+                self._tables[group][span.row, first : first + len(blocks)] = blocks
 
     def _fill(self, work: Work, state: RowState, drafting: Sequence[Drafting]) -> None:
         """Computes the spans, and writes the drafts of all rows to `work`: an id of each row a pass."""

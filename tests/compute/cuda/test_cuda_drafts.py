@@ -79,18 +79,24 @@ def in_order(answers: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], tu
 
 @pytest.mark.parametrize("sampling", [ON_DEVICE, BY_HOST], ids=["on the device", "a row by the host"])
 def test_the_model_itself_is_never_wrong(model: Path, sampling: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It draws with the target's noise: greedy and sampled, in several passes that the device chains, or by the host in between. What the
-    device drafts it verifies too."""
+    """It draws with the target's noise: greedy and sampled, in several passes that the device chains and the host never reads, or by the
+    host in between. What the device drafts it verifies too."""
     read_between: list[int] = []
+    read: list[int] = []
     copied: list[int] = []
     go_on, hidden = DeviceDraftModel._go_on, CudaRunner.hidden
     monkeypatch.setattr(CudaRunner, "hidden", lambda self, tokens: (copied.append(tokens), hidden(self, tokens))[1])
     monkeypatch.setattr(DeviceDraftModel, "_go_on", lambda self, rows: (read_between.append(len(rows)), go_on(self, rows))[1])
     plain = serve(model, [requests(sampling)], runner="numpy", dtype="auto").answers
-    found, drafter = drafted(model, model, sampling, lambda engine: None)
+
+    def count_reads(engine: Engine) -> None:
+        runner = engine.executor.backend.drafts._device  # type: ignore[attr-defined]
+        monkeypatch.setattr(runner, "read", lambda launched: (read.append(1), CudaRunner.read(runner, launched))[1])
+
+    found, drafter = drafted(model, model, sampling, count_reads)
     assert in_order(found) == in_order(plain)
     assert drafter.drafted > 3 and drafter.accepted >= drafter.drafted - 1, (drafter.drafted, drafter.accepted)
-    assert bool(read_between) == bool(copied) == (sampling is BY_HOST)
+    assert bool(read_between) == bool(copied) == bool(read) == (sampling is BY_HOST)
 
 
 @pytest.mark.parametrize("mapped", [False, True])

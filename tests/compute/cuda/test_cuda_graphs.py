@@ -234,7 +234,8 @@ def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
 
 def buffers() -> StepBuffers:
     device = interpreted(1 << 30)
-    return StepBuffers(device, BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2), [BUCKETS.largest], depth=2, dummy_row=64)
+    tables = BlockTables(device, 2, 64, BUCKETS.largest.blocks, depth=2)
+    return StepBuffers(device, tables, [BUCKETS.largest], depth=2, dummy_row=64, width=1)
 
 
 @pytest.mark.parametrize(

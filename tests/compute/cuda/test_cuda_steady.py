@@ -72,7 +72,7 @@ def still(tmp_path: Path) -> Engine:
 
 def _allocates(runner: CudaRunner) -> None:
     launch = runner.launch
-    runner.launch = lambda *given: (runner.ids.results.clone(), launch(*given))[1]  # type: ignore[method-assign]
+    runner.launch = lambda *given, **more: (runner.ids.results.clone(), launch(*given, **more))[1]  # type: ignore[method-assign]
 
 
 def _takes_a_number(runner: CudaRunner) -> None:
@@ -82,7 +82,7 @@ def _takes_a_number(runner: CudaRunner) -> None:
 
 def _copies_and_waits(runner: CudaRunner) -> None:
     launch, host = runner.launch, torch.zeros(runner.ids.results.shape, dtype=runner.ids.results.dtype, device="cpu")
-    runner.launch = lambda *given: (host.copy_(runner.ids.results), launch(*given))[1]  # type: ignore[method-assign]
+    runner.launch = lambda *given, **more: (host.copy_(runner.ids.results), launch(*given, **more))[1]  # type: ignore[method-assign]
 
 
 HARMS: dict[str, Harm] = {"allocates": _allocates, "a number is taken": _takes_a_number, "a copy waits": _copies_and_waits}

@@ -20,7 +20,7 @@ from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepR
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, slot_bytes
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
-from ridgeline.compute.cuda.drafts import DeviceDraftModel, open_device_drafts
+from ridgeline.compute.cuda.drafts import DeviceDraftModel, Passes, mark_drafts, open_device_drafts, read_drafts
 from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
@@ -69,11 +69,12 @@ class _SamplingSplit(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """A step that is launched, with the drafts of its spans and the seconds that they took."""
+    """A step that is launched, with the drafts of its spans and the seconds that they took; or with the passes that make them."""
 
     work: Work
     launched: LaunchedStep
     split: _SamplingSplit
+    passes: Passes | None = None
     drafted: tuple[tuple[int, ...], ...] = ()
     draft_seconds: float = 0.0
 
@@ -109,7 +110,7 @@ class CudaBackend:
         self._state.compiler = compiler
 
     def enqueue(self, work: Work) -> _InFlight:
-        """Launches the step; waits for its drafts where a model makes them."""
+        """Launches the step; waits for its drafts where the host has a part in them."""
         assert self.runner is not None
         plan, inputs = work.plan, work.inputs
         if plan.new_rows or plan.freed_rows:
@@ -126,18 +127,22 @@ class CudaBackend:
             self._tier.copy(plan.copies)
         if plan.fills:
             self._fill_slots(plan)
-        drafted, draft_seconds = (), 0.0
+        passes, drafted, draft_seconds = None, (), 0.0
         if plan.spans:
             assert self.drafts is not None, "a plan drafts without a draft model"
-            drafted, draft_seconds = self.drafts.draft(work, self._state), self.drafts.seconds
+            passes = self.drafts.launch(work)
+            if passes is None:
+                drafted, draft_seconds = self.drafts.draft(work, self._state), self.drafts.seconds
+            else:
+                mark_drafts(work)
         if not split.all_sample:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
-        launched = self.runner.launch(inputs, split.sampling)
+        launched = self.runner.launch(inputs, split.sampling, tells_ids=passes is not None)
         self._state.last[split.device_ids] = LAST
         if self.runner.trace is not None and self.runner.trace.is_whole:
             self._end_trace()
         self._moves += 1
-        return _InFlight(work, launched, split, drafted, draft_seconds)
+        return _InFlight(work, launched, split, passes, drafted, draft_seconds)
 
     def _fill_slots(self, plan: Plan) -> None:
         """Starts the copies of adapters from host memory, behind the steps that may read what lies in their slots."""
@@ -167,6 +172,10 @@ class CudaBackend:
         tokens, flags = self.runner.read(ticket.launched)
         ended, seconds = perf_counter(), self.runner.seconds(ticket.launched)
         self._moves += 1
+        if ticket.passes is not None:
+            assert self.drafts is not None
+            ticket.drafted = read_drafts(work, ticket.launched.token_ids)
+            ticket.draft_seconds = self.drafts.seconds_of(ticket.passes)
         finite, logprobs, scores, failures = bytearray(flags), None, None, ()
         if ticket.launched.verifies:
             standing = ticket.launched.standing(work.plan.sample)
@@ -294,7 +303,7 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
-    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, progress)
+    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, runner.ids.kept, progress)
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
     shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
     cache = allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch)

@@ -1,8 +1,8 @@
 """The draft model on a GPU: passes of a runner of its own, on the stream of the target's steps, in front of the step that verifies.
 
-Rows that the device samples draft there, with the target's noise: a pass embeds the ids that the one before has drawn, all passes are
-launched at once, and the host waits for the last. Where a drafting row needs the host (penalties, grammars, a map of tokens …) every pass
-is read before the next.
+Rows that the device samples draft there, with the target's noise: a pass embeds the ids that the one before has drawn, and the step that
+verifies takes up all of them, so passes and step are launched at once and the host reads the drafts with the step's results. Where a
+drafting row needs the host (penalties, grammars, a map of tokens …) every pass is read before the next.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.compute.backend import RowState, Work
+from ridgeline.compute.backend import Work
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
-from ridgeline.compute.cuda.sampler import columns_of, is_sampled_on_device
+from ridgeline.compute.cuda.sampler import KeptIds, columns_of, drafted_id, is_sampled_on_device
 from ridgeline.compute.cuda.step import COLUMN_DTYPES, NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling
 from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.compute.draft_model import ROUNDS, TIMED_ROWS, Drafting, DraftModel
@@ -28,7 +28,7 @@ from ridgeline.compute.opening import ModelSource, Progress
 from ridgeline.config.resolve import Decision
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import LAST, KVShape
+from ridgeline.core.plan import DraftSpan, KVShape
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import block_bytes
@@ -40,6 +40,13 @@ Span = tuple[int, int, Sequence[int]]
 """Permanent row, first position, ids."""
 
 
+class Passes(NamedTuple):
+    """Passes that have been launched: the first and the last of a step."""
+
+    first: LaunchedStep
+    last: LaunchedStep
+
+
 class DeviceDraftModel(DraftModel):
     """Drafts as `DraftModel` does, by a `runner` that is warm and has its cache."""
 
@@ -47,12 +54,31 @@ class DeviceDraftModel(DraftModel):
         super().__init__(runner, None, shape, sample_rows, rows=rows, blocks=blocks, vocab=vocab, threads=1)
         self._device = runner
 
-    def draft(self, work: Work, state: RowState) -> tuple[tuple[int, ...], ...]:
-        """See `DraftModel.draft`; the device is told of new blocks first."""
-        for span in work.plan.spans:
+    def launch(self, work: Work) -> Passes | None:
+        """Starts all passes over the spans of a step's plan, whose drafts the step finds on the device. None, and nothing is done, where a
+        row that drafts needs the host: `draft` is for that."""
+        params = dict(zip(work.rows.sampling_ids.tolist(), work.rows.sampling_params, strict=True))
+        spans, drafting = work.plan.spans, [span for span in work.plan.spans if span.drafts]
+        own = {span.row: params[span.row] for span in drafting}
+        if self._map is not None or not all(is_sampled_on_device(each) for each in own.values()):
+            return None
+        self._take_blocks(spans)
+        first = last = self._launch([(span.row, span.start, span.ids) for span in spans], own)
+        for depth in range(1, max((span.drafts for span in drafting), default=0)):
+            newest = (drafted_id(depth - 1),)
+            deeper = [(span.row, span.start + len(span.ids) + depth - 1, newest) for span in drafting if span.drafts > depth]
+            last = self._launch(deeper, own, depth)
+        return Passes(first, last)
+
+    def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:
+        super()._take_blocks(spans)
+        for span in spans:
             for group, first, blocks in span.blocks:
                 self._device.tables.change(group, span.row, first, blocks)
-        return super().draft(work, state)
+
+    def seconds_of(self, passes: Passes) -> float:
+        """Seconds on the device of passes that have been computed."""
+        return self._device.device.seconds(passes.first.start, passes.last.end)
 
     def pass_seconds(self, rows: int) -> tuple[tuple[int, float], ...]:
         """(rows, seconds) of passes, launches included; none where kernels are interpreted, whose times mean nothing."""
@@ -67,24 +93,10 @@ class DeviceDraftModel(DraftModel):
             found.append((count, best))
         return tuple(found)
 
-    def _fill(self, work: Work, state: RowState, drafting: Sequence[Drafting]) -> None:
-        params = {each.row: work.rows.sampling_params[each.number] for each in drafting}
-        if self._map is not None or not all(is_sampled_on_device(each) for each in params.values()):
-            super()._fill(work, state, drafting)
-            return
-        passes = [(drafting, self._launch([(span.row, span.start, span.ids) for span in work.plan.spans], params))]
-        for depth in range(1, max((each.count for each in drafting), default=0)):
-            deeper = [each for each in drafting if each.count > depth]
-            passes.append((deeper, self._launch([(each.row, each.place + depth - 1, (LAST,)) for each in deeper], params)))
-        first = [index for index, span in enumerate(work.plan.spans) if span.drafts]  # those that catch up have no draft
-        for number, (rows, launched) in enumerate(passes if drafting else ()):
-            ids, _ = self._device.read(launched)
-            self._note(work, rows, [(ids[index],) for index in (range(len(rows)) if number else first)])
-
-    def _launch(self, rows: Sequence[Span], params: dict[int, RowParams]) -> LaunchedStep:
-        """Starts a pass, of which the device samples the rows of `params`."""
+    def _launch(self, rows: Sequence[Span], params: dict[int, RowParams], number: int = 0) -> LaunchedStep:
+        """Starts a pass, of which the device samples the rows of `params`: draft `number` of each."""
         inputs, row_ids = self._inputs(rows, [1] * len(rows)), np.array([row for row, *_ in rows], np.int32)
-        return self._device.launch(inputs, _sampling(row_ids, params))
+        return self._device.launch(inputs, _sampling(row_ids, params, 1 + number))
 
     def _run(
         self, runner: Any, rows: Sequence[Span], samples: Sequence[int], drafting: Sequence[Drafting], **others: Any
@@ -96,12 +108,29 @@ class DeviceDraftModel(DraftModel):
         return {"logits": self._device.logits_of([index for index, count in enumerate(samples) if count])}
 
 
-def _sampling(rows: NDArray[np.int32], params: dict[int, RowParams]) -> DeviceSampling:
+def mark_drafts(work: Work) -> None:
+    """Puts what stands for drafts on the device among the step's ids."""
+    ends = dict(zip(work.rows.row_ids.tolist(), work.inputs.cu_q[1:].tolist(), strict=True))
+    for span in work.plan.spans:
+        work.inputs.ids[ends[span.row] - span.drafts : ends[span.row]] = [drafted_id(number) for number in range(span.drafts)]
+
+
+def read_drafts(work: Work, ids: NDArray[np.int32]) -> tuple[tuple[int, ...], ...]:
+    """Writes drafts to the work of a step that has been computed, whose tokens have these ids [T]. Returns those of each span."""
+    ends = dict(zip(work.rows.row_ids.tolist(), work.inputs.cu_q[1:].tolist(), strict=True))
+    found = {span.row: tuple(ids[ends[span.row] - span.drafts : ends[span.row]].tolist()) for span in work.plan.spans}
+    for row, drafts in zip(work.rows.sampling_ids.tolist(), work.drafts, strict=True):
+        if found.get(row):
+            drafts[:] = found[row]  # type: ignore[index]
+    return tuple(found.values())
+
+
+def _sampling(rows: NDArray[np.int32], params: dict[int, RowParams], entry: int) -> DeviceSampling:
     """Sampling of a pass over these permanent rows."""
     found = [columns_of(params[row]) if row in params else (0,) * len(SAMPLING_COLUMNS) for row in rows.tolist()]
     kinds = zip(SAMPLING_COLUMNS.items(), zip(*found, strict=True), strict=True)
     columns = {name: np.array(numbers, COLUMN_DTYPES[kind][0]) for (name, kind), numbers in kinds}
-    return DeviceSampling(rows, np.array([row in params for row in rows.tolist()], np.bool_), columns)
+    return DeviceSampling(rows, np.array([row in params for row in rows.tolist()], np.bool_), columns, entry=entry)
 
 
 class DeviceDrafts(NamedTuple):
@@ -113,9 +142,14 @@ class DeviceDrafts(NamedTuple):
     decision: Decision
 
 
-def open_device_drafts(source: ModelSource, device: Device, dtype: torch.dtype, positions: int, progress: Progress) -> DeviceDrafts | None:
+def open_device_drafts(
+    source: ModelSource, device: Device, dtype: torch.dtype, positions: int, kept: KeptIds, progress: Progress
+) -> DeviceDrafts | None:
     """The draft model of a source, for sequences of so many positions, with all that it will ever take of the device; None where there is
-    none. Raises ConfigError where its cache holds no sequence."""
+    none. Raises ConfigError where its cache holds no sequence.
+
+    kept  ids that the target's steps keep for the rows
+    """
     if source.drafts is None:
         return None
     assert isinstance(source.drafts, ModelFacts), "heads do not draft on a GPU"
@@ -126,7 +160,7 @@ def open_device_drafts(source: ModelSource, device: Device, dtype: torch.dtype, 
     runner = CudaRunner(
         oplist, weights, shape, device, dtype,
         tokens=config.tokens + config.rows, rows=config.rows, positions=positions, vocab=source.facts.tokens, cached=facts.cached,
-        depth=config.num_speculative_tokens, invariant=config.batch_invariant, backlog=BACKLOG,
+        depth=config.num_speculative_tokens * config.depth, invariant=config.batch_invariant, backlog=BACKLOG, kept=kept,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
     runner.profile_run()

@@ -19,7 +19,7 @@ from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, Marks, run_all
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
-from ridgeline.compute.cuda.sampler import SampledIds
+from ridgeline.compute.cuda.sampler import KeptIds, SampledIds
 from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers
 from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.trace import DeviceTrace
@@ -39,7 +39,8 @@ class LaunchedStep(NamedTuple):
     """A step that has been started.
 
     start, end  timed events: before the copy of its inputs, behind the copy of its results
-    results     int32 [3, most selected] on the host, as `SampledIds.results`: valid once `end` has come
+    results     on the host, as `SampledIds.results`: valid once `end` has come
+    token_ids   int32 [T], as `SampledIds.token_ids`, where the step was launched to tell them
     ends        int32 [R]: last token of each row
     verifies    as in `Bucket`
     """
@@ -47,6 +48,7 @@ class LaunchedStep(NamedTuple):
     start: Event
     end: Event
     results: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
     ends: NDArray[np.int32]
     verifies: bool
 
@@ -58,12 +60,13 @@ class LaunchedStep(NamedTuple):
 
 
 class ResultBuffer(NamedTuple):
-    """Events and pinned memory of one step in flight. `pinned` and `results` are the same memory."""
+    """Events and pinned memory of one step in flight. `results` and `token_ids` are parts of `pinned`, as in `SampledIds.readable`."""
 
     start: Event
     end: Event
     pinned: torch.Tensor
     results: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
 
 
 class CudaRunner:
@@ -78,6 +81,7 @@ class CudaRunner:
     graphs                   starts steps; None: the device's own graphs, if it has any
     adapters                 slots of those that rows may have; None: the list changes nothing
     drafts, backlog          see `Buckets`; 0: none
+    kept                     ids of rows, where another runner has them; None: its own
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class CudaRunner:
         adapters: DeviceAdapterSlots | None = None,
         drafts: int = 0,
         backlog: int = 0,
+        kept: KeptIds | None = None,
     ) -> None:
         check(oplist)
         self.adapters = adapters
@@ -119,9 +124,9 @@ class CudaRunner:
         columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
         self.tables = BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
         room = largest, *self.buckets.verification[:1]
-        self.buffers = StepBuffers(device, self.tables, room, depth, dummy_row=rows, adapters=columns)
-        self.ids = SampledIds(device, rows, sizes, vocab)
-        self._results = [_result_buffer(device, sizes.S) for _ in range(depth + 1)]
+        self.ids = SampledIds(device, kept or KeptIds(device, rows, drafts), sizes, vocab)
+        self.buffers = StepBuffers(device, self.tables, room, depth, dummy_row=rows, width=self.ids.kept.ids.shape[1], adapters=columns)
+        self._results = [_result_buffer(device, self.ids) for _ in range(depth + 1)]
         self._next = 0
         self._current = largest
         self._ends = np.zeros(0, np.int32)
@@ -198,8 +203,9 @@ class CudaRunner:
         self._send(bucket, step, NO_SAMPLING)
         return self._launches.launches(bucket)
 
-    def launch(self, inputs: StepInputs, sampling: DeviceSampling) -> LaunchedStep:
-        """Starts a step and the copy of its results to the host. An id of -1 is the last one sampled for its row.
+    def launch(self, inputs: StepInputs, sampling: DeviceSampling, tells_ids: bool = False) -> LaunchedStep:
+        """Starts a step and the copy of its results to the host, with its tokens' ids if it `tells_ids`. An id of LAST is the last one
+        sampled for its row; see also `sampler.drafted_id`.
 
         `inputs.select` has the last token of every row. Block tables are those of `tables`, by the permanent rows of `sampling`. At most
         `depth` steps may be launched and not yet read.
@@ -211,9 +217,10 @@ class CudaRunner:
         self._send(bucket, inputs, sampling)
         start = self._graphs.run if self.trace is None else self.trace.run
         start(bucket, *self._launches.launches(bucket))
-        buffer.pinned.copy_(self.ids.results, non_blocking=True)
+        read = buffer.results.size + tells_ids * len(inputs.ids)
+        buffer.pinned[:read].copy_(self.ids.readable[:read], non_blocking=True)
         buffer.end.record()
-        return LaunchedStep(buffer.start, buffer.end, buffer.results, self._ends, bucket.verifies)
+        return LaunchedStep(buffer.start, buffer.end, buffer.results, buffer.token_ids, self._ends, bucket.verifies)
 
     def replay(self) -> None:
         """Starts the last step once more, over the same inputs: for measurements."""
@@ -308,10 +315,11 @@ def _alone(inputs: StepInputs, tables: BlockTables) -> DeviceSampling:
     return DeviceSampling(rows, np.zeros(len(rows), np.bool_), dict.fromkeys(SAMPLING_COLUMNS, np.zeros(len(rows))))
 
 
-def _result_buffer(device: Device, selected: int) -> ResultBuffer:
+def _result_buffer(device: Device, ids: SampledIds) -> ResultBuffer:
     """Events and pinned memory for the results of a step."""
-    pinned = device.host(3, selected, dtype=torch.int32)
-    return ResultBuffer(device.event(timed=True), device.event(timed=True), pinned, pinned.numpy())
+    pinned, size = device.host(len(ids.readable), dtype=torch.int32), ids.results.numel()
+    results, token_ids = pinned[:size].view(ids.results.shape).numpy(), pinned[size:].numpy()
+    return ResultBuffer(device.event(timed=True), device.event(timed=True), pinned, results, token_ids)
 
 
 def _kernel_key(op: Op) -> tuple[tuple[str, object], ...]:

@@ -6,7 +6,7 @@ log-probabilities, budgets of reasoning) are sampled on the host.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import Binding
-from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
+from ridgeline.compute.cuda.step import ALIGNMENT, COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.tables import BlockTables, begin
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.cuda.triton.launch import one_by_one
@@ -22,7 +22,10 @@ from ridgeline.compute.cuda.triton.verify import verify
 from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.compute.graph import Sizes
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import Plan
+from ridgeline.core.plan import LAST, Plan
+
+ALIGNED_IDS: Final = ALIGNMENT // 4
+"""Ids of which so many begin where a column may."""
 
 
 def is_sampled_on_device(row: RowParams) -> bool:
@@ -58,31 +61,49 @@ class SamplingColumns:
         return {name: column[rows] for name, column in self._columns.items()}
 
 
-class SampledIds:
-    """Ids on the device, for `rows` permanent rows and steps of at most `largest`; the first `vocab` of the logits may be sampled.
+def drafted_id(number: int) -> int:
+    """Stands among a step's ids for draft `number` of its row, which is on the device, as LAST does for the id that was sampled last."""
+    return LAST - 1 - number
 
-    token_ids  int32 [T]     ids of a step's tokens, once all are known
-    results    int32 [3, S]  what the host reads of a step: ids sampled [S]; 1 where the row's final hidden states are finite [R], up to its
-                             last id where the step verifies; and then only, how many of a row's ids stand [R]
+
+class KeptIds:
+    """Ids that steps hand to later ones on the device: the runners of a model and of its draft model share them.
+
+    ids  int32 [rows + 1, 1 + drafts]: by permanent row the id that was sampled last, and those drafted behind it; the last row is padding's
     """
 
-    def __init__(self, device: Device, rows: int, largest: Sizes, vocab: int) -> None:
+    def __init__(self, device: Device, rows: int, drafts: int) -> None:
+        self.ids = device.zeros(rows + 1, 1 + drafts, dtype=torch.int32)
+
+
+class SampledIds:
+    """Ids on the device, for steps of at most `largest`; the first `vocab` of the logits may be sampled.
+
+    kept       ids that the next steps take up
+    results    int32 [3, ≥ S]  what the host reads of a step: ids sampled [S]; 1 where the row's final hidden states are finite [R], up to
+                               its last id where the step verifies; and then only, how many of a row's ids stand [R]
+    token_ids  int32 [T]       ids of a step's tokens, once all are known
+    readable   int32           both of these, one behind the other
+    """
+
+    def __init__(self, device: Device, kept: KeptIds, largest: Sizes, vocab: int) -> None:
         self._vocab = vocab
-        self._last = device.zeros(rows + 1, dtype=torch.int32)  # by permanent row; the last one is padding's
-        self.token_ids = device.zeros(largest.T, dtype=torch.int32)
-        self.results = device.zeros(3, largest.S, dtype=torch.int32)
+        self.kept = kept
+        selected = -(-largest.S // ALIGNED_IDS) * ALIGNED_IDS
+        self.readable = device.zeros(3 * selected + largest.T, dtype=torch.int32)
+        self.results, self.token_ids = self.readable[: 3 * selected].view(3, selected), self.readable[3 * selected :]
         self._finite = device.zeros(largest.S, dtype=torch.int32)  # of positions
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(tensor.nbytes for tensor in (self._last, self.token_ids, self.results, self._finite))
+        return self.kept.ids.nbytes + self.readable.nbytes + self._finite.nbytes
 
     def begin(self, binding: Binding, tables: BlockTables) -> Callable[[], None]:
-        """The launch that fills the step's ids, those that the host knows, else the last one of the token's row, and changes block
+        """The launch that fills the step's ids, those that the host knows, else what is kept for the token's row, and changes block
         tables."""
         inputs = binding.inputs
-        ids = inputs["ids"], inputs["source"], self._last, binding.ids
+        ids = inputs["ids"], inputs["source"], self.kept.ids, binding.ids
         return begin(*ids, tables.tables, inputs["changes"], inputs.bucket.tokens, tables.capacity)
 
     def sampling(self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor) -> Callable[[], None]:
@@ -97,11 +118,11 @@ class SampledIds:
         return one_by_one([sample, sampling.finite(hidden, of, finite)])
 
     def store_last(self, binding: Binding) -> Callable[[], None]:
-        """The launch that stores what is sampled as the last ids of permanent rows: where the step verifies, the last that stands."""
+        """The launch that keeps what is sampled for permanent rows: where the step verifies, the last id that stands."""
         inputs, rows = binding.inputs, binding.inputs.bucket.rows
         ids, finite, counts = self.results[:, : binding.inputs.bucket.selected]
         if not binding.inputs.bucket.verifies:
-            return partial(self._last.index_copy_, 0, inputs["target"], ids)  # type: ignore[return-value]
+            return partial(self.kept.ids.view(-1).index_copy_, 0, inputs["target"], ids)  # type: ignore[return-value]
         drafts, columns = binding.ids, [inputs[name] for name in ("cu_q", "samples", "target")]
         most = binding.inputs.bucket.max_q
-        return verify(ids, drafts, self._finite, *columns, self._last, finite[:rows], counts[:rows], most)
+        return verify(ids, drafts, self._finite, *columns, self.kept.ids, finite[:rows], counts[:rows], most)

@@ -33,16 +33,18 @@ COLUMN_DTYPES: Final = {"i32": (np.int32, torch.int32), "i64": (np.int64, torch.
 class DeviceSampling:
     """Sampling of a step, in the order of its rows.
 
-    rows       int32 [R]  permanent row of each, which has its block tables, and where its next token finds the sampled id
-    on_device  bool [R]   the device samples it in this step; others keep their last id
+    rows       int32 [R]  permanent row of each, which has its block tables, and for which the sampled id is kept
+    on_device  bool [R]   the device samples it in this step; of others nothing is kept
     columns    [R] each, by the names of `SAMPLING_COLUMNS`
     samples    uint8 [R]  how many of its last positions sample, for steps that verify; None: one
+    entry      of `KeptIds.ids` that a sampled id becomes
     """
 
     rows: NDArray[np.int32]
     on_device: NDArray[np.bool_]
     columns: Mapping[str, NDArray[np.generic]]
     samples: NDArray[np.uint8] | None = None
+    entry: int = 0
 
 
 NO_SAMPLING: Final = DeviceSampling(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
@@ -59,9 +61,9 @@ class Column(NamedTuple):
 
 def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
     """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
-    `table_row`, `target`: of each row, or the dummy row; `count`: tokens that are no padding, the first ones. Where it verifies,
-    `place`: where the id stands that a position samples, and `samples`: how many of a row's last positions do. adapters: how tokens are put
-    in order by adapter; None: they have none."""
+    `table_row`: of each row, or the dummy row; `target`: where its id comes in `KeptIds.ids`, or the dummy row's; `count`: tokens that are
+    no padding, the first ones. Where it verifies, `place`: where the id stands that a position samples, and `samples`: how many of a row's
+    last positions do. adapters: how tokens are put in order by adapter; None: they have none."""
     tokens, rows, selected = bucket.tokens, bucket.rows, (bucket.selected,)
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
@@ -132,7 +134,7 @@ class StepBuffers:
 
     tables        of permanent rows, whose changes travel with the inputs
     largest       the bucket, and the largest of those that verify, if any
-    dummy_row     the entry of `SampledIds` and of `tables` behind all permanent rows, for padding
+    dummy_row     the row of `KeptIds` and of `tables` behind all permanent rows, for padding; `width`: entries of a row of `KeptIds`
     adapters      order of tokens by adapter; None: they have none
     """
 
@@ -141,6 +143,7 @@ class StepBuffers:
     largest: Sequence[Bucket]
     depth: int
     dummy_row: int
+    width: int
     adapters: AdapterColumns | None = None
     _packed: torch.Tensor = field(init=False)
     _ring: list[torch.Tensor] = field(init=False)
@@ -182,7 +185,7 @@ class StepBuffers:
         self._copied[index].synchronize()
         packed = self._rows_packed[index]
         if packed is None or packed[0] != bucket or packed[1] is not sampling:
-            pack_rows(columns, bucket, inputs, sampling, self.dummy_row)
+            pack_rows(columns, bucket, inputs, sampling, self.dummy_row, self.width)
             self._rows_packed[index] = (bucket, sampling) if bucket.is_decode and len(sampling.rows) else None
         pack_tokens(columns, inputs)
         self.tables.pack(columns["changes"])
@@ -224,7 +227,9 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
         into["slots"][number, :tokens] = slots
 
 
-def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling, dummy_row: int) -> None:
+def pack_rows(
+    into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling, dummy_row: int, width: int
+) -> None:
     """Fills the columns that stay while the same rows decode with the same sampling, and the padding of all columns.
 
     Padding is on block 0. In a decode step each row of padding has one token. In any other step the tokens of padding belong to the first
@@ -252,10 +257,9 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
     samples = len(sampling.rows) > 0
     into["source"][:tokens], into["source"][tokens:] = sampling.rows[inputs.row_of_token] if samples else dummy_row, dummy_row
     into["table_row"][:rows], into["table_row"][rows:] = sampling.rows if samples else dummy_row, dummy_row
-    into["target"][:rows], into["target"][rows:] = (
-        np.where(sampling.on_device, sampling.rows, dummy_row) if samples else dummy_row,
-        dummy_row,
-    )
+    into["target"][:] = dummy_row * width
+    if samples:
+        into["target"][:rows][sampling.on_device] = sampling.rows[sampling.on_device] * width + sampling.entry
     if "adapter_slots" in into:
         put_in_order(inputs.adapter, into["adapter_tokens"], into["adapter_slots"])
     if "samples" in into:

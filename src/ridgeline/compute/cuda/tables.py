@@ -85,10 +85,10 @@ class BlockTables:
 
 
 def begin(
-    known: torch.Tensor, source: torch.Tensor, last: torch.Tensor, ids: torch.Tensor, tables: torch.Tensor, changes: torch.Tensor,
+    known: torch.Tensor, source: torch.Tensor, handed: torch.Tensor, ids: torch.Tensor, tables: torch.Tensor, changes: torch.Tensor,
     tokens: int, count: int,
 ) -> BoundLaunch:  # fmt: skip
     """The launch of `begin_kernel` for so many tokens and changes."""
     grid = (max(1, ceil_div(max(tokens, count), BLOCK)),)
-    arguments = (known, source, last, ids, tables, changes, tokens, count, changes.stride(0))
+    arguments = (known, source, handed, ids, tables, changes, tokens, count, handed.stride(0), changes.stride(0))
     return BoundLaunch(begin_kernel, grid, arguments, {"BLOCK": BLOCK})

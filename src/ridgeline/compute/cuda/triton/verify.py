@@ -44,7 +44,7 @@ def verify(
     finite_tokens   int32 [≥ T]: 0 where a token's final hidden state is not finite
     cu_q            int32 [R + 1]: first token of each row, and the end
     samples         int32 [R]: how many of the row's last positions sample, the last of them behind all drafts
-    targets, last   int64 [R], int32: place in `last` of the last id that stands; it stays where there is none
+    targets, last   int64 [R], int32: place in `last`, counted from its first number, of the last id that stands; it stays where none does
     finite          int32 [R], becomes 1, or 0 where a token is not finite up to the last position whose id would stand
     counts          int32 [R], becomes the number of ids that stand
     """
