@@ -194,6 +194,27 @@ def test_what_was_sent_is_known_behind_the_answer(replicas: int) -> None:
     run(work)
 
 
+def test_what_was_sent_is_known_where_another_replica_comes_before_the_answer_ends() -> None:
+    body = b'{"prompt": "%b"}' % (b"a" * 2_000)
+
+    async def work() -> None:
+        async with site(EVENTS[:-5]) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(request(body))
+            await reader.readuntil(b"x\n\n")
+            first = one.replicas.all[0]
+            one.replicas.follow([Named(first.upstream.url), Named("http://127.0.0.1:1")])
+            one.finish()
+            await reader.readuntil(b"0\r\n\r\n")
+            while one.replicas.open_requests:
+                await asyncio.sleep(0.01)
+            _, cached = one.replicas.chooser.choose([first.load], read_prompt("/v1/completions", body, b""))
+            assert cached == 3 * 128
+            writer.close()
+
+    run(work)
+
+
 def test_a_flood_of_heads_keeps_nobody_out() -> None:
     async def work() -> None:
         async with site() as one:
@@ -317,9 +338,12 @@ def test_a_client_that_goes_ends_its_request(taken: list[bool]) -> None:
     run(work)
 
 
-def test_a_client_that_does_not_read_holds_the_replica_up_and_is_let_go(taken: list[bool]) -> None:
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_client_that_does_not_read_holds_the_replica_up_and_is_let_go(taken: list[bool], is_chunked: bool) -> None:
     size = 64 << 20
     flood = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size
+    if is_chunked:
+        flood = STREAM + b"ff9\r\n%b\r\n" % (b"x" * 0xFF9) * (size >> 12)
 
     async def work() -> None:
         async with site(flood) as one:

@@ -116,6 +116,36 @@ def test_chunks_that_are_odd_or_none(body: bytes, found: bytes | None, connectio
     assert told == ["broken" if found is None else (200, found), (200, b"abc"), f"{connections} connections"]
 
 
+def test_whole_chunks_are_offered_as_they_came() -> None:
+    """What is not taken waits as any other part, and what comes behind it then is not offered."""
+    pieces = [CHUNKED[:HEAD], b"3\r\nabc\r\n", b"2\r\nde\r\n1\r\nf\r\n", b"1\r\ng\r\n", b"2\r\nh", b"i\r\n1\r\nj\r\n0\r\n\r\n"]
+
+    async def run() -> None:
+        go = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"{}")
+            for each in pieces:
+                writer.write(each)
+                await asyncio.sleep(0.01)
+            go.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        upstream, offered = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), list[bytes]()
+        connection = await upstream.connect()
+        connection.on_chunks = lambda chunks: len(offered.append(chunks) or offered) == 1
+        await connection.send(upstream.request("POST", b"/x", [], b"{}"))
+        await go.wait()
+        assert offered == pieces[1:3] and connection.is_whole and await connection.read() == b"defghij"
+        upstream.release(connection)
+        assert connection.on_chunks is None
+        upstream.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_nobody_there_is_told() -> None:
     with pytest.raises(UpstreamError):
         asyncio.run(Upstream("http://127.0.0.1:1").connect())

@@ -95,6 +95,12 @@ class Chooser:
         self.prompt_tokens += prompt.tokens
         return number, matched
 
+    def note(self, prompt: Prompt, number: int) -> None:
+        """Learns of a request that a replica was sent without a choice."""
+        self.matched_tokens += self._prefixes.match(prompt.chain).get(number, 0) * PART_BYTES // BYTES_PER_TOKEN
+        self.prompt_tokens += prompt.tokens
+        self._prefixes.learn(prompt.chain, number)
+
     def forget(self, number: int) -> None:
         """Notes that a replica has lost its cache."""
         self._prefixes.forget(number)

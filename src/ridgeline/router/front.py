@@ -35,8 +35,8 @@ class Front(HttpConnection):
             self.flow.pause_reading()
             return
         if self._head is None:
-            is_free = self._is_answered and not (self._in_head or self._in_body or self._is_crowded or self.pipeline)
-            read = self._way.read(data) if is_free else None
+            is_free = (self.cycle is None or self.cycle.response_complete) and not (self._in_head or self._in_body or self.pipeline)
+            read = self._way.read(data) if is_free and not self._is_crowded else None
             if read is None:
                 super().data_received(data)
                 return
@@ -125,10 +125,6 @@ class Front(HttpConnection):
         """Waits for the client to read."""
         if self.flow.write_paused:
             await self.flow.drain()
-
-    def write(self, data: bytes) -> None:
-        """Writes bytes at once."""
-        self.transport.write_now(data)  # type: ignore[attr-defined]
 
     def take_long_way(self, request: bytes, chosen: Chosen | None) -> None:
         """Takes the request from the short way, which has sent nothing of an answer."""

@@ -267,10 +267,18 @@ class Replicas:
             shares = accumulate(each.share for each in ready)
             canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
             ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
-        self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
+        self._save_retry()
         loads = [each.load for each in ready]
         number, cached = self.chooser.choose(loads, prompt)
         return ready[[load.number for load in loads].index(number)], cached
+
+    def note(self, prompt: Prompt, replica: Replica) -> None:
+        """Notes a request that a replica was sent without a choice."""
+        self._save_retry()
+        self.chooser.note(prompt, replica.number)
+
+    def _save_retry(self) -> None:
+        self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
 
     def only(self) -> Replica | None:
         """The one that gets every request, whatever it asks for; None where there may be a choice."""

@@ -20,7 +20,7 @@ from ridgeline.router.prompts import BYTES_PER_TOKEN, Prompt, Sessions, read_pro
 from ridgeline.router.proxy import Chosen, Proxy, is_stream
 from ridgeline.router.replicas import Replica, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError, passed_on
-from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, Access, id_of, write_line
+from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, REQUEST_ID, Access, id_of, write_line
 from ridgeline.server.auth import AccessGuard
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routes import ROWS, Row, rows_of
@@ -52,7 +52,7 @@ PATHS: Final = {
 
 class Head(NamedTuple):
     """The head of a request, but for its length. `line`: method and path; `passed`: lines for the replica; `given`: the client's id for
-    it; `tenant`: of its key."""
+    it, b"" without a harmless one; `tenant`: of its key."""
 
     row: Row
     line: bytes
@@ -71,6 +71,8 @@ class ShortWay:
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
         self._own = b"".join([b"\r\n%b: %b" % each for each in Journal(key).headers])
+        self._next_id = id_of(b"")
+        """The next request's, unless it brings one: made behind the one before, as everything in front of a request takes its time."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._heads: OrderedDict[tuple[bytes, bytes], Head] = OrderedDict()
         """Heads that have been read, and let in; the least recently used one first: whoever sends others each time keeps nobody out."""
@@ -106,8 +108,9 @@ class ShortWay:
         caller = self._guard.caller({"method": "POST", "path": row.path, "headers": headers})
         if isinstance(caller, ApiError):
             return None
-        passed = passed_on(headers, (b"x-request-id",))
-        return Head(row, b"POST " + path, headers, passed, fields.get(b"x-request-id", b""), caller.tenant.encode())
+        passed, given = passed_on(headers, (b"x-request-id",)), fields.get(b"x-request-id", b"")
+        given = given if REQUEST_ID.fullmatch(given) else b""
+        return Head(row, b"POST " + path, headers, passed, given, caller.tenant.encode())
 
     def hear(self, prompt: Prompt, replica: Replica, headers: Headers) -> None:
         """Notes what the head of an answer says of its prompt."""
@@ -116,35 +119,29 @@ class ShortWay:
 
     def begin(self, client: "Front", head: Head, body_begin: int, request: bytes) -> "Passing | None":
         """Passes a whole request on to a replica; None where it went the long way."""
-        body = request[body_begin:]
-        only = self._replicas.only() if self._tokens is None and self.hedge.delay is None else None
-        if only is not None and (connection := only.upstream.idle()) is not None:
-            access = self._ask(head, only, connection, body)
-            return Passing(self, client, head, access, request, body, None, connection, only.serving(len(body) // BYTES_PER_TOKEN, 0))
-        prompt = self._fill(head, body)
-        choice = None if prompt is None else self._replicas.choose(prompt, _NO_TRIES)
-        if prompt is None or choice is None:
-            client.take_long_way(request, None)
-            return None
-        replica, cached = choice
-        if (connection := replica.upstream.idle()) is None:
-            client.take_long_way(request, Chosen(replica.serving(prompt.tokens, cached)))
-            return None
-        access = self._ask(head, replica, connection, body)
-        return Passing(self, client, head, access, request, body, prompt, connection, replica.serving(prompt.tokens, cached))
-
-    def _ask(self, head: Head, replica: Replica, connection: Connection, body: bytes) -> Access:
-        """Asks a replica, on a connection that was open a moment ago."""
-        request_id = id_of(head.given)
-        lines = b"\r\nx-request-id: %b%b%b" % (request_id, self._own, head.passed)
-        connection.ask(replica.upstream.asked(head.line, lines, body))
-        return Access(request_id)
+        body, prompt, cached = request[body_begin:], None, 0
+        replica = self._replicas.only() if self._tokens is None and self.hedge.delay is None else None
+        connection = None if replica is None else replica.upstream.idle()
+        if replica is None or connection is None:
+            prompt = self._fill(head, body)
+            choice = None if prompt is None else self._replicas.choose(prompt, _NO_TRIES)
+            if prompt is None or choice is None:
+                client.take_long_way(request, None)
+                return None
+            replica, cached = choice
+            if (connection := replica.upstream.idle()) is None:
+                client.take_long_way(request, Chosen(replica.serving(prompt.tokens, cached)))
+                return None
+        request_id = head.given or self._next_id
+        connection.ask(replica.upstream.asked(head.line, b"\r\nx-request-id: " + request_id + self._own + head.passed, body))
+        self._next_id = id_of(b"")
+        turn = replica.serving(len(body) // BYTES_PER_TOKEN if prompt is None else prompt.tokens, cached)
+        return Passing(self, client, head, Access(request_id), request, body, prompt, connection, turn)
 
     def learn(self, head: Head, body: bytes, replica: Replica) -> Prompt:
-        """The prompt of a request that the only replica was sent, which is noted unless there are others now."""
+        """The prompt of a request that a replica was sent without a choice, which is noted."""
         prompt = read_prompt(head.row.path, body, head.tenant, head.headers, self._sessions)
-        if self._replicas.only() is replica:
-            self._replicas.choose(prompt, _NO_TRIES)
+        self._replicas.note(prompt, replica)
         return prompt
 
     def _fill(self, head: Head, body: bytes) -> Prompt | None:
@@ -171,6 +168,7 @@ class Passing:
         connection.on_change = self.heard
         self.access, self._journal = access, _UNTOLD if way.key is None else Journal(way.key)
         self._way, self._client, self._head, self._request, self._body = way, client, head, request, body
+        self._flow, self._write = client.flow, client.transport.write_now  # type: ignore[attr-defined]
         self._prompt, self._connection, self._turn = prompt, connection, turn
         self.has_begun = self.is_last = False
         self._is_chunked = self._is_whole = self._is_counted = self._has_first = False
@@ -203,15 +201,24 @@ class Passing:
         if has_ended:
             out += self._framed(self._journal.end()) + (b"0\r\n\r\n" if self._is_chunked else b"")
         if out:
-            self._client.write(out)
+            self._write(out)
         if not self._has_first:
             self._count(data)
         if has_ended:
-            self._turn.judge(is_good=connection.status < 500)
-            self._is_whole = True
             self._end()
         elif is_broken:
             self._break()
+
+    def _pass_on(self, chunks: bytes) -> bool:
+        """Passes chunks on as they came, as the client gets the same; False while it does not read."""
+        if self._flow.write_paused:
+            return False
+        self._write(chunks)
+        if not self._has_first:
+            self._count(chunks)
+        if self._connection.is_whole:
+            self._end()
+        return True
 
     def _count(self, data: bytes) -> None:
         """Counts the beginning of an answer and of its body, behind their sending: nobody waits for it."""
@@ -236,6 +243,8 @@ class Passing:
         if not is_stream(found):
             self._journal = _UNTOLD
         self._is_chunked = status not in BODYLESS and b"content-length" not in dict(found)
+        if self._is_chunked and self._journal is _UNTOLD:
+            self._connection.on_chunks = self._pass_on
         headers = [*client.server_state.default_headers, *found, (b"x-request-id", self.access.request_id)]
         if self._head.row.dialect == "anthropic":
             headers.append((b"request-id", self.access.request_id))
@@ -264,10 +273,12 @@ class Passing:
         self._read_prompt()
 
     def _end(self) -> None:
-        """The answer has ended, one way or another."""
+        """The whole answer has been sent."""
+        self._turn.judge(is_good=self._connection.status < 500)
+        self._is_whole = True
         self._release()
         self._log()
-        self._client.has_passed(self._is_whole and not self.is_last)
+        self._client.has_passed(not self.is_last)
 
     def _log(self) -> None:
         write_line(self._scope(), self.access)
@@ -303,7 +314,7 @@ class Passing:
         await self._client.until_read()
         self._is_whole = not message["more_body"]
         if out := self._framed(message["body"]) + (b"0\r\n\r\n" if self._is_whole and self._is_chunked else b""):
-            self._client.write(out)
+            self._write(out)
 
     def client_has_gone(self) -> None:
         """Ends the request at its replica."""

@@ -5,7 +5,6 @@ where a request ends. While nobody reads an answer, its connection is not read.
 """
 
 import asyncio
-import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -29,7 +28,8 @@ HOP_BY_HOP: Final = frozenset({
 """Headers that are between two neighbours, and those that are written anew: a client's own would speak with the router's key."""
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Headers that say where a body ends; without one its end is that of the connection."""
-_CHUNK: Final = re.compile(rb"([0-9a-f]{1,7})\r\n")
+_MOST_DIGITS: Final = 7
+"""Digits of a chunk's size that are read here."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -42,6 +42,7 @@ class Connection(asyncio.Protocol):
     """One connection to a replica. An answer is waited for (`send`, `read`), or told of as it comes (`ask`, `take`).
 
     on_change  called when a part of the answer has come, and when the connection has ended
+    on_chunks  called before it with chunks that are whole and plain, as they came, while no others wait; True: it has taken them
     has_head  the head of the answer is there: `status`, `headers`
     is_whole  its end has come
     is_lost   the connection has ended
@@ -52,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._wake: asyncio.Future[None] | None = None
         self.on_change: Callable[[], None] = self.notify
+        self.on_chunks: Callable[[bytes], bool] | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
         self._head_bytes = 0
@@ -73,6 +75,8 @@ class Connection(asyncio.Protocol):
             return
         if self._is_even:
             parts, at, self.is_whole = whole_chunks(data)
+            if self.on_chunks is not None and at == len(data) and not self._parts and self.on_chunks(data):
+                return
             self._parts += parts
             self._waiting += at
             data = data[at:]
@@ -142,9 +146,8 @@ class Connection(asyncio.Protocol):
         return not self.is_lost and self._transport is not None and not self._transport.is_closing()
 
     def ask(self, request: bytes, is_bodyless: bool = False) -> None:
-        """Sends a whole request. `is_bodyless`: of HEAD. Raises UpstreamError."""
-        if self._transport is None or not self.is_usable:
-            raise UpstreamError
+        """Sends a whole request, where the connection `is_usable`. `is_bodyless`: of HEAD."""
+        assert self._transport is not None
         self._transport.write(request)
         self._parser = httptools.HttpResponseParser(self)
         self.has_head = self.is_whole = self._is_framed = self._is_kept = self._is_chunked = self._is_even = False
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
 
     async def send(self, request: bytes, is_bodyless: bool = False) -> int:
         """Sends a whole request; the status of its answer, whose `headers` are there then. Raises UpstreamError."""
+        if not self.is_usable:
+            raise UpstreamError
         self.ask(request, is_bodyless)
         return await self.head()
 
@@ -209,15 +214,17 @@ def whole_chunks(data: bytes) -> tuple[list[bytes], int, bool]:
     What nearly all bytes of streams are, is read so without the parser, which has heard the head and stands between two chunks.
     """
     parts, at = list[bytes](), 0
-    while found := _CHUNK.match(data, at):
-        begin = found.end()
-        end = begin + int(found[1], 16)
-        if data[end : end + 2] != b"\r\n":
-            break
-        at = end + 2
-        if begin == end:
-            return parts, at, True
-        parts.append(data[begin:end])
+    try:
+        while (begin := data.find(b"\r\n", at, at + _MOST_DIGITS + 2) + 2) > 2 and (digits := data[at : begin - 2]).isalnum():
+            end = begin + int(digits, 16)
+            if not data.startswith(b"\r\n", end):
+                break
+            at = end + 2
+            if begin == end:
+                return parts, at, True
+            parts.append(data[begin:end])
+    except ValueError:  # no size
+        pass
     return parts, at, False
 
 
@@ -260,7 +267,7 @@ class Upstream:
     def release(self, connection: Connection) -> None:
         """Keeps a connection whose exchange is over, or closes it."""
         self._busy.discard(connection)
-        connection.on_change = connection.notify
+        connection.on_change, connection.on_chunks = connection.notify, None
         if connection.can_be_kept and len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
@@ -282,8 +289,10 @@ class Upstream:
         return self.asked(line, lines, body)
 
     def asked(self, line: bytes, lines: bytes, body: bytes) -> bytes:
-        """The same of a method and target, and of lines of headers, each behind a line's end."""
-        return b"%b HTTP/1.1\r\nhost: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (line, self.authority, lines, len(body), body)
+        """The same of a method and target, and of lines of headers, each behind a line's end. Sums take half of the time of a format
+        that the processor has not met lately."""
+        length = str(len(body)).encode()
+        return line + b" HTTP/1.1\r\nhost: " + self.authority + lines + b"\r\ncontent-length: " + length + b"\r\n\r\n" + body
 
 
 def passed_on(headers: Headers, written: Collection[bytes]) -> bytes:
