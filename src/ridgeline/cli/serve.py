@@ -38,6 +38,10 @@ def serve(
     """Serve models: a page and an OpenAI-compatible API."""
     settings = read_flags(given, model)
     with located(settings):
+        if not others and settings.server.keep_alive is None:
+            from ridgeline.engine.spawned import spawn_ahead  # loads while the server is imported
+
+            spawn_ahead(settings.engine)
         _run(settings, named_models(settings, others or ()))
 
 

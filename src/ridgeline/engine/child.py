@@ -2,17 +2,13 @@
 
 import asyncio
 import os
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
-from ridgeline.config.env import child_environment
 from ridgeline.config.groups import EngineConfig
 from ridgeline.engine.seats import Seat
+from ridgeline.engine.spawned import take
 
 PIPE_BYTES: Final = 1 << 16
 """Bytes that a pipe holds: a read takes all beats."""
@@ -56,40 +52,15 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, config: EngineConfig, on_data: Callable[[bytes], None], seat: Seat | None = None) -> "EngineProcess":
-        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, the memory of the seats
-        where it has one, what `child_environment` lets through, and nothing else. `on_data` is called with what it writes."""
-        parent_socket, child_socket = socket.socketpair()
-        read_end, lifeline = os.pipe()
-        beats, beats_end = os.pipe()
-        inherited = child_socket.fileno(), read_end, beats_end
-        seats = () if seat is None else (seat.descriptor,)
-        numbers = inherited if seat is None else (*inherited, seat.descriptor, seat.number)
-        process = None
+        """Starts an engine, or takes the one that was started ahead. `on_data` is called with what it writes. Raises OSError."""
+        spawned = take(config, seat)
         try:
-            process = subprocess.Popen(
-                # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, numbers)],
-                stdin=subprocess.DEVNULL, pass_fds=(*inherited, *seats), env=child_environment(),
-                process_group=0,  # Ctrl-C in the terminal is the parent's alone, even before the child can ignore it.
-            )  # fmt: skip
-            os.write(lifeline, msgspec.json.encode(config) + b"\n")
-            parent_socket.setblocking(False)
-            os.set_blocking(beats, False)
             loop = asyncio.get_running_loop()
-            writer, link = await loop.create_unix_connection(lambda: Link(on_data), sock=parent_socket)
+            writer, link = await loop.create_unix_connection(lambda: Link(on_data), sock=spawned.stream)
         except BaseException:
-            parent_socket.close()
-            os.close(lifeline)
-            os.close(beats)
-            if process is not None:
-                process.kill()
-                process.wait()
+            spawned.discard()
             raise
-        finally:
-            child_socket.close()
-            os.close(read_end)
-            os.close(beats_end)
-        return cls(process, lifeline, beats, writer, link)
+        return cls(spawned.process, spawned.lifeline, spawned.beats, writer, link)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child` only.
+"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.spawned` only.
 
 Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one waits for the parent's death, and a
 third tells the parent that the executor moves, in the middle of a long step too.

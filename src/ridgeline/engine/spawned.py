@@ -1,0 +1,102 @@
+"""An engine process, its sockets and its pipes, before an event loop has to do with it; and one that a command starts ahead of the server.
+
+Imports of a server take a second, in which the engine can load: a command that knows its model starts it first, and the client whose
+settings are the same takes it. It knows nothing of that, and dies with this process as any engine does.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from ridgeline.config.env import child_environment, model_stores
+from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
+from ridgeline.engine.seats import Seat
+from ridgeline.errors import RidgelineError
+from ridgeline.facts.hub.packaged import PACKAGED, assembled_model
+from ridgeline.facts.hub.source import find_here
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process, and this process's ends of its socket pair, its lifeline and the pipe of its beats."""
+
+    process: "subprocess.Popen[bytes]"
+    stream: socket.socket
+    lifeline: int
+    beats: int
+
+    def discard(self) -> None:
+        """Ends it, which nobody talks to."""
+        self.stream.close()
+        os.close(self.lifeline)
+        os.close(self.beats)
+        self.process.kill()
+        self.process.wait()
+
+
+def spawn(config: EngineConfig, seat: Seat | None = None) -> Spawned:
+    """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, the memory of the seats where
+    it has one, what `child_environment` lets through, and nothing else. Raises OSError."""
+    parent_socket, child_socket = socket.socketpair()
+    read_end, lifeline = os.pipe()
+    beats, beats_end = os.pipe()
+    inherited = child_socket.fileno(), read_end, beats_end
+    seats = () if seat is None else (seat.descriptor,)
+    numbers = inherited if seat is None else (*inherited, seat.descriptor, seat.number)
+    try:
+        process = subprocess.Popen(
+            # -P: the working directory is no place to import from.
+            [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, numbers)],
+            stdin=subprocess.DEVNULL, pass_fds=(*inherited, *seats), env=child_environment(),
+            process_group=0,  # Ctrl-C in the terminal is the parent's alone, even before the child can ignore it.
+        )  # fmt: skip
+    except BaseException:
+        parent_socket.close()
+        os.close(lifeline)
+        os.close(beats)
+        raise
+    finally:
+        child_socket.close()
+        os.close(read_end)
+        os.close(beats_end)
+    spawned = Spawned(process, parent_socket, lifeline, beats)
+    try:
+        os.write(lifeline, msgspec.json.encode(config) + b"\n")
+        parent_socket.setblocking(False)
+        os.set_blocking(beats, False)
+    except BaseException:
+        spawned.discard()
+        raise
+    return spawned
+
+
+_ahead: list[tuple[EngineConfig, Spawned]] = []
+"""The engine that `spawn_ahead` has started, and its settings, until it is taken."""
+
+
+def spawn_ahead(config: EngineConfig) -> None:
+    """Starts the engine of these settings where its model lies here and needs no check. Whoever starts it then tells of any fault."""
+    name = config.model
+    with suppress(RidgelineError, OSError):
+        if not name.startswith(FAKE_PREFIX):
+            stores = model_stores()
+            path = assembled_model(name, stores.cache) if name in PACKAGED else find_here(name, stores)
+            if path is None or config.expect_sha256 is not None:
+                return
+            config = replace(config, model=str(path))
+        _ahead.append((config, spawn(config)))
+
+
+def take(config: EngineConfig, seat: Seat | None) -> Spawned:
+    """The engine that was started ahead with the same settings; else a new one, and the other ends. Raises OSError."""
+    while _ahead:
+        known, spawned = _ahead.pop()
+        if seat is None and known == config:
+            return spawned
+        spawned.discard()
+    return spawn(config, seat)
