@@ -32,6 +32,9 @@ class Given:
     def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
         return ()
 
+    def runs_ahead(self, sequences: list[Sequence]) -> bool:
+        return False
+
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         return [tuple(self.of(sequence)) for sequence, _ in rows]
 

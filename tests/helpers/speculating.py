@@ -45,6 +45,9 @@ class Scripted:
     def outlook(self, running: list[Running]) -> None:
         """None: it weighs nothing."""
 
+    def runs_ahead(self, sequences: list[Running]) -> bool:
+        return False
+
     def propose(self, rows: list[tuple[Running, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         self.wrong.clear()
         return [self._draft(sequence, room) for sequence, room in rows]

@@ -16,7 +16,7 @@ import pytest
 import ridgeline.core
 from ridgeline.core.drafts import model
 from ridgeline.engine import engine
-from ridgeline.sim.laws import executor, rows
+from ridgeline.sim.laws import drafting, executor, rows
 from ridgeline.sim.laws.run import Violation
 from ridgeline.sim.laws.swarm import run_seeds
 
@@ -48,7 +48,7 @@ Edits = list[tuple[str, str, str]]
 Function = Callable[..., Any]
 
 CORE = [import_module(f"ridgeline.core.{each.name}") for each in pkgutil.iter_modules(ridgeline.core.__path__)]
-MODULES = [*CORE, model, engine, executor, rows]
+MODULES = [*CORE, model, engine, executor, rows, drafting]
 """The simulated executor stands for whoever samples."""
 
 

@@ -30,13 +30,20 @@ class InFlightStep(NamedTuple):
     """A step between `schedule` and `commit`.
 
     sequences, numbers  of its rows, in the plan's order
-    drafted             ids drafted in all rows; the step is a barrier if there are any: nothing is planned behind it
+    drafted             ids drafted in all rows
+    ahead               steps may be planned behind them
     """
 
     plan: Plan
     sequences: list[Sequence]
     numbers: tuple[int, ...]
     drafted: int = 0
+    ahead: bool = False
+
+    @property
+    def is_barrier(self) -> bool:
+        """True if nothing is planned behind it until it is committed."""
+        return self.drafted > 0 and not self.ahead
 
 
 def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBlocks, lifecycle: Lifecycle, now: float) -> list[Output]:
@@ -97,7 +104,8 @@ def _verified(sequences: list[Sequence], plan: Plan, result: Result) -> Iterator
         if len(sequence.known) + length >= sequence.limit or not sequence.stop_ids.isdisjoint(sampled):
             kept = _accepted_length(sequence, sampled)
             sampled, logprobs = sampled[:kept], logprobs and logprobs[:kept]
-        sequence.drafted = 0
+        if samples > 1 and sequence.state is RUNNING:
+            sequence.draft(1 - samples)
         if kept > 1:
             sequence.target += kept - 1
             if sequence.state is RUNNING:

@@ -26,8 +26,8 @@ def check(scheduler: Scheduler) -> None:
             raise LawViolation(6, f"sequence {sequence.number} was overtaken {sequence.overtaken} times while it was ready")
     if len(lifecycle.running) + len(lifecycle.rows) > scheduler.limits.rows:
         raise LawViolation(5, f"{len(lifecycle.running)} sequences run and {len(lifecycle.rows)} of {scheduler.limits.rows} rows are free")
-    if any(step.drafted for step in list(scheduler.steps_in_flight)[:-1]):
-        raise LawViolation(4, "a step is planned behind one that drafts")
+    if any(step.is_barrier for step in list(scheduler.steps_in_flight)[:-1]):
+        raise LawViolation(4, "a step is planned behind one that drafts and is a barrier")
     if len(pool.free) + len(pool.cached) + pool.held != pool.count:
         raise LawViolation(2, f"free {len(pool.free)} + cached {len(pool.cached)} + held {pool.held} is not {pool.count}")
     if lifecycle.adapters.count:
@@ -77,7 +77,7 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     if rows > limits.rows or len(set(plan.row)) != rows or not 0 <= min(plan.row) <= max(plan.row) < limits.rows:
         raise LawViolation(5, f"{name} has {rows} rows of {limits.rows}, {len(set(plan.row))} different")
     lengths = {len(plan.start), len(plan.count), len(plan.sample)}
-    if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows}:
+    if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows} or len(plan.open) not in (0, rows):
         raise LawViolation(5, f"{name}: columns do not fit each other")
     if sum(plan.sample) > limits.max_samples or any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
         raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions, {limits.max_samples} are allowed")
@@ -85,7 +85,7 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     for row, end, samples in zip(plan.row, accumulate(plan.count), plan.sample, strict=True):
         ids = plan.tokens[end - samples : end].tolist()
         own = samples > 1 and ids[1:] == [DRAFT] * (samples - 1) and row in spans and spans[row].drafts == samples - 1
-        if samples > 1 and min(ids[:1] if own else ids) < 0:
+        if samples > 1 and not own and min(ids) < 0:
             raise LawViolation(4, f"{name} has drafts behind an id that is not known, or drafts without an id")
         if row in spans and spans[row].drafts and not own:
             raise LawViolation(4, f"{name} has ids drafted for row {row} that it does not verify")

@@ -47,8 +47,9 @@ class DraftSpan(NamedTuple):
     """Work of the draft model for a row, in front of the step.
 
     row     permanent row
-    start   absolute; the positions before it are in the draft model's own cache
-    ids     known ids from there on; where it drafts, up to the newest
+    start   absolute; the positions before it are in the draft model's own cache. Of a row that is `open` the least
+    ids     known ids from there on; where it drafts, up to the newest, LAST if that is not known. Of a row that is `open` LAST alone: the
+            executor computes the id before it once more, as the last draft that came true has not been
     drafts  number of ids that it drafts behind them; 0: it catches up
     blocks  (group, index of the first block, block ids) of that cache, appended to the row's tables there; from 0 on for a new sequence
     """
@@ -65,6 +66,7 @@ class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
     start    absolute; beyond the end of the row's last step if blocks that others have published were attached
+    open     how much farther each row may stand than `start`, by what steps in flight accept of its drafts; empty: all stand there
     tokens   per row known ids, then LAST, or behind a known one drafted ids, all of them DRAFT where the draft model makes them
     sample   number of the row's last positions that sample, ≤ count: 0, 1, or 1 + its drafts
     score    (row index, first, count): prompt positions whose next token is scored, `first` counted from the row's first token
@@ -88,10 +90,11 @@ class Plan:
     fills: tuple[SlotFill, ...] = ()
     pool: tuple[int, ...] = ()
     spans: tuple[DraftSpan, ...] = ()
+    open: bytes = b""
 
     @property
     def drafts(self) -> bool:
-        """True if a row has drafts. The step is a barrier then: nothing is planned behind it until it is committed."""
+        """True if a row has drafts."""
         return self.sample.count(0) + self.sample.count(1) < len(self.sample)
 
 

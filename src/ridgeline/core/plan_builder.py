@@ -17,7 +17,8 @@ class PlanBuilder:
     chunks         row index → (tokens, samples) of rows that do anything but compute one token and sample once
     score, pool    as in `Plan`
     drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
-    spans          as in `Plan`
+    spans, open    as in `Plan`
+    ahead          steps may be planned behind its drafts
     new_sequences  sequences whose row is new
     starts_closed  no further waiting sequence may start in this step
     lack           what the first one that could not start lacks
@@ -25,8 +26,8 @@ class PlanBuilder:
     """
 
     __slots__ = (
-        "blocks", "budget", "chunks", "drafted", "lack", "new_sequences", "pool", "prefill_left", "score", "sequences", "spans", "starts",
-        "starts_closed", "step", "tokens",
+        "ahead", "blocks", "budget", "chunks", "drafted", "lack", "new_sequences", "open", "pool", "prefill_left", "score", "sequences",
+        "spans", "starts", "starts_closed", "step", "tokens",
     )  # fmt: skip
 
     def __init__(self, step: int, budget: int) -> None:
@@ -40,6 +41,8 @@ class PlanBuilder:
         self.pool: list[int] = []
         self.drafted = 0
         self.spans: tuple[DraftSpan, ...] = ()
+        self.open = b""
+        self.ahead = False
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.starts_closed = False
@@ -94,12 +97,13 @@ class PlanBuilder:
         sequence.last_step = self.step
 
     def add_drafts(self, index: int, end: int, ids: Ids) -> None:
-        """Lets a row that computes one known token and samples verify `ids` too. Called in the order of the rows, behind the last `add`.
+        """Lets a row that computes one token and samples verify `ids` too. Called in the order of the rows, behind the last `add`.
 
         end  tokens of all rows up to this one, without drafts
         """
         sequence = self.sequences[index]
-        sequence.drafted = drafted = len(ids)
+        drafted = len(ids)
+        sequence.draft(drafted)
         if sequence.new_blocks:
             self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.new_blocks]
             sequence.new_blocks.clear()
@@ -136,6 +140,7 @@ class PlanBuilder:
             fills=tuple(fills),
             pool=tuple(self.pool),
             spans=self.spans,
+            open=self.open if any(self.open) else b"",
         )
 
 

@@ -86,7 +86,8 @@ class Preemptor:
 
     def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """Returns how many of `count` tokens can have blocks, after preempting others if that is needed for one; 0: it waits."""
-        if sequence.scheduled + count <= sequence.capacity:
+        upto = sequence.scheduled + sequence.drafted
+        if upto + count <= sequence.capacity:
             return count
         self.cache.free_out_of_window(sequence)
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
@@ -95,13 +96,13 @@ class Preemptor:
             if not self._ensure_blocks(groups, sequence, builder):
                 return 0
             available = self.available_blocks(sequence)
-        return min(count, sequence.capacity + max(0, available) // groups * size - sequence.scheduled)
+        return max(0, min(count, sequence.capacity + max(0, available) // groups * size - upto))
 
     def allocatable_drafts(self, sequence: Sequence, count: int) -> int:
         """Returns how many of `count` drafted positions can have blocks: those it has, and those that are left if every running sequence
         takes its next block. So no sequence is preempted for a draft, now or in the next step."""
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
-        covered = sequence.capacity - sequence.scheduled
+        covered = sequence.capacity - sequence.scheduled - sequence.drafted
         if count <= covered:
             return count
         available = self.available_blocks(sequence) - groups * len(self.lifecycle.running)

@@ -6,7 +6,7 @@ Owns the steps in flight and the order of decisions. Deterministic: time is pass
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain, compress
@@ -27,8 +27,9 @@ from ridgeline.core.commands import (
 )
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
-from ridgeline.core.events import Computed, Drafting, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
+from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv_blocks import KVBlocks
+from ridgeline.core.laying import lay_drafts, tell_outlook
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
@@ -135,8 +136,10 @@ class Scheduler:
                 break
         if not sequences:
             return None
+        if self._own_drafter is not None:
+            builder.open = bytes([sequence.drafted for sequence in sequences])
         if self.drafter is not None:
-            self._add_drafts(self.drafter, builder)
+            lay_drafts(self.drafter, builder, self.preemptor, self._draft_depth, self._max_samples, self._prefill_left(builder))
         return self._finish_plan(builder, now)
 
     def _must_wait(self) -> bool:
@@ -144,7 +147,7 @@ class Scheduler:
         needs their ids. A waiting sequence that could start is not delayed for drafts."""
         if not self.steps_in_flight:
             return False
-        if self.steps_in_flight[-1].drafted:
+        if self.steps_in_flight[-1].is_barrier:
             return True
         if self.drafter is None:
             return False
@@ -182,7 +185,7 @@ class Scheduler:
         self.lifecycle.freed_rows.clear()
         self.cache.copies.clear()
         numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in builder.sequences])
-        self._last = InFlightStep(plan, builder.sequences, numbers, builder.drafted)
+        self._last = InFlightStep(plan, builder.sequences, numbers, builder.drafted, builder.ahead)
         self.steps_in_flight.append(self._last)
         self.step += 1
         lack = builder.lack or ("budget" if self.lifecycle.waiting and not builder.budget_left else "")
@@ -198,7 +201,7 @@ class Scheduler:
             if not builder.starts_closed:
                 self._start(sequence, builder, now)
             return
-        if sequence.state is not State.RUNNING or sequence.target >= sequence.limit:
+        if sequence.state is not State.RUNNING or sequence.target + sequence.drafted >= sequence.limit:
             return
         if len(sequence.known) - sequence.scheduled > self._block_tokens and self._is_at_block_boundary(sequence):
             blocker = self._extend_from_prefix_cache(sequence)
@@ -211,7 +214,7 @@ class Scheduler:
         if count:
             count = self.preemptor.ensure_tokens(sequence, count, builder)
         if count:
-            self.cache.allocate(sequence, sequence.scheduled + count)
+            self.cache.allocate(sequence, sequence.scheduled + sequence.drafted + count)
             builder.add(sequence, count)
 
     def _tokens_to_schedule(self, sequence: Sequence, builder: PlanBuilder) -> int:
@@ -327,37 +330,6 @@ class Scheduler:
         if self.cache.index.is_shareable(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 
-    def _add_drafts(self, drafter: Drafter, builder: PlanBuilder) -> None:
-        """Adds drafts, in the policy's order, to rows that compute one known token and have nothing else in flight. They take what the
-        step has left of tokens, samples, prefill budget and blocks."""
-        places, rows, chunks, end = [], [], builder.chunks, 0
-        new = set(builder.new_sequences) if builder.new_sequences else ()
-        for index, sequence in enumerate(builder.sequences):
-            if index in chunks:
-                end += chunks[index][0]
-                continue
-            end += 1
-            below_limit = min(sequence.limit - sequence.target, self._draft_depth)
-            if below_limit > 0 and sequence.in_flight == 1 and sequence not in new:
-                places.append((index, end))
-                rows.append((sequence, below_limit))
-        if not rows:
-            return
-        left = min(builder.budget - len(builder.tokens), self._max_samples - builder.sample_count, self._prefill_left(builder))
-        if left < 1:
-            return
-        tokens = min(builder.budget_left, self._prefill_left(builder))
-        proposed = drafter.propose(rows, len(builder.tokens), left)
-        for (index, end), (sequence, below_limit), ids in zip(places, rows, proposed, strict=True):
-            count = min(len(ids), below_limit, left)
-            if sequence.scheduled + count > sequence.capacity:
-                count = self.preemptor.allocatable_drafts(sequence, count)
-                self.cache.allocate(sequence, sequence.scheduled + count)
-            if count > 0:
-                left -= count
-                builder.add_drafts(index, end, ids[:count])
-        builder.spans = drafter.spans([sequence for sequence, _ in rows], tokens - builder.drafted)
-
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
         """Commits the oldest step in flight. Returns new ids, and the ends of sequences that they bring."""
         step = self.steps_in_flight[0]
@@ -370,7 +342,7 @@ class Scheduler:
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
             if not plan.step % OUTLOOK_STEPS and self.lifecycle.running:
-                _tell_outlook(self.drafter, self.lifecycle.running, plan.step, now, self._emit)
+                tell_outlook(self.drafter, self.lifecycle.running, plan.step, now, self._emit)
         self._emit(StepTimed(plan.step, result.timings))
         if self.pace is not None and result.timings.run > 0:
             self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)
@@ -381,11 +353,3 @@ def _computed(step: InFlightStep, lengths: bytearray, now: float) -> Computed:
     """Makes the event of a committed step whose rows sampled `lengths` ids each."""
     accepted = sum(lengths) - len(lengths) + lengths.count(0) if step.drafted else 0  # of a row's ids all but the last are drafts
     return Computed(step.plan.step, now, step.numbers, array("i", list(lengths)), step.drafted, accepted)
-
-
-def _tell_outlook(drafter: Drafter, running: list[Sequence], step: int, now: float, emit: Callable[[Event], None]) -> None:
-    """Emits what speculation would do with the rows that decode."""
-    decoding = [each for each in running if each.outputs]
-    outlook = drafter.outlook(decoding) if decoding else None
-    if outlook is not None:
-        emit(Drafting(step, now, *outlook))

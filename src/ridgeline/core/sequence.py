@@ -24,7 +24,7 @@ class Sequence:
     computed   leading positions whose K and V are in the cache
     scheduled  leading positions that are computed or that a step in flight computes
     target     known ids + ids that steps in flight will sample at least (`promised`): as far as can be scheduled
-    drafted    drafted positions behind `scheduled` in the step in flight: they have blocks, and nothing counts on them
+    drafted    drafted positions behind `scheduled` in steps in flight: they have blocks, and nothing counts on them
     capacity   positions covered by the blocks in `tables`
     fast_path_limit  a decode with `target` up to here needs no decision: it has a block and stays below the limit
     tables     block table per KV group
@@ -148,7 +148,12 @@ class Sequence:
     def set_capacity(self, positions: int) -> None:
         """Sets the number of positions that its blocks cover."""
         self.capacity = positions
-        self.fast_path_limit = 0 if self.pooling else min(positions, self.limit - 1)
+        self.fast_path_limit = 0 if self.pooling else min(positions, self.limit - 1) - self.drafted
+
+    def draft(self, positions: int) -> None:
+        """So many more drafted positions are in flight, or fewer."""
+        self.drafted += positions
+        self.fast_path_limit -= positions
 
     @property
     def reusable(self) -> int:

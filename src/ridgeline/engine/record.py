@@ -116,6 +116,7 @@ def decision_line(plan: Plan) -> str:
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
     fills = f" fills {[(fill.slot, fill.digest.hex()) for fill in plan.fills]}" if plan.fills else ""
     spans = f" spans {[(span.row, span.start, span.ids, span.drafts) for span in plan.spans]}" if plan.spans else ""
+    spans += f" open {list(plan.open)}" if plan.open else ""
     return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{pool}{copies}{fills}{spans}"
 
 

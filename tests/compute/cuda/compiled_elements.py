@@ -9,7 +9,7 @@ from compile_only import TESTED, Case
 from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.triton import copy, elements, heads, norm, rope
-from ridgeline.compute.cuda.triton.verify import verify
+from ridgeline.compute.cuda.triton.verify import keep, verify
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.model import CachedHeads, Rope
 
@@ -90,14 +90,25 @@ def begin() -> None:
 
 
 def verification() -> None:
-    """32 rows that verify four drafts each."""
+    """32 rows that verify four drafts each, and that keep an id each."""
     tokens, ends, rows = (torch.empty(count, dtype=torch.int32) for count in (160, 34, 33))
-    verify(tokens, tokens, tokens, ends, rows, torch.empty(33, dtype=torch.int64), torch.empty(257, dtype=torch.int32), rows, rows, 8)()
+    targets, kept = torch.empty(33, dtype=torch.int64), torch.empty(257, 6, dtype=torch.int32)
+    verify(tokens, tokens, tokens, ends, rows, rows, targets, kept, kept[:, 0], rows, rows, 8)()
+    keep(rows, rows, targets, kept, kept[:, 0])()
+
+
+def placement() -> None:
+    """Of 160 tokens, of a step that verifies and of one that does not, with two groups of blocks of 16."""
+    tokens, rows = torch.empty(160, dtype=torch.int32), torch.empty(257, dtype=torch.int32)
+    block_tables, slots = torch.empty(2, 257, 512, dtype=torch.int32), torch.empty(2, 160, dtype=torch.int64)
+    for places in (tokens, None):
+        tables.place(tokens, tokens, rows, tokens, rows, places, block_tables, slots, 16)()
 
 
 CASES = [
     Case("begin", begin),
     Case("drafts that are verified", verification),
+    Case("places of open rows", placement),
     Case("norms", partial(every_norm, 4096)),
     Case("norms of wide rows", partial(every_norm, 16384), capabilities=TESTED),
     Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))()),

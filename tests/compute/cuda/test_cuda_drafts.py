@@ -63,11 +63,11 @@ def drafted(
     drafters: list[Counted] = []
 
     def attach(engine: Engine) -> None:
+        also(engine)
         cache = engine.executor.info.drafts
         assert cache is not None and cache.groups
         drafters.append(Counted(3, (), True, cache._replace(passes=())))
         engine.scheduler.drafter = drafters[0]
-        also(engine)
 
     settings = {"speculative": "draft", "draft_model": str(draft), "num_speculative_tokens": 3}
     return serve(model, [requests(sampling)], attach, **settings).answers, drafters[0]

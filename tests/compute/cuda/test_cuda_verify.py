@@ -34,14 +34,22 @@ def test_as_many_stand_as_the_walk_returns(seed: int) -> None:
     samples = random.integers(0, counts + 1)
     ends = np.cumsum(counts)
     sampled, ids, finite = random.integers(0, VOCAB, ends[-1]), random.integers(0, VOCAB, ends[-1]), random.random(ends[-1]) > seed / 400
-    last = on_device(np.arange(100, 100 + ROWS + 1), torch.int32)
-    targets = random.permutation(ROWS)
+    kept = on_device(np.arange(100, 100 + 4 * (ROWS + 1)).reshape(ROWS + 1, 4), torch.int32)
+    places, before = on_device(np.full(ROWS + 1, -1), torch.int32), kept.clone()
+    targets, kv_len = random.permutation(ROWS), counts + random.integers(0, 30, ROWS)
     flags, standing = poisoned(ROWS, dtype=torch.int32), poisoned(ROWS, dtype=torch.int32)
-    columns = [on_device(np.array(each), torch.int32) for each in (sampled, ids, finite, [0, *ends], samples)]
-    verify(*columns, on_device(targets), last, flags, standing, 8)()  # type: ignore[call-arg]
+    columns = [on_device(np.array(each), torch.int32) for each in (sampled, ids, finite, [0, *ends], samples, kv_len)]
+    verify(*columns, on_device(4 * targets), kept, places, flags, standing, 8)()  # type: ignore[call-arg]
     for row, end in enumerate(ends.tolist()):
         own = slice(end - counts[row], end)
         expected, is_finite = walked(sampled[own].tolist(), ids[own].tolist(), finite[own].tolist(), int(samples[row]))
         assert (int(standing[row]), bool(flags[row])) == (len(expected), is_finite), (row, counts, samples)
-        assert int(last[targets[row]]) == (expected[-1] if expected else 100 + targets[row])
-    assert int(last[ROWS]) == 100 + ROWS
+        target = int(targets[row])
+        place = int(kv_len[row] - samples[row]) + max(1, len(expected))
+        assert int(places[target]) == place, "the place of the last id that stands, or the least"
+        if expected:
+            assert (int(kept[target, 0]), int(kept[target, 3])) == (expected[-1], ids[end - samples[row] + len(expected) - 1])
+        else:
+            assert torch.equal(kept[target], before[target])
+        assert torch.equal(kept[target, 1:3], before[target, 1:3])
+    assert torch.equal(kept[ROWS], before[ROWS]) and int(places[ROWS]) == -1

@@ -12,17 +12,17 @@ BUGS = (
     (
         "drafted positions count as scheduled",
         "drafts: law 4 counts certain positions",
-        [("add_drafts", "sequence.drafted = drafted = len(ids)", "drafted = len(ids); sequence.scheduled += drafted")],
+        [("add_drafts", "sequence.draft(drafted)", "sequence.scheduled += drafted")],
     ),
     (
         "windows are released from the longest outcome",
         "drafts: windows release from the least outcome",
         [
             (
-                "_add_drafts",
-                "count = self.preemptor.allocatable_drafts(sequence, count)",
-                "sequence.scheduled += count; self.cache.free_out_of_window(sequence); sequence.scheduled -= count; "
-                "count = self.preemptor.allocatable_drafts(sequence, count)",
+                "lay_drafts",
+                "count = preemptor.allocatable_drafts(sequence, count)",
+                "sequence.scheduled += count; preemptor.cache.free_out_of_window(sequence); sequence.scheduled -= count; "
+                "count = preemptor.allocatable_drafts(sequence, count)",
             )
         ],
     ),
@@ -49,12 +49,12 @@ BUGS = (
     (
         "ids before a NaN are lost",
         "drafts: ids go out, then the error",
-        [("_verified", "sequence.drafted = 0", "sequence.drafted = 0; sampled = sampled if finite else ()")],
+        [("_verified", "if kept > 1:", "sampled = sampled if finite else ()\n        if kept > 1:")],
     ),
     (
         "drafted positions stay ahead after the commit",
         "drafts: a pointer that is not cut",
-        [("_verified", "sequence.drafted = 0", "pass")],
+        [("_verified", "sequence.draft(1 - samples)", "pass")],
     ),
     (
         "what is kept for the first position serves for all",
@@ -85,22 +85,22 @@ BUGS = (
     (
         "a step is planned behind one that drafts",
         "drafts: a barrier",
-        [("_must_wait", "if self.steps_in_flight[-1].drafted:", "if False:")],
+        [("_must_wait", "if self.steps_in_flight[-1].is_barrier:", "if False:")],
     ),
     (
         "a draft follows an id that is not known yet",
         "drafts: a host draft follows a known id",
-        [("_add_drafts", "below_limit > 0 and sequence.in_flight == 1", "below_limit > 0")],
+        [("lay_drafts", "below_limit > 0 and sequence.in_flight <= most_in_flight", "below_limit > 0")],
     ),
     (
         "a draft is verified behind the last allowed token",
         "drafts: d is at most limit - known - 1",
-        [("_add_drafts", "min(sequence.limit - sequence.target, self", "min(sequence.limit - sequence.target + 1, self")],
+        [("lay_drafts", "min(sequence.limit - sequence.target - sequence", "min(sequence.limit - sequence.target + 1 - sequence")],
     ),
     (
         "drafts are not charged to what prompts may cost",
         "drafts: they come from what is left",
-        [("_add_drafts", "builder.sample_count, self._prefill_left(builder))", "builder.sample_count)")],
+        [("lay_drafts", "builder.sample_count, prefill_left)", "builder.sample_count)")],
     ),
     (
         "drafts sample beyond the rows of logits",
@@ -110,7 +110,7 @@ BUGS = (
     (
         "what the draft model computed behind a rejection stays",
         "draft model: a pointer that is not cut",
-        [("on_commit", "min(span.drafts, len(sampled)) - 1", "span.drafts - 1")],
+        [("on_commit", "+ min(span.drafts, len(sampled)) - 1", "+ span.drafts - 1")],
     ),
     (
         "a preempted sequence keeps its place in the draft model",
@@ -142,5 +142,23 @@ BUGS = (
         "drafts of another row are held against the samples",
         "draft model: ids by row",
         [("_drafted", "ids = by_row[row]", "ids = next(iter(by_row.values()))[:1] * len(by_row[row])")],
+    ),
+    (
+        "a row behind its drafts is planned as if none were accepted",
+        "late binding: the plan says which rows are open",
+        [("schedule", "builder.open = bytes([sequence.drafted for sequence in sequences])", "pass")],
+    ),
+    (
+        "blocks of a row behind its drafts cover the least outcome",
+        "late binding: blocks cover the most",
+        [
+            ("set_capacity", "min(positions, self.limit - 1) - self.drafted", "min(positions, self.limit - 1)"),
+            ("draft", "self.fast_path_limit -= positions", "pass"),
+        ],
+    ),
+    (
+        "the draft model does not compute the last draft that came true",
+        "late binding: the id before the last once more",
+        [("_draft", "(len(ids) - 2, ids[-2:]) if open", "(len(ids) - 1, ids[-1:]) if open")],
     ),
 )

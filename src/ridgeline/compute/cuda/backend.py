@@ -26,7 +26,7 @@ from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
 from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
 from ridgeline.compute.cuda.sampler import SamplingColumns
-from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling
+from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling, OpenRows
 from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
 from ridgeline.compute.decoding.grammar import GrammarCompiler
@@ -137,7 +137,8 @@ class CudaBackend:
                 mark_drafts(work)
         if not split.all_sample:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
-        launched = self.runner.launch(inputs, split.sampling, tells_ids=passes is not None)
+        open_rows = _open_rows(work) if plan.open else None
+        launched = self.runner.launch(inputs, split.sampling, tells_ids=passes is not None, open=open_rows)
         self._state.last[split.device_ids] = LAST
         if self.runner.trace is not None and self.runner.trace.is_whole:
             self._end_trace()
@@ -274,6 +275,12 @@ class CudaBackend:
         self.runner = self._cache = self._tier = self.drafts = None
 
 
+def _open_rows(work: Work) -> OpenRows:
+    """Rows of a step that may stand farther than its inputs say. The first token of each is its newest id."""
+    most, starts = np.frombuffer(work.plan.open, np.uint8), np.array(work.plan.start, np.int32)
+    return OpenRows(np.where(most > 0, starts, -1), most.astype(np.int32))
+
+
 def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weights, graphs: Graphs | None = None) -> OpenedModel:
     """Opens a model on a GPU. The context is planned from headers, so that every buffer is sized before anything runs; the number of blocks
     is measured behind the largest step, so that memory does not run out later.
@@ -303,7 +310,7 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
         drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
-    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, runner.ids.kept, progress)
+    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, runner, progress)
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
     shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
     cache = allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.compute.graph import StepInputs
 
@@ -91,11 +92,11 @@ class Buckets:
         """The bucket of a step whose rows have so many tokens, the longest of them so many blocks."""
         return self.padded(sum(counts), len(counts), max(counts), blocks)
 
-    def of_step(self, inputs: StepInputs) -> Bucket:
-        """The bucket of a step."""
+    def of_step(self, inputs: StepInputs, more: NDArray[np.int32] | int = 0) -> Bucket:
+        """The bucket of a step, whose rows may have so many positions `more` [R]."""
         tokens, rows = len(inputs.ids), len(inputs.kv_len)
         max_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
-        return self.padded(tokens, rows, max_q, -(-int(inputs.kv_len.max()) // self._block_tokens))
+        return self.padded(tokens, rows, max_q, -(-int((inputs.kv_len + more).max()) // self._block_tokens))
 
     def padded(self, tokens: int, rows: int, max_q: int, blocks: int) -> Bucket:
         """The bucket of a step of so many tokens and rows, a row of which has at most `max_q` tokens and `blocks` blocks."""
@@ -103,7 +104,7 @@ class Buckets:
         if max_q == 1:
             size = self._decode_rows[bisect_left(self._decode_rows, rows)]
             return Bucket(size, size, reach, 1)
-        if max_q <= self._verified and rows <= max(self._verified_rows, default=0):
+        if max_q <= self._verified and rows <= self.most_verified:
             return self._verification(self._verified_rows[bisect_left(self._verified_rows, rows)], reach)
         size = token_bucket(tokens, self.tokens)
         return Bucket(size, self.rows[bisect_left(self.rows, rows + (size > tokens))], reach, 1 << (max_q - 1).bit_length())
@@ -111,6 +112,11 @@ class Buckets:
     def _verification(self, rows: int, blocks: int) -> Bucket:
         """A step in which so many rows have a token and all drafts. What they have fewer belongs to a row of padding."""
         return Bucket(rows * self._verified, rows + 1, blocks, 1 << (self._verified - 1).bit_length(), self._verifies)
+
+    @property
+    def most_verified(self) -> int:
+        """Most rows of a step that verifies drafts and is one graph."""
+        return max(self._verified_rows, default=0)
 
     @property
     def largest(self) -> Bucket:

@@ -5,7 +5,7 @@ verifies takes up all of them, so passes and step are launched at once and the h
 drafting row needs the host (penalties, grammars, a map of tokens …) every pass is read before the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -18,8 +18,8 @@ from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
-from ridgeline.compute.cuda.sampler import KeptIds, columns_of, drafted_id, is_sampled_on_device
-from ridgeline.compute.cuda.step import COLUMN_DTYPES, NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling
+from ridgeline.compute.cuda.sampler import columns_of, drafted_id, is_sampled_on_device
+from ridgeline.compute.cuda.step import COLUMN_DTYPES, NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, OpenRows
 from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.compute.draft_model import ROUNDS, TIMED_ROWS, Drafting, DraftModel
 from ridgeline.compute.dummy import dummy_step
@@ -28,7 +28,7 @@ from ridgeline.compute.opening import ModelSource, Progress
 from ridgeline.config.resolve import Decision
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import DraftSpan, KVShape
+from ridgeline.core.plan import LAST, DraftSpan, KVShape
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import block_bytes
@@ -36,6 +36,7 @@ from ridgeline.planning.memory import block_bytes
 BACKLOG: Final = 1
 """Ids beside the newest that a row which drafts computes first: a last draft that came true. Such passes are graphs."""
 
+NONE_OPEN: Final[Mapping[int, tuple[int, int]]] = {}
 Span = tuple[int, int, Sequence[int]]
 """Permanent row, first position, ids."""
 
@@ -63,11 +64,17 @@ class DeviceDraftModel(DraftModel):
         if self._map is not None or not all(is_sampled_on_device(each) for each in own.values()):
             return None
         self._take_blocks(spans)
-        first = last = self._launch([(span.row, span.start, span.ids) for span in spans], own)
+        most = dict(zip(work.plan.row, work.plan.open, strict=False))
+        open_rows = {span.row: (span.start, most[span.row]) for span in drafting if most.get(span.row)}
+        before = self._device.ids.kept.before_last
+        first = last = self._launch(
+            [(span.row, span.start - 1, (before, LAST)) if span.row in open_rows else (span.row, span.start, span.ids) for span in spans],
+            own, 0, open_rows,
+        )  # fmt: skip
         for depth in range(1, max((span.drafts for span in drafting), default=0)):
             newest = (drafted_id(depth - 1),)
             deeper = [(span.row, span.start + len(span.ids) + depth - 1, newest) for span in drafting if span.drafts > depth]
-            last = self._launch(deeper, own, depth)
+            last = self._launch(deeper, own, depth, open_rows)
         return Passes(first, last)
 
     def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:
@@ -93,10 +100,16 @@ class DeviceDraftModel(DraftModel):
             found.append((count, best))
         return tuple(found)
 
-    def _launch(self, rows: Sequence[Span], params: dict[int, RowParams], number: int = 0) -> LaunchedStep:
-        """Starts a pass, of which the device samples the rows of `params`: draft `number` of each."""
+    def _launch(
+        self, rows: Sequence[Span], params: dict[int, RowParams], number: int = 0, open_rows: Mapping[int, tuple[int, int]] = NONE_OPEN
+    ) -> LaunchedStep:
+        """Starts a pass, of which the device samples the rows of `params`: draft `number` of each.
+
+        open_rows  of rows that may stand farther than is said: the least position of the id sampled last, and how much farther it may stand
+        """
         inputs, row_ids = self._inputs(rows, [1] * len(rows)), np.array([row for row, *_ in rows], np.int32)
-        return self._device.launch(inputs, _sampling(row_ids, params, 1 + number))
+        newest, most = np.array([open_rows.get(row, (-1, 0)) for row, *_ in rows], np.int32).T
+        return self._device.launch(inputs, _sampling(row_ids, params, 1 + number), open=OpenRows(newest, most) if open_rows else None)
 
     def _run(
         self, runner: Any, rows: Sequence[Span], samples: Sequence[int], drafting: Sequence[Drafting], **others: Any
@@ -143,12 +156,12 @@ class DeviceDrafts(NamedTuple):
 
 
 def open_device_drafts(
-    source: ModelSource, device: Device, dtype: torch.dtype, positions: int, kept: KeptIds, progress: Progress
+    source: ModelSource, device: Device, dtype: torch.dtype, positions: int, target: CudaRunner, progress: Progress
 ) -> DeviceDrafts | None:
     """The draft model of a source, for sequences of so many positions, with all that it will ever take of the device; None where there is
     none. Raises ConfigError where its cache holds no sequence.
 
-    kept  ids that the target's steps keep for the rows
+    target  the runner of the steps that verify
     """
     if source.drafts is None:
         return None
@@ -160,7 +173,7 @@ def open_device_drafts(
     runner = CudaRunner(
         oplist, weights, shape, device, dtype,
         tokens=config.tokens + config.rows, rows=config.rows, positions=positions, vocab=source.facts.tokens, cached=facts.cached,
-        depth=config.num_speculative_tokens * config.depth, invariant=config.batch_invariant, backlog=BACKLOG, kept=kept,
+        depth=config.num_speculative_tokens * config.depth, invariant=config.batch_invariant, backlog=BACKLOG, kept=target.ids.kept,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
     runner.profile_run()
@@ -169,7 +182,8 @@ def open_device_drafts(
     blocks = -(-positions // config.block_size)
     model = DeviceDraftModel(runner, shape, rows=config.rows, blocks=blocks, vocab=source.facts.tokens)
     passes = model.pass_seconds(config.rows)
-    cache = DraftCache(len(shape.groups), config.block_size, shape.blocks, positions, passes, facts.tokens)
+    ahead = target.buckets.most_verified
+    cache = DraftCache(len(shape.groups), config.block_size, shape.blocks, positions, passes, facts.tokens, ahead=ahead)
     stored = shape.blocks * block_bytes(facts, shape.groups[0], shape.block_tokens, config.kv_dtype) >> 20
     price = f"{passes[0][1] * 1e3:.2f} ms for an id, " if passes else ""
     reason = f"--draft-model, in front of steps that verify: {price}{stored} MiB of KV, {runner.nbytes >> 20} MiB for its largest step"

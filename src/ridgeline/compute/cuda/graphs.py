@@ -107,7 +107,9 @@ class LaunchCache:
                     Launch(self._ids.begin(binding, self._buffers.tables), name="resolve ids"),
                     *self._bound(binding, 0, self._select),
                 ]
-            body = [self._rebound(binding, launch) for launch in self._shared[key]]
+            first, *ops = self._shared[key]
+            places = [Launch(run, name="find places") for run in self._ids.place(binding, self._buffers.tables)]
+            body = [first, *places, *(self._rebound(binding, launch) for launch in ops)]
             found = self._buckets[bucket] = BucketLaunches(body, self._tail(binding))
         return found
 

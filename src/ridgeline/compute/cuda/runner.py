@@ -20,7 +20,7 @@ from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, M
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
 from ridgeline.compute.cuda.sampler import KeptIds, SampledIds
-from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers
+from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, OpenRows, StepBuffers
 from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.trace import DeviceTrace
 from ridgeline.compute.cuda.weights import DeviceWeights
@@ -81,7 +81,7 @@ class CudaRunner:
     graphs                   starts steps; None: the device's own graphs, if it has any
     adapters                 slots of those that rows may have; None: the list changes nothing
     drafts, backlog          see `Buckets`; 0: none
-    kept                     ids of rows, where another runner has them; None: its own
+    kept                     of a draft model: ids of rows, which the target's runner has; None: its own
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CudaRunner:
         columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
         self.tables = BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
         room = largest, *self.buckets.verification[:1]
-        self.ids = SampledIds(device, kept or KeptIds(device, rows, drafts), sizes, vocab)
+        self.ids = SampledIds(device, kept or KeptIds(device, rows, drafts), sizes, vocab, drafts=kept is not None)
         self.buffers = StepBuffers(device, self.tables, room, depth, dummy_row=rows, width=self.ids.kept.ids.shape[1], adapters=columns)
         self._results = [_result_buffer(device, self.ids) for _ in range(depth + 1)]
         self._next = 0
@@ -203,18 +203,18 @@ class CudaRunner:
         self._send(bucket, step, NO_SAMPLING)
         return self._launches.launches(bucket)
 
-    def launch(self, inputs: StepInputs, sampling: DeviceSampling, tells_ids: bool = False) -> LaunchedStep:
+    def launch(self, inputs: StepInputs, sampling: DeviceSampling, tells_ids: bool = False, open: OpenRows | None = None) -> LaunchedStep:
         """Starts a step and the copy of its results to the host, with its tokens' ids if it `tells_ids`. An id of LAST is the last one
-        sampled for its row; see also `sampler.drafted_id`.
+        sampled for its row; see also `sampler.drafted_id`. open: rows that may stand farther than `inputs` say; None: all stand there.
 
         `inputs.select` has the last token of every row. Block tables are those of `tables`, by the permanent rows of `sampling`. At most
         `depth` steps may be launched and not yet read.
         """
-        bucket = self.buckets.of_step(inputs)
+        bucket = self.buckets.of_step(inputs, 0 if open is None else open.most)
         buffer = self._results[self._next]
         self._next = (self._next + 1) % len(self._results)
         buffer.start.record()
-        self._send(bucket, inputs, sampling)
+        self._send(bucket, inputs, sampling, open)
         start = self._graphs.run if self.trace is None else self.trace.run
         start(bucket, *self._launches.launches(bucket))
         read = buffer.results.size + tells_ids * len(inputs.ids)
@@ -303,9 +303,9 @@ class CudaRunner:
         self._launches.attach(None)
         self._graphs.clear()
 
-    def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
+    def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling, open: OpenRows | None = None) -> None:
         self._current, self._ends = bucket, inputs.cu_q[1:] - 1
-        self.buffers.send(bucket, inputs, sampling)
+        self.buffers.send(bucket, inputs, sampling, open)
 
 
 def _alone(inputs: StepInputs, tables: BlockTables) -> DeviceSampling:

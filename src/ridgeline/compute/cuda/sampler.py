@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import Binding
 from ridgeline.compute.cuda.step import ALIGNMENT, COLUMN_DTYPES, SAMPLING_COLUMNS
-from ridgeline.compute.cuda.tables import BlockTables, begin
+from ridgeline.compute.cuda.tables import BlockTables, begin, place
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.cuda.triton.launch import one_by_one
-from ridgeline.compute.cuda.triton.verify import verify
+from ridgeline.compute.cuda.triton.verify import keep, verify
 from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.compute.graph import Sizes
 from ridgeline.core.params import RowParams
@@ -69,26 +69,35 @@ def drafted_id(number: int) -> int:
 class KeptIds:
     """Ids that steps hand to later ones on the device: the runners of a model and of its draft model share them.
 
-    ids  int32 [rows + 1, 1 + drafts]: by permanent row the id that was sampled last, and those drafted behind it; the last row is padding's
+    ids        int32 [rows + 1, 1 + drafts + 1]: by permanent row the id that was sampled last, those drafted behind it, and the one before
+               it, which steps that verify keep; the last row is padding's
+    positions  int32 [rows + 1]: where the id stands that was sampled last, if rows have `drafts`
     """
 
     def __init__(self, device: Device, rows: int, drafts: int) -> None:
-        self.ids = device.zeros(rows + 1, 1 + drafts, dtype=torch.int32)
+        self.ids = device.zeros(rows + 1, 1 + drafts + 1, dtype=torch.int32)
+        self.positions = device.zeros(rows + 1, dtype=torch.int32)
+        self.has_drafts = drafts > 0
+
+    @property
+    def before_last(self) -> int:
+        """Stands among a step's ids for the one before the last of its row."""
+        return LAST - self.ids.shape[1] + 1
 
 
 class SampledIds:
     """Ids on the device, for steps of at most `largest`; the first `vocab` of the logits may be sampled.
 
-    kept       ids that the next steps take up
+    kept       ids that the next steps take up; drafts: of a draft model, whose ids have no place yet
     results    int32 [3, ≥ S]  what the host reads of a step: ids sampled [S]; 1 where the row's final hidden states are finite [R], up to
                                its last id where the step verifies; and then only, how many of a row's ids stand [R]
     token_ids  int32 [T]       ids of a step's tokens, once all are known
     readable   int32           both of these, one behind the other
     """
 
-    def __init__(self, device: Device, kept: KeptIds, largest: Sizes, vocab: int) -> None:
+    def __init__(self, device: Device, kept: KeptIds, largest: Sizes, vocab: int, *, drafts: bool) -> None:
         self._vocab = vocab
-        self.kept = kept
+        self.kept, self._places = kept, kept.has_drafts and not drafts
         selected = -(-largest.S // ALIGNED_IDS) * ALIGNED_IDS
         self.readable = device.zeros(3 * selected + largest.T, dtype=torch.int32)
         self.results, self.token_ids = self.readable[: 3 * selected].view(3, selected), self.readable[3 * selected :]
@@ -97,7 +106,7 @@ class SampledIds:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.kept.ids.nbytes + self.readable.nbytes + self._finite.nbytes
+        return self.kept.ids.nbytes + self.kept.positions.nbytes + self.readable.nbytes + self._finite.nbytes
 
     def begin(self, binding: Binding, tables: BlockTables) -> Callable[[], None]:
         """The launch that fills the step's ids, those that the host knows, else what is kept for the token's row, and changes block
@@ -105,6 +114,17 @@ class SampledIds:
         inputs = binding.inputs
         ids = inputs["ids"], inputs["source"], self.kept.ids, binding.ids
         return begin(*ids, tables.tables, inputs["changes"], inputs.bucket.tokens, tables.capacity)
+
+    def place(self, binding: Binding, tables: BlockTables) -> list[Callable[[], None]]:
+        """The launch that finds the places of rows which the host does not know, behind `begin`; none where it knows all."""
+        if not self.kept.has_drafts:
+            return []
+        inputs, block_tokens = binding.inputs, binding.cache.block_tokens
+        columns, places = [inputs[name] for name in ("row_of_token", "kv_len")], inputs["place"] if inputs.bucket.verifies else None
+        found = place(
+            inputs["positions"], inputs["source"], self.kept.positions, *columns, places, tables.tables, inputs["slots"], block_tokens
+        )
+        return [found]
 
     def sampling(self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor) -> Callable[[], None]:
         """The launch that samples an id for every selected position from logits [S, V], and checks final hidden states [T, D] for finite
@@ -122,7 +142,9 @@ class SampledIds:
         inputs, rows = binding.inputs, binding.inputs.bucket.rows
         ids, finite, counts = self.results[:, : binding.inputs.bucket.selected]
         if not binding.inputs.bucket.verifies:
+            if self._places:
+                return keep(ids, inputs["kv_len"], inputs["target"], self.kept.ids, self.kept.positions)
             return partial(self.kept.ids.view(-1).index_copy_, 0, inputs["target"], ids)  # type: ignore[return-value]
-        drafts, columns = binding.ids, [inputs[name] for name in ("cu_q", "samples", "target")]
+        drafts, columns = binding.ids, [inputs[name] for name in ("cu_q", "samples", "kv_len", "target")]
         most = binding.inputs.bucket.max_q
-        return verify(ids, drafts, self._finite, *columns, self.kept.ids, finite[:rows], counts[:rows], most)
+        return verify(ids, drafts, self._finite, *columns, self.kept.ids, self.kept.positions, finite[:rows], counts[:rows], most)

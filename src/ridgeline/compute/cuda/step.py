@@ -17,6 +17,7 @@ from ridgeline.compute.cuda.adapters import AdapterColumns, put_in_order
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.cuda.tables import BlockTables
+from ridgeline.compute.cuda.triton.begin import LATE
 from ridgeline.compute.graph import StepInputs
 
 ALIGNMENT: Final = 16
@@ -47,6 +48,17 @@ class DeviceSampling:
     entry: int = 0
 
 
+class OpenRows(NamedTuple):
+    """Rows that may stand farther than a step's inputs say, as drafts of steps in flight are accepted.
+
+    newest  int32 [R]  the least position of the id sampled last; -1: the row stands where the inputs say
+    most    int32 [R]  how much farther it may stand
+    """
+
+    newest: NDArray[np.int32]
+    most: NDArray[np.int32]
+
+
 NO_SAMPLING: Final = DeviceSampling(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
 """Nothing is sampled, every id is known, and all rows are on block 0."""
 
@@ -75,10 +87,10 @@ def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterCol
         Column("source", "i32", (tokens,)),
         Column("count", "i32", (1,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
+        Column("kv_len", "i32", (rows,)),
         Column("target", "i64", (rows,)),
         Column("table_row", "i32", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
-        Column("kv_len", "i32", (rows,)),
         Column("select", "i32", selected),
         *(Column(name, kind, selected) for name, kind in SAMPLING_COLUMNS.items()),
         *((Column("place", "i32", selected), Column("samples", "i32", (rows,))) if bucket.verifies else ()),
@@ -178,7 +190,7 @@ class StepBuffers:
             found[name] = self._packed[start : start + count * dtype.itemsize].view(dtype).view(column.shape)
         return DeviceInputs(found, bucket, self.tables.tables[:, :, : bucket.blocks].unbind(), found["slots"].unbind())
 
-    def send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
+    def send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling, open: OpenRows | None = None) -> None:
         """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done."""
         index, self._next = self._next, (self._next + 1) % len(self._ring)
         columns, host, device = self._staging(bucket)[index]
@@ -187,7 +199,7 @@ class StepBuffers:
         if packed is None or packed[0] != bucket or packed[1] is not sampling:
             pack_rows(columns, bucket, inputs, sampling, self.dummy_row, self.width)
             self._rows_packed[index] = (bucket, sampling) if bucket.is_decode and len(sampling.rows) else None
-        pack_tokens(columns, inputs)
+        pack_tokens(columns, inputs, open)
         self.tables.pack(columns["changes"])
         device.copy_(host, non_blocking=True)
         self._copied[index].record()
@@ -213,8 +225,8 @@ def _column(memory: NDArray[np.uint8], start: int, column: Column) -> NDArray[np
     return memory[start : start + int(np.prod(column.shape)) * dtype.itemsize].view(dtype).reshape(column.shape)
 
 
-def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
-    """Fills the columns that differ in every step."""
+def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs, open: OpenRows | None) -> None:
+    """Fills the columns that differ in every step. Positions of open rows are late (`triton.begin`)."""
     tokens, rows = len(inputs.ids), len(inputs.kv_len)
     into["ids"][:tokens] = inputs.ids
     into["positions"][:tokens] = inputs.positions[0]
@@ -225,6 +237,10 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
         into["place"][:tokens] = np.arange(1, tokens + 1) + (inputs.kv_len - inputs.cu_q[1:])[row]
     for number, slots in enumerate(inputs.slots):
         into["slots"][number, :tokens] = slots
+    if open is not None:
+        to_late = np.where(open.newest < 0, 0, int(LATE) - open.newest).astype(np.int32)
+        into["kv_len"][:rows] += to_late
+        into["positions"][:tokens] += to_late[inputs.row_of_token]
 
 
 def pack_rows(

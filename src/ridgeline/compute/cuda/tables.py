@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.triton.begin import BLOCK, begin_kernel
+from ridgeline.compute.cuda.triton.begin import BLOCK, begin_kernel, place_kernel
 from ridgeline.compute.cuda.triton.launch import BoundLaunch, ceil_div
 from ridgeline.core.plan import Plan
 
@@ -92,3 +92,14 @@ def begin(
     grid = (max(1, ceil_div(max(tokens, count), BLOCK)),)
     arguments = (known, source, handed, ids, tables, changes, tokens, count, handed.stride(0), changes.stride(0))
     return BoundLaunch(begin_kernel, grid, arguments, {"BLOCK": BLOCK})
+
+
+def place(
+    positions: torch.Tensor, source: torch.Tensor, newest: torch.Tensor, row_of_token: torch.Tensor, kv_len: torch.Tensor,
+    places: torch.Tensor | None, tables: torch.Tensor, slots: torch.Tensor, block_tokens: int,
+) -> BoundLaunch:  # fmt: skip
+    """The launch of `place_kernel` for a step's tokens. places: None where it does not verify."""
+    groups, tokens = slots.shape
+    arguments = (positions, source, newest, row_of_token, kv_len, positions if places is None else places, tables, slots, tokens)
+    constants = {"GROUPS": groups, "BLOCK_TOKENS": block_tokens, "VERIFIES": places is not None, "BLOCK": BLOCK}
+    return BoundLaunch(place_kernel, (ceil_div(tokens, BLOCK),), (*arguments, tables.stride(0), tables.stride(1)), constants)

@@ -6,7 +6,7 @@ the device waits for little between two steps. It is safe since a row is given a
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -73,7 +73,10 @@ class StepExecutor:
         return self.backend.blocks
 
     def use_token_map(self, inputs: Sequence[int], logits: Sequence[int]) -> None:
-        """Ids of the draft model differ from the target's (`compute.draft_model.TokenMap`). Only before the first plan."""
+        """Ids of the draft model differ from the target's (`compute.draft_model.TokenMap`), and pass through the host. Only before the
+        first plan."""
+        assert self._info.drafts is not None
+        self._info = replace(self._info, drafts=self._info.drafts._replace(ahead=0))
         self.backend.drafts.use_map(TokenMap(np.array(inputs, np.int32), np.array(logits, np.int32)))  # type: ignore[attr-defined]
 
     def submit(self, plan: Plan) -> Ticket:

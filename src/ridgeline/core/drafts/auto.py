@@ -23,6 +23,10 @@ class AutoDrafter:
         """Returns True if either's drafts would be worth it behind the ids in flight."""
         return self._repetition.should_wait(running) or self._model.should_wait(running)
 
+    def runs_ahead(self, sequences: list[Sequence]) -> bool:
+        """False: repetition needs ids."""
+        return False
+
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Returns the drafts of each row: ids, or DRAFT for those of the model."""
         found = self._repetition.propose(rows, tokens, max_drafts)
@@ -33,7 +37,7 @@ class AutoDrafter:
             found[index] = ids or found[index]
         return found
 
-    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Spans that the draft model computes."""
         return self._model.spans(rows, tokens)
 

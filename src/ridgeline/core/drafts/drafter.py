@@ -34,10 +34,15 @@ class Drafter(Protocol):
         """Returns True if no step shall be planned behind those in flight: drafts that need their ids are worth more than running ahead."""
         ...
 
+    def runs_ahead(self, sequences: list[Sequence]) -> bool:
+        """Returns True if drafts of a step with rows of these sequences need no ids that are in flight, nor a barrier behind them: who
+        computes the next step finds out by itself what was accepted."""
+        ...
+
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[Ids]:
         """Returns the drafts of each row; all of them DRAFT where the draft model makes them.
 
-        rows        (sequence, most drafts) of rows whose ids are all known
+        rows        (sequence, most drafts) of rows whose ids are all known, but where it runs ahead
         tokens      of the step without drafts
         max_drafts  of all rows together; the first rows are served first
         """
@@ -47,10 +52,10 @@ class Drafter(Protocol):
         """Returns what it would do with the rows that run, were their ids all known; None where it does not weigh that."""
         ...
 
-    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Returns what the draft model computes in the step that `propose` was asked about; empty without such a model.
 
-        rows    of the step that `propose` was given, with as many drafts as they got (`Sequence.drafted`)
+        rows    of the step that `propose` was given, with as many drafts as they got
         tokens  that the step has left
         """
         ...

@@ -17,8 +17,8 @@ class HeadRow(DraftRow):
 
     __slots__ = ("base", "end", "first")
 
-    def __init__(self, preemptions: int) -> None:
-        super().__init__(preemptions)
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(sequence)
         self.base = self.first = self.end = 0
 
 
@@ -50,9 +50,9 @@ class HeadDrafter(ModelDrafter):
             found.append((DRAFT,) * depth)
         return found
 
-    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Spans of the rows that draft: they read all hidden states that they have not read yet."""
-        return tuple([self._span_of(each) for each in rows if each.drafted and each in self._drafting])
+        return tuple([self._span_of(each) for each, drafts in rows if drafts and each in self._drafting])
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Notes which hidden states there are, and updates acceptance and costs."""
@@ -85,8 +85,8 @@ class HeadDrafter(ModelDrafter):
         if row.base + row.computed < kept:
             row.base, row.computed = kept, 0
 
-    def _new_row(self, preemptions: int) -> DraftRow:
-        return HeadRow(preemptions)
+    def _new_row(self, sequence: Sequence) -> DraftRow:
+        return HeadRow(sequence)
 
     def _span_of(self, sequence: Sequence) -> DraftSpan:
         row = self._rows[sequence]

@@ -25,7 +25,7 @@ def make_drafter(kind: str, max_depth: int, price: Price, barrier: bool, cache: 
     repetition = PromptLookupDrafter(max_depth, price, barrier, None if kind == "ngram" else OutputStore())
     if kind != "auto" or cache is None:
         return repetition
-    return AutoDrafter(repetition, model_drafter(max_depth, price, barrier, cache), price)
+    return AutoDrafter(repetition, model_drafter(max_depth, price, barrier, cache._replace(ahead=0)), price)
 
 
 def model_drafter(max_depth: int, price: Price, barrier: bool, cache: DraftCache) -> ModelDrafter:

@@ -7,13 +7,15 @@ model computes prompts itself.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ridgeline.core.drafts.acceptance import Acceptance
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
 from ridgeline.core.drafts.drafter import Outlook, outlook_of
-from ridgeline.core.plan import DRAFT, DraftSpan, Plan, Result
+from ridgeline.core.params import Sampling
+from ridgeline.core.plan import DRAFT, LAST, DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 PRIOR_ACCEPTANCE: Final = 0.7
@@ -40,6 +42,7 @@ class DraftCache(NamedTuple):
     window        positions whose hidden states are kept for heads that draft from these; 0: a model of its own
     tokens        that heads read in a step, at most
     most          ids that they draft one behind the other; 0: any number
+    ahead         rows of a step whose next one needs no word of the host about what was accepted, at most (`Drafter.runs_ahead`); 0: none
     """
 
     groups: int
@@ -51,6 +54,7 @@ class DraftCache(NamedTuple):
     window: int = 0
     tokens: int = 0
     most: int = 0
+    ahead: int = 0
 
 
 class DraftRow:
@@ -59,12 +63,15 @@ class DraftRow:
     computed     leading positions in its cache, or in that of a step in flight
     blocks       that it holds; `told` of them per group are in the executor's tables
     preemptions  of the sequence when it began: behind another one all begins anew
+    is_plain     its ids need nothing but logits, filters and noise: no history, no grammar, no log-probabilities
     """
 
-    __slots__ = ("acceptance", "blocks", "computed", "preemptions", "told", "wants")
+    __slots__ = ("acceptance", "blocks", "computed", "is_plain", "preemptions", "told", "wants")
 
-    def __init__(self, preemptions: int) -> None:
-        self.preemptions = preemptions
+    def __init__(self, sequence: Sequence) -> None:
+        self.preemptions, request = sequence.preemptions, sequence.request
+        others = replace(request.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        self.is_plain = not request.min_tokens and others == Sampling()
         self.computed = self.told = 0
         self.blocks: list[tuple[int, ...]] = []
         """One of each group per span of positions."""
@@ -84,7 +91,7 @@ class ModelDrafter:
     def __init__(self, max_depth: int, step_costs: tuple[tuple[int, int, float], ...], barrier: bool, cache: DraftCache) -> None:
         self._max_depth = max_depth
         self._cost = StepCost(step_costs)
-        self._barrier = barrier
+        self._barrier = barrier and not cache.ahead
         self._cache = cache
         self._passes = sorted(cache.passes)
         self._scale = 1.0
@@ -111,9 +118,15 @@ class ModelDrafter:
         return self._offer(sequence, 0)[0]
 
     def should_wait(self, running: list[Sequence]) -> bool:
-        """Returns True if drafts would be worth it behind the ids in flight."""
+        """Returns True if drafts would be worth it behind the ids in flight, and need them."""
+        if all(each.in_flight < 2 for each in running) and self.runs_ahead(running):
+            return False  # behind more, the executor has no ids to draft from
         offers = [self._offer(each, each.limit - each.target - 1) for each in running]
         return any(self._depths(len(running), [offer for offer in offers if offer[2] > 0], len(running), len(running) * self._max_depth))
+
+    def runs_ahead(self, sequences: list[Sequence]) -> bool:
+        """Returns True where the executor verifies a step with these rows on its device."""
+        return len(sequences) <= self._cache.ahead and all(self._row(each).is_plain for each in sequences)
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Returns DRAFT as often per row as is worth the time of the step; none for a row that is to catch up."""
@@ -124,21 +137,21 @@ class ModelDrafter:
         found: list[tuple[int, ...]] = []
         for (sequence, _), depth in zip(rows, depths, strict=True):
             row = self._row(sequence)
-            backlog = len(sequence.known) - row.computed
+            backlog = MAX_BACKLOG if sequence.drafted else sequence.scheduled - row.computed
             row.wants = depth > 0 and backlog > MAX_BACKLOG
-            if row.wants or not self._allocate(row, len(sequence.known) + depth):
+            if row.wants or not self._allocate(row, sequence.scheduled + sequence.drafted + depth):
                 depth = 0
             found.append((DRAFT,) * depth)
             if depth:
                 self._drafting.add(sequence)
         return found
 
-    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Spans of the rows that draft, and of those that catch up in the `tokens` that are left."""
-        own = {each for each in rows if each.drafted and each in self._drafting}
-        found = [self._span(each, len(each.known), each.drafted) for each in rows if each in own]
+        own = {each for each, drafts in rows if drafts and each in self._drafting}
+        found = [self._span(each, each.scheduled, drafts) for each, drafts in rows if each in own]
         tokens -= sum([len(span.ids) - 1 for span in found])
-        for sequence in rows:
+        for sequence, _ in rows:
             row = self._rows.get(sequence)
             if row is not None and row.wants and sequence not in own:
                 upto = min(len(sequence.known), row.computed + tokens)
@@ -163,7 +176,7 @@ class ModelDrafter:
             if span is None or not span.drafts:
                 row.acceptance.fade()
             elif sampled:
-                row.computed = span.start + len(span.ids) + min(span.drafts, len(sampled)) - 1
+                row.computed = len(sequences[index].known) - len(sampled) + min(span.drafts, len(sampled)) - 1
                 for record in (row.acceptance, self._overall):
                     record.record(span.drafts, len(sampled) - 1)
         self._measure(plan, result)
@@ -189,7 +202,7 @@ class ModelDrafter:
         row = self._rows.get(sequence)
         known, prior = len(sequence.known), self._overall.estimate(PRIOR_ACCEPTANCE)
         computed, chance = (0, prior) if row is None else (row.computed, row.acceptance.estimate(prior))
-        count = min(room, self._max_depth, self._cache.positions - known)
+        count = min(room, self._max_depth, self._cache.positions - max(known, sequence.scheduled) - sequence.drafted)
         if known - computed > CATCH_UP_PER_ID * (sequence.limit - known):
             count = 0
         return chance, chance, max(0, count)
@@ -197,17 +210,19 @@ class ModelDrafter:
     def _row(self, sequence: Sequence) -> DraftRow:
         row = self._rows.get(sequence)
         if row is None:
-            row = self._rows[sequence] = self._new_row(sequence.preemptions)
+            row = self._rows[sequence] = self._new_row(sequence)
         return row
 
-    def _new_row(self, preemptions: int) -> DraftRow:
-        return DraftRow(preemptions)
+    def _new_row(self, sequence: Sequence) -> DraftRow:
+        return DraftRow(sequence)
 
     def _span(self, sequence: Sequence, upto: int, count: int) -> DraftSpan:
         row = self._rows[sequence]
         new = row.blocks[row.told :]
         blocks = tuple([(group, row.told, ids) for group, ids in enumerate(zip(*new, strict=True))])
-        span = DraftSpan(sequence.row, row.computed, tuple(sequence.known[row.computed : upto]), count, blocks)
+        start = upto - 1 if sequence.drafted > count else row.computed  # where steps in flight decide how far it is
+        ids = tuple(sequence.known[start:upto])
+        span = DraftSpan(sequence.row, start, ids + (LAST,) * (upto - start - len(ids)), count, blocks)
         row.told = len(row.blocks)
         row.computed = upto
         return span

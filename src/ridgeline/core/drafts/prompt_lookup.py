@@ -64,6 +64,10 @@ class PromptLookupDrafter:
         self._has_waited = self._has_waited or worth
         return worth
 
+    def runs_ahead(self, sequences: list[Sequence]) -> bool:
+        """False: it continues ids that it knows."""
+        return False
+
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Returns per row the continuation of its match, as deep as is worth the time of the step."""
         found: list[tuple[int, ...]]
@@ -118,7 +122,7 @@ class PromptLookupDrafter:
         depths = choose_depths(self._cost, rows, offers, rows - len(offers), len(offers) * most, self._barrier)
         return outlook_of(self._cost, rows, offers, depths)
 
-    def spans(self, rows: list[Sequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: there is no draft model."""
         return ()
 

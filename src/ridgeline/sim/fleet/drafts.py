@@ -85,6 +85,10 @@ class AssumedDrafter:
         limits = [sequence.limit - sequence.target - 1 for sequence in running if sequence.target < sequence.limit]
         return any(self._depths(len(limits), self._offers(limits), len(limits) * self._max_drafts))
 
+    def runs_ahead(self, sequences: list[CoreSequence]) -> bool:
+        """False: its drafts are ids."""
+        return False
+
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Drafts as many ids per row as save time."""
         depths = self._depths(tokens, self._offers([limit for _, limit in rows]), max_drafts)
@@ -102,7 +106,7 @@ class AssumedDrafter:
         depths = self._depths(rows, offers, rows * self._max_drafts)
         return outlook_of(self._cost, rows, offers, depths, 0.0 if self._passes is None else self._passes(1))
 
-    def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[CoreSequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: nothing is computed for drafts but time."""
         return ()
 

@@ -7,7 +7,7 @@ a block that two rows have, is found in the step that would read it.
 from collections.abc import Sequence
 
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import DraftSpan
+from ridgeline.core.plan import LAST, DraftSpan
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, chain_stamps, next_stamp
 from ridgeline.sim.laws.rows import ResidentRow
@@ -21,31 +21,35 @@ class SimDrafts:
     """Computes spans over `cache`, which rows have tables in."""
 
     def __init__(self, cache: DraftCache, model: FakeModel, rows: int) -> None:
-        self._cache, self._model = cache, model
+        self._cache, self._model, self.runs_ahead = cache, model, cache.ahead > 0
         self._tables: list[list[list[int]]] = [[[] for _ in range(cache.groups)] for _ in range(rows)]
         self._stamps: dict[tuple[int, int], tuple[int, int]] = {}
         """(block, offset) → (group, stamp)."""
 
-    def run(self, spans: Sequence[DraftSpan], rows: Sequence[tuple[ResidentRow, int, list[int], int, list[int]]]) -> Drafted:
-        """Computes the spans of a plan, whose rows are `sim.laws.executor.Span`: the ids drafted come in the place of DRAFT, and are
-        returned. Raises LawViolation."""
-        tokens_of = {resident.row: (resident, tokens) for resident, _, tokens, _, _ in rows} if spans else {}
+    def run(self, spans: Sequence[DraftSpan], rows: Sequence[tuple[ResidentRow, int, list[int], int, list[int]]], open: bytes) -> Drafted:
+        """Computes the spans of a plan, whose rows are `sim.laws.executor.Span`, with its column `open`: the ids drafted come in the place
+        of DRAFT, and are returned. Raises LawViolation."""
+        columns = zip(rows, open or bytes(len(rows)), strict=True)
+        tokens_of = {resident.row: (resident, tokens, open) for (resident, _, tokens, _, _), open in columns} if spans else {}
         found = []
         for span in spans:
-            resident, tokens = tokens_of[span.row]
-            found.append(self._draft(span, resident))
+            resident, tokens, is_open = tokens_of[span.row]
+            found.append(self._draft(span, resident, is_open))
             if span.drafts:
                 tokens[-span.drafts :] = found[-1]
         return tuple(found)
 
-    def _draft(self, span: DraftSpan, resident: ResidentRow) -> tuple[int, ...]:
+    def _draft(self, span: DraftSpan, resident: ResidentRow, open: int) -> tuple[int, ...]:
         ids, name = resident.ids, f"the draft model, row {span.row}"
         self._extend(span)
-        if list(span.ids) != ids[span.start : span.start + len(span.ids)] or (span.drafts and span.start + len(span.ids) != len(ids)):
+        start, own = (len(ids) - 2, ids[-2:]) if open else (span.start, list(span.ids))
+        if own[-1] == LAST and self.runs_ahead:
+            own[-1] = ids[-1]
+        if own != ids[start : start + len(own)] or (span.drafts and start + len(own) != len(ids)):
             raise LawViolation(8, f"{name}: computes {span.ids} at {span.start}; the row has {ids[span.start :]}")
-        known = chain_stamps(resident.origin, ids[: span.start])
+        known = chain_stamps(resident.origin, ids[:start])
         self._check(span.row, known)
-        self._write(span.row, span.start, chain_stamps(known[-1] if known else resident.origin, span.ids))
+        self._write(span.row, start, chain_stamps(known[-1] if known else resident.origin, own))
         drafts: list[int] = []
         stamp = chain_stamps(resident.origin, ids)[-1]
         while len(drafts) < span.drafts:

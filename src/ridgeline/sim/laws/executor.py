@@ -23,7 +23,8 @@ from ridgeline.sim.laws.rows import ResidentRow
 from ridgeline.sim.laws.script import GrammarCompiler, LostGrammar, ScriptedModel, followed
 
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
-"""A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
+"""A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored. The
+position is the least until the step runs."""
 EMPTY_STAMP = (0,)
 
 
@@ -214,13 +215,13 @@ class SimExecutor:
         for index, row in enumerate(plan.row):
             count = plan.count[index]
             resident = self._resident(row)
-            first = plan.start[index]
-            resident.submit(first, count)
+            first, open = plan.start[index], plan.open[index] if plan.open else 0
+            resident.submit(first, count, max(0, plan.sample[index] - 1), open)
             for group, table in enumerate(resident.tables):
                 if len(table) > resident.handed_out[group]:
                     self._assign_blocks(resident, group, first // size)
-                if len(table) * size < first + count:
-                    raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
+                if len(table) * size < first + open + count:
+                    raise LawViolation(2, f"row {row} computes position {first + open + count - 1}, group {group} has {len(table)} blocks")
             spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(scored.get(index, []))))
             at += count
         if at != len(tokens):
@@ -247,7 +248,9 @@ class SimExecutor:
                 continue
             for stamps in self._stamps:
                 stamps[target] = stamps[source].copy()
-        drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans)
+        if plan.open:
+            spans = [(each[0], each[0].first(each[1], open), *each[2:]) for each, open in zip(spans, plan.open, strict=True)]
+        drafted = () if self._drafts is None else self._drafts.run(plan.spans, spans, plan.open)
         for resident, first, tokens, samples, _ in spans:
             resident.advance(first, tokens, max(0, samples - 1), self._block_tokens)
             self._write(resident, first)
@@ -266,7 +269,8 @@ class SimExecutor:
             sampled.append(tuple(ids))
             logprobs.append(self._logprobs(resident, begin, ids))
             if samples > 1:
-                resident.cut(begin + len(ids), self._block_tokens)
+                resident.cut(begin + max(1, len(ids)), self._block_tokens)
+                resident.accept(max(0, len(ids) - 1))
             if not resident.finite:
                 self.not_finite.setdefault((resident.params.seed, resident.params.choice), max(resident.nan_at, last_known))
         return Result(
@@ -316,7 +320,7 @@ class SimExecutor:
         found: list[int] = []
         for position in range(begin, begin + len(drafts) + 1):
             if not resident.is_finite_up_to(position):
-                resident.ids.append(0)  # steps in flight continue from any id
+                resident.ids += [] if found else [0]  # steps in flight continue from any id
                 break
             token = self._model.sample(resident.chain[position], resident.params, position + 1, resident.past)
             if resident.grammar is not None:
@@ -324,7 +328,7 @@ class SimExecutor:
                     token = followed(resident.grammar, token, resident.chain[position])
                 except LostGrammar as error:
                     resident.lost = str(error)
-                    resident.ids.append(0)  # as above
+                    resident.ids += [] if found else [0]  # as above
                     break
             resident.ids.append(token)
             found.append(token)

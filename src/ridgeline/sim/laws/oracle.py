@@ -153,6 +153,10 @@ class OracleDrafter:
         """True for a pseudo-random half of the steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
+    def runs_ahead(self, sequences: list[CoreSequence]) -> bool:
+        """False: its drafts are ids."""
+        return False
+
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Calls `on_propose`, then drafts for each row; the scheduler truncates drafts that are too long."""
         self._on_propose()
@@ -161,7 +165,7 @@ class OracleDrafter:
     def outlook(self, running: list[CoreSequence]) -> None:
         """None: it weighs nothing."""
 
-    def spans(self, rows: list[CoreSequence], tokens: int) -> tuple[DraftSpan, ...]:
+    def spans(self, rows: list[tuple[CoreSequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
         """Empty: there is no draft model."""
         return ()
 

@@ -55,7 +55,8 @@ class ResidentRow:
         self.chain: list[int] = []
         self.ends: list[int] = []
         self.planned: int | None = None
-        """Position where the next plan continues: the end of the last one submitted. Shared blocks may move it ahead."""
+        """Position where the next plan continues: the end of the last one submitted, drafts apart until they are verified. Shared blocks
+        may move it ahead."""
         self.last_start = 0
         """First position of the step computed last."""
         self.handed_out = [0] * len(new.tables)
@@ -63,14 +64,25 @@ class ResidentRow:
         self.in_flight: deque[int] = deque()
         """First positions of the steps in flight, oldest first."""
 
-    def submit(self, start: int, count: int) -> None:
-        """Records a submitted step of `count` tokens from position `start`. Raises LawViolation where it leaves a gap."""
+    def submit(self, start: int, count: int, drafts: int, open: int) -> None:
+        """Records a submitted step of `count` tokens, the last `drafts` of them drafts, from position `start`, or from up to `open` behind
+        it. Raises LawViolation where it leaves a gap."""
         if count < 1:
             raise LawViolation(4, f"row {self.row} is planned with {count} tokens")
-        if self.planned is not None and start != self.planned and (start < self.planned or self.in_flight):
-            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {start}")
-        self.planned = start + count
+        planned = self.planned
+        if planned is not None and not start <= planned <= start + open and (start < planned or self.in_flight):
+            raise LawViolation(4, f"row {self.row} stands at {planned} and is planned from {start}, {open} open")
+        self.planned = (start if planned is None or not open else planned) + count - drafts
         self.in_flight.append(start)
+
+    def first(self, start: int, open: int) -> int:
+        """The position that a submitted step begins at, now that those before it have been computed. Raises LawViolation where its plan did
+        not cover that."""
+        if not open:
+            return start
+        if not start <= len(self.chain) <= start + open:
+            raise LawViolation(4, f"row {self.row} stands at {len(self.chain)} and is planned from {start}, {open} open")
+        return len(self.chain)
 
     def to_score(self, positions: list[int]) -> list[int]:
         """Checks that `positions` belong to a prompt whose log-probabilities were requested, and returns them."""
@@ -88,8 +100,9 @@ class ResidentRow:
         self.last_start = first
         end = first + len(tokens)
         known = self.ids[first:end]
-        if tokens[-1] == LAST and end == len(self.ids):
-            tokens[-1] = known[-1]
+        newest = len(tokens) - 1 - drafts
+        if tokens[newest] == LAST and end - drafts == len(self.ids):
+            tokens[newest] = known[-1]
         if known != tokens[: len(tokens) - drafts] or (drafts and LAST in tokens):
             raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, {drafts} drafted; its ids there are {known}")
         known = tokens
@@ -117,7 +130,11 @@ class ResidentRow:
         """Drops the stamps behind the first `positions`: drafts there were rejected."""
         del self.chain[positions:]
         del self.ends[positions // block_tokens :]
-        self.planned = positions
+
+    def accept(self, drafts: int) -> None:
+        """So many drafts of the step just computed stand: what is planned next begins behind them."""
+        if self.planned is not None:
+            self.planned += drafts
 
     def _extend(self, ids: list[int]) -> None:
         self.chain.extend(chain_stamps(self.chain[-1] if self.chain else self.origin, ids))

@@ -11,7 +11,7 @@ from typing import Any
 from ridgeline.core.commands import Abort, Admit, Command, PinAdapter
 from ridgeline.core.drafts.model import DraftCache
 from ridgeline.core.pace import Pace
-from ridgeline.core.params import Adapter, Admitted, Limits, SamplingParams
+from ridgeline.core.params import Adapter, Admitted, Limits, Sampling, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.core.thinking import ReasoningMarks, Thinking
@@ -110,6 +110,8 @@ def make_world(seed: int) -> World:
         KVShape(groups, block_tokens, blocks, b"sim", host_blocks), VOCAB, max_model_len, rows, "sim", 0, 0,
         drafts=_draft_cache(Random(seed + 12), max_model_len, rows) if drafts else None,
     )  # fmt: skip
+    inbound = _with_plain_sampling(Random(seed + 13), info, _inbound(rng, Random(seed + 2), info, model, max_parallel))
+    inbound = _with_targets(Random(seed + 7), _with_tenants(tenant_rng, inbound))
     return World(
         seed=seed,
         info=info,
@@ -117,11 +119,7 @@ def make_world(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_with_adapters(
-            Random(seed + 8),
-            limits.adapter_slots,
-            _with_targets(Random(seed + 7), _with_tenants(tenant_rng, _inbound(rng, Random(seed + 2), info, model, max_parallel))),
-        ),
+        inbound=_with_adapters(Random(seed + 8), limits.adapter_slots, inbound),
         close_delay=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         abort_permille=rng.choice((0, 0, 100)),
         repeats_close=rng.random() < 0.2,
@@ -137,7 +135,8 @@ def _draft_cache(rng: Random, max_model_len: int, rows: int) -> DraftCache | Non
         return None
     groups, block_tokens = rng.choice((1, 2)), rng.choice((1, 4, 16))
     longest = groups * -(-max_model_len // block_tokens)
-    return DraftCache(groups, block_tokens, int(longest * rng.choice((0.5, 1.5, rows))) + groups, rng.choice((max_model_len, 20)))
+    blocks = int(longest * rng.choice((0.5, 1.5, rows))) + groups
+    return DraftCache(groups, block_tokens, blocks, rng.choice((max_model_len, 20)), ahead=rng.choice((0, rows, rows)))
 
 
 def _inbound(rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeModel, max_parallel: int) -> tuple[tuple[float, Command], ...]:
@@ -157,6 +156,20 @@ def _inbound(rng: Random, extra_rng: Random, info: ExecutorInfo, model: FakeMode
             inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
     inbound.sort(key=lambda item: item[0])
     return tuple(inbound)
+
+
+def _with_plain_sampling(rng: Random, info: ExecutorInfo, inbound: tuple[tuple[float, Command], ...]) -> tuple[tuple[float, Command], ...]:
+    """The same requests, most or all of them without what keeps a step's drafts from running ahead, where they may."""
+    if info.drafts is None or not info.drafts.ahead:
+        return inbound
+    share = rng.choice((0.9, 1.0, 1.0))
+    found: list[tuple[float, Command]] = []
+    for time, command in inbound:
+        if isinstance(command, Admit) and rng.random() < share:
+            sampling = Sampling(temperature=command.request.sampling.temperature)
+            command = Admit(replace(command.request, sampling=sampling, min_tokens=0))
+        found.append((time, command))
+    return tuple(found)
 
 
 def _with_tenants(rng: Random, inbound: tuple[tuple[float, Command], ...]) -> tuple[tuple[float, Command], ...]:
