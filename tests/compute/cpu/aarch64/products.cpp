@@ -88,12 +88,12 @@ void format(Answers& out, int format, size_t group, uint8_t mask) {
 void products(Answers& out) {
     const bool whole[] = {true, false};
     for (int each = 0; each <= kF32Split; ++each)
-        for (size_t group : {size_t{32}, size_t{128}}) {
-            const bool grouped = each == kInt8 || each == kInt4;
-            if (!grouped && group > 32) continue;
+        for (size_t group : {size_t{0}, size_t{16}, size_t{32}, size_t{128}}) {
+            const bool grouped = each == kInt8 || each == kInt4 || each == kFP8;
+            if (each == kNVFP4 ? group > 16 : grouped ? group < 32 : group > 0) continue;
             for (bool any : whole) {
                 out.name("format " + std::to_string(each) + ", groups of " + std::to_string(group));
-                format(out, each, grouped ? group : 0, any ? 0xff : 0xbf);
+                format(out, each, group, any ? 0xff : 0xbf);
             }
         }
 }
