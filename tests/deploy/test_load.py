@@ -83,7 +83,9 @@ def ended(server: Any) -> float:
 @pytest.mark.parametrize("name", CLIENT_OF)
 def test_each_client_loads_a_server(server: Any, name: str, environment: dict[str, str], tmp_path: Path) -> None:
     before = ended(server)
-    rate = CLIENT_OF[name](server, 3, environment, tmp_path)  # beside other tests the first second may pass before all users are there
+    rate = CLIENT_OF[name](server, 3, environment, tmp_path)
+    if rate <= 0.3 * PER_SECOND:  # beside other tests seconds may pass before all users are there
+        rate = CLIENT_OF[name](server, 12, environment, tmp_path)
     assert 0.3 * PER_SECOND < rate <= 1.3 * PER_SECOND, rate
     assert ended(server) > before
 

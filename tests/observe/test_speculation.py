@@ -26,7 +26,7 @@ class Row(SimpleNamespace):
 
 def row(chance: float | None) -> Any:
     state = None if chance is None else SimpleNamespace(match=0, acceptance=chance, reach=100)
-    return Row(draft_state=state, known=[1, 2, 3], limit=50, preemptions=0)
+    return Row(draft_state=state, known=[1, 2, 3], scheduled=3, drafted=0, in_flight=0, limit=50, preemptions=0)
 
 
 def told(**fields: Any) -> Drafting:

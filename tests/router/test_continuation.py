@@ -89,9 +89,10 @@ def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProces
         streams = {name: pool.submit(ask, *asked) for name, asked in ASKED.items()}
         for _ in ASKED:
             assert begun.acquire(timeout=20)
+        ended = sum(stream.done() for stream in streams.values())  # of those that waited for a slow one
         doomed.process.kill()
         found = {name: stream.result(timeout=60) for name, stream in streams.items()}
-    assert router.metric("ridgeline_router_continued_answers_total") == len(ASKED)
+    assert 0 < len(ASKED) - ended <= router.metric("ridgeline_router_continued_answers_total") <= len(ASKED)
     for name, asked in ASKED.items():
         assert ":r " not in found[name]
         assert alike(found[name]) == alike(events(other.url, *asked)), name
