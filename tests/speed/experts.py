@@ -47,7 +47,8 @@ def output(command: list[str], libraries: str = "") -> str:
     given = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
     with TemporaryFile("w+") as told, TemporaryFile("w+") as errors:  # its children hold no pipe that this process would wait for
         returned = subprocess.run(command, stdout=told, stderr=errors, timeout=SECONDS, env=given, check=False).returncode
-        told.seek(0), errors.seek(0)
+        told.seek(0)
+        errors.seek(0)
         if returned:
             raise SystemExit(f"{command[0]} ended with {returned}: {errors.read().strip()[-400:]}")
         return told.read()

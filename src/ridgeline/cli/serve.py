@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -38,11 +39,11 @@ def serve(
     """Serve models: a page and an OpenAI-compatible API."""
     settings = read_flags(given, model)
     with located(settings):
-        if not others and settings.server.keep_alive is None:
-            from ridgeline.engine.spawned import spawn_ahead  # loads while the server is imported
+        from ridgeline.engine.spawned import started_ahead  # loads while the server is imported
 
-            spawn_ahead(settings.engine)
-        _run(settings, named_models(settings, others or ()))
+        is_alone = not others and settings.server.keep_alive is None
+        with started_ahead(settings.engine) if is_alone else nullcontext():
+            _run(settings, named_models(settings, others or ()))
 
 
 def _run(settings: Settings, models: "dict[str, str]") -> None:

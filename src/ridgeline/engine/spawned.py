@@ -8,7 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -76,20 +77,33 @@ def spawn(config: EngineConfig, seat: Seat | None = None) -> Spawned:
 
 
 _ahead: list[tuple[EngineConfig, Spawned]] = []
-"""The engine that `spawn_ahead` has started, and its settings, until it is taken."""
+"""The engine that `started_ahead` has started, and its settings, until it is taken."""
 
 
-def spawn_ahead(config: EngineConfig) -> None:
-    """Starts the engine of these settings where its model lies here and needs no check. Whoever starts it then tells of any fault."""
-    name = config.model
+@contextmanager
+def started_ahead(config: EngineConfig) -> Iterator[None]:
+    """Within it the engine of these settings starts, where its model lies here and needs no check; whoever starts it tells of any fault.
+    Behind it, one that nobody took ends."""
     with suppress(RidgelineError, OSError):
-        if not name.startswith(FAKE_PREFIX):
-            stores = model_stores()
-            path = assembled_model(name, stores.cache) if name in PACKAGED else find_here(name, stores)
-            if path is None or config.expect_sha256 is not None:
-                return
-            config = replace(config, model=str(path))
-        _ahead.append((config, spawn(config)))
+        found = _of_model_here(config)
+        if found is not None:
+            _ahead.append((found, spawn(found)))
+    try:
+        yield
+    finally:
+        while _ahead:
+            _ahead.pop()[1].discard()
+
+
+def _of_model_here(config: EngineConfig) -> EngineConfig | None:
+    """The settings with the path of their model, as a server has them; None where it must be fetched, assembled or checked first."""
+    name, stores = config.model, model_stores()
+    if name.startswith(FAKE_PREFIX):
+        return config
+    if config.expect_sha256 is not None or (name in PACKAGED and assembled_model(name, stores.cache) is None):
+        return None
+    path = find_here(name, stores)
+    return None if path is None else replace(config, model=str(path))
 
 
 def take(config: EngineConfig, seat: Seat | None) -> Spawned:

@@ -51,3 +51,12 @@ def _device_arithmetic() -> Iterator[None]:
     """A GPU gives infinities and NaN without a word; numpy, which the interpreter computes with, would warn."""
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of `small.SIZE`."""
+    from small import SIZE  # behind the interpreter
+    from tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)

@@ -30,11 +30,6 @@ def _on_a_device() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)
-
-
 class Counted(AsMuchAsFits, ModelDrafter):
     """Drafts as much as there is room for, and counts."""
 

@@ -11,7 +11,6 @@ import pytest
 from drafting import Hand
 from serving import Answer, serve
 from small import SIZE, device, served_on_device
-from tiny import write_tiny
 
 from ridgeline.compute.cuda import backend
 from ridgeline.compute.runtime import worker
@@ -31,11 +30,6 @@ SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "b
 def _on_a_device() -> Iterator[None]:
     with served_on_device(**SMALL):
         yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)
 
 
 def request(number: int, prompt: int, outputs: int, **sampling: object) -> Admitted:

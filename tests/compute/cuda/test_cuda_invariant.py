@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from serving import Run, serve
 from small import SIZE, device
-from tiny import write_tiny
 
 from ridgeline.compute.cuda import backend
 from ridgeline.compute.runtime import worker
@@ -27,11 +26,6 @@ def _on_a_device() -> Iterator[None]:
         patch.setattr(worker, "gpu_missing", lambda: None)
         patch.setattr(backend, "open_device", device)
         yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)
 
 
 def request(name: str, number: int, prompt: int, outputs: int) -> Admitted:

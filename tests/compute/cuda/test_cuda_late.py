@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from serving import Answer, Run, serve
-from small import SIZE, served_on_device
+from small import served_on_device
 from speculating import AsMuchAsFits
-from tiny import write_tiny
 
 from ridgeline.compute.cuda import drafts
 from ridgeline.core.drafts.model import ModelDrafter
@@ -30,11 +29,6 @@ REQUESTS = [
 def _on_a_device() -> Iterator[None]:
     with served_on_device(**SMALL):
         yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("small") / "small.gguf", SIZE)
 
 
 @pytest.fixture(scope="module")
