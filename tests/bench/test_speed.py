@@ -44,3 +44,44 @@ def test_intervals_hold_what_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     low, high = compare.interval([0.9, 1.0, 1.0, 1.0, 1.1])
     assert 0.9 <= low <= 1.0 <= high <= 1.1
     assert compare.interval([0.5, 0.6, 0.7, 1.5, 1.6])[0] < 0.6
+
+
+HEADER = """
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+"""
+PRINTED = {
+    "llama.cpp": f"""
+main: n_kv_max = 1280, n_batch = 2048, n_ubatch = 512, flash_attn = -1, is_pp_shared = 0, n_gpu_layers = -1
+{HEADER}|    32 |      8 |    4 |    160 |    0.035 |  3657.14 |    0.061 |   524.59 |    0.096 |  1666.67 |
+
+llama_perf_context_print:        load time =     173.93 ms
+""",
+    "ik_llama.cpp": f"""
+llama_init_from_model: graph splits = 1
+main: n_kv_max = 1280, n_batch = 2048, n_ubatch = 512, flash_attn = 1, is_pp_shared = 0, n_gpu_layers = -1
+{HEADER}|    32 |      8 |    4 |    160 |    0.022 |  5859.73 |    0.056 |   571.52 |    0.078 |  2055.63 |
+
+llama_print_timings:        load time =     173.93 ms
+""",
+}
+
+
+def test_the_batched_rate_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SPEED))
+    import experts
+
+    assert experts.decode_rate(PRINTED["llama.cpp"]) == 524.59
+    assert experts.decode_rate(PRINTED["ik_llama.cpp"]) == 571.52
+    for broken in ("", HEADER):
+        with pytest.raises(SystemExit, match="printed no S_TG"):
+            experts.decode_rate(broken)
+
+
+def test_tables_are_read_from_both_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SPEED))
+    import experts
+
+    program = [sys.executable, "-c", "import sys; print('out'); print('log', file=sys.stderr)"]
+    assert experts.output(program) == "out\n"
+    assert experts.output(program, errors_too=True) == "out\nlog\n"

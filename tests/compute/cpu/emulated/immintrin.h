@@ -63,6 +63,7 @@ EMULATED_FLOATS(min_ps, x < y ? x : y)
 EMULATED_INTS(add_epi32, uint32_t, x + y)
 EMULATED_INTS(sub_epi32, uint32_t, x - y)
 EMULATED_INTS(mullo_epi32, uint32_t, x * y)
+EMULATED_INTS(max_epi32, int32_t, x > y ? x : y)
 EMULATED_INTS(and_si512, uint32_t, x & y)
 EMULATED_INTS(or_si512, uint32_t, x | y)
 EMULATED_INTS(andnot_si512, uint32_t, ~x & y)
@@ -212,6 +213,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_mul_epu32 emulated::mul_epu32
 #define _mm512_mul_ps emulated::mul_ps
 #define _mm512_mullo_epi16 emulated::mullo_epi16
+#define _mm512_max_epi32 emulated::max_epi32
 #define _mm512_mullo_epi32 emulated::mullo_epi32
 #define _mm512_or_si512 emulated::or_si512
 #define _mm512_reduce_add_epi32 emulated::reduce_add_epi32
