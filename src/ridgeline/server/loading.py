@@ -12,6 +12,7 @@ from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
 from ridgeline.engine.admit import ModelLimits, check_number
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, Finding, RequestError
+from ridgeline.facts.files.gguf import headers_kept
 from ridgeline.server.callers import private_salt
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.files import ModelFiles, read_files
@@ -99,6 +100,7 @@ class TextAssets:
     findings: tuple[Finding, ...]
 
 
+@headers_kept()
 def load_text_assets(name: str, path: Path | None, config: ServerConfig) -> TextAssets:
     """Reads the text side of the model that the user calls `name`, at `path`; None: a model without files, whose tokens are bytes.
 

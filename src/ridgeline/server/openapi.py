@@ -5,8 +5,10 @@ types of `server.wire` (ranges, lengths, required fields, unsupported fields). E
 endpoints, the catalogue of `server.errors`). It loads nothing.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache, partial
 from http import HTTPStatus
 from itertools import groupby
 from typing import Any, Final
@@ -49,13 +51,17 @@ COMMON_ERRORS: Final = (400, 403, 408, 431, 500)
 
 
 def routes(service: Service) -> list[BaseRoute]:
-    """The route of the document, which is fixed at start."""
-    encoded = msgspec.json.encode(document(locked=service.config.needs_key))
+    """The route of the document, made when it is first asked for: schemas of 200 types would be a fifth of a small model's start."""
+    encoded = cache(partial(_encoded, locked=service.config.needs_key))
 
     async def openapi(request: Request) -> Response:
-        return Response(encoded, media_type="application/json")
+        return Response(await asyncio.to_thread(encoded), media_type="application/json")
 
     return [Route("/openapi.json", openapi, methods=["GET"])]
+
+
+def _encoded(*, locked: bool) -> bytes:
+    return msgspec.json.encode(document(locked=locked))
 
 
 def document(*, locked: bool) -> Schema:

@@ -7,6 +7,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import mmap
 import re
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -78,11 +81,33 @@ class Header:
         return value
 
 
+_kept: ContextVar[dict[Path, Header] | None] = ContextVar("headers", default=None)
+
+
+@contextmanager
+def headers_kept() -> Iterator[None]:
+    """Within it, in its thread, each header is read once: that of a large vocabulary takes 50 ms, and several ask for it."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
 def read_header(path: Path) -> Header:
     """Reads and checks the header of a GGUF file, or of all files of a split whose first file is `path`.
 
     Raises ModelFormatError for anything malformed, ModelNotFoundError for a missing file.
     """
+    kept = _kept.get()
+    if kept is None:
+        return _read_header(path)
+    if path not in kept:
+        kept[path] = _read_header(path)
+    return kept[path]
+
+
+def _read_header(path: Path) -> Header:
     first = _read_file(path)
     count = first.integer("split.count", 0, MAX_PARTS, default=0)
     if count <= 1:
