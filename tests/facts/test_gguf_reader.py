@@ -10,7 +10,7 @@ from gguf_files import File, string, value
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.formats import BY_ID, FORMATS, UNSUPPORTED
-from ridgeline.facts.files.gguf import read_header
+from ridgeline.facts.files.gguf import headers_kept, read_header
 from ridgeline.facts.files.gguf_values import StringArray
 
 
@@ -239,6 +239,17 @@ def test_typed_access(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelFormatError):
             wrong()
+
+
+def test_headers_are_read_once_where_they_are_kept_and_nowhere_else(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(File().build())
+    with headers_kept():
+        first = read_header(path)
+        path.write_bytes(b"")
+        assert read_header(path) is first
+    with pytest.raises(ModelFormatError):
+        read_header(path)
 
 
 def test_missing_file(tmp_path: Path) -> None:

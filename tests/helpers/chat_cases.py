@@ -71,6 +71,7 @@ class NamedTokenizer:
         self.eos_ids = frozenset(256 + self.names.index(name) for name in eos)
         self.markup = frozenset[str]()
         self.vocab_size = 256 + len(self.names)
+        self.control = range(256, self.vocab_size)
         self.quick_characters = 1 << 16
         longest_first = sorted(map(re.escape, self.names), key=len, reverse=True)
         self._at = re.compile(f"({'|'.join(longest_first)})") if self.names else None

@@ -20,6 +20,7 @@ class Pieces(ByteTokenizer):
     """Tokens that overlap, end inside characters, or add nothing."""
 
     vocab_size = len(PIECES)
+    control = (CONTROL,)
 
     def piece(self, token: int) -> bytes:
         return PIECES[token]

@@ -1,6 +1,7 @@
 """Ids against llama.cpp's on recorded strings, and against its algorithm written out plainly on vocabularies made here."""
 
 import random
+import re
 import struct
 import time
 from array import array
@@ -17,7 +18,7 @@ from ridgeline.facts.files.gguf_values import StringArray
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.stream import Detokenizer
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizer import Tokenizer, longest_match_pattern
 from ridgeline.text.vocabulary import MAX_USER_DEFINED_CHARACTERS, TokenType, Vocabulary
 
 
@@ -132,6 +133,17 @@ def test_duplicates_empty_pieces_and_missing_bytes_are_survived() -> None:
     odd = [("ab", -1.0, plain), ("", 0.0, plain), ("ab", -2.0, plain), ("a", -3.0, unused), ("b", -3.0, plain)]
     tokenizer = SpmTokenizer(vocabulary([*SPECIALS, *odd]))
     assert tokenizer.encode("abaz", add_bos=False) == [5, 6, 0]
+    assert [tokenizer.id_of(name) for name in ("ab", "<s>", "<unk>", "", "ba", "\ud800", "\ufffd")] == [5, 1, 0, None, None, None, None]
+    assert tokenizer.control == [0, 1, 2]
+
+
+def test_patterns_match_the_longest_word_and_numbered_names_are_few_branches() -> None:
+    draw, letters = random.Random(3), "ab[]-^\\&~| <>01#\n"
+    for _ in range(300):
+        words = {"".join(draw.choices(letters, k=draw.randint(1, 4))) for _ in range(draw.randint(1, 20))}
+        text, longest_first = "".join(draw.choices(letters, k=60)), sorted(map(re.escape, words), key=len, reverse=True)
+        assert re.findall(longest_match_pattern(words), text) == re.findall("|".join(longest_first), text), words
+    assert len(longest_match_pattern(f"<unused{number}>" for number in range(6242))) < 500
 
 
 def header(**changes: object) -> Header:

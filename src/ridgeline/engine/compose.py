@@ -181,7 +181,7 @@ def _vocabulary(model: str, vocab: int) -> Any:
     tokenizer, size = files.tokenizer, files.vocab(vocab)
     return SimpleNamespace(
         pieces=[tokenizer.piece(token) for token in range(size)],
-        control=[token for token in range(size) if tokenizer.is_control(token)],
+        control=[token for token in tokenizer.control if token < size],
         ends=sorted(files.eos_ids(size)),
     )
 

@@ -127,6 +127,7 @@ class FastTokenizer:
         self.bos = table.bos
         self.text_end = table.text_end
         self.eos_ids = table.eos_ids
+        self.control = sorted(table.control)
         self.vocab_size = len(table.pieces)
         self.keeps_text = not table.continued
         self.quick_characters = QUICK_CHARACTERS if table.has_known_patterns else 0

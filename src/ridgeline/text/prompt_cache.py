@@ -101,8 +101,7 @@ class _DomainEncoder:
 
 def split_names(tokenizer: Tokenizer) -> list[str]:
     """Names of a tokenizer's control tokens before which a text may be split."""
-    tokens = filter(tokenizer.is_control, range(tokenizer.vocab_size))
-    names = (tokenizer.piece(token).decode("utf-8", "replace") for token in tokens)
+    names = (tokenizer.piece(token).decode("utf-8", "replace") for token in tokenizer.control)
     return [name for name in names if len(name) > 2 and _is_always_split(tokenizer, name)]
 
 

@@ -18,29 +18,30 @@ _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _TYPE = {
     TokenType.UNDEFINED: _NORMAL,
     TokenType.NORMAL: _NORMAL,
-    TokenType.UNUSED: _NORMAL,
     TokenType.UNKNOWN: _CONTROL,
     TokenType.CONTROL: _CONTROL,
     TokenType.USER_DEFINED: _CONTROL,
+    TokenType.UNUSED: _NORMAL,
     TokenType.BYTE: _BYTE,
 }
-"""The library's type of each token type. Text is split at user-defined pieces before the library sees it: to it they are control."""
+"""The library's type of each token type, in order. Text is split at user-defined pieces before the library sees it, which takes
+them for control."""
 
 
 def model_proto(vocabulary: Vocabulary) -> bytes:
     """A serialised model whose ids are the vocabulary's. Without a token for each of the 256 bytes there is no byte fallback."""
-    types = [_TYPE[TokenType(kind)] for kind in range(len(TokenType))]
-    has_bytes = vocabulary.kinds.count(TokenType.BYTE) == 256
-    if not has_bytes:
-        types[TokenType.BYTE] = _CONTROL
+    kinds = bytes(vocabulary.kinds)
+    has_bytes = kinds.count(TokenType.BYTE) == 256
+    types = bytes(_CONTROL if kind == TokenType.BYTE and not has_bytes else code for kind, code in _TYPE.items())
     texts = _distinct(vocabulary.pieces)
-    codes = [types[kind] for kind in vocabulary.kinds]
+    codes = bytearray(kinds.translate(types.ljust(256)))
     codes[vocabulary.unknown] = _UNKNOWN
-    score = struct.Struct("<cf").pack
-    pieces = [
-        _head(len(text), code) + text + score(b"\x15", value) for text, value, code in zip(texts, vocabulary.scores, codes, strict=True)
-    ]
-    return b"".join(pieces) + _trainer_spec(vocabulary.unknown, has_bytes) + _normalizer_spec()
+    written, score = bytearray(), struct.Struct("<cf").pack
+    for text, value, code in zip(texts, vocabulary.scores, codes, strict=True):
+        written += _head(len(text), code)
+        written += text
+        written += score(b"\x15", value)
+    return bytes(written + _trainer_spec(vocabulary.unknown, has_bytes) + _normalizer_spec())
 
 
 @cache
@@ -56,12 +57,11 @@ def _head(length: int, code: int) -> bytes:
 def _distinct(pieces: Sequence[str]) -> list[bytes]:
     """The pieces in UTF-8. The library wants them distinct and not empty: of equal ones the last keeps its text, as in
     llama.cpp, the others get bytes that are not UTF-8 and so never occur in a text."""
-    last = {piece: token for token, piece in enumerate(pieces)}
-    last.pop("", None)
-    texts = [piece.encode() for piece in pieces]
-    if len(last) < len(pieces):
+    texts, different = list(map(str.encode, pieces)), set(pieces)
+    if len(different) < len(pieces) or "" in different:
+        last = {piece: token for token, piece in enumerate(pieces)}
         for token, piece in enumerate(pieces):
-            if last.get(piece) != token:
+            if last[piece] != token or not piece:
                 texts[token] = b"\xff%d" % token
     return texts
 

@@ -96,7 +96,7 @@ def _check_bos(tokenizer: Tokenizer) -> list[Finding]:
 def _check_names(tokenizer: Tokenizer) -> list[Finding]:
     """Names of control tokens are distinct: of two with one name only one can ever be meant."""
     seen: dict[bytes, int] = {}
-    for token in filter(tokenizer.is_control, range(tokenizer.vocab_size)):
+    for token in tokenizer.control:
         name = tokenizer.piece(token)
         if name and seen.setdefault(name, token) != token:
             return [_finding("warning", f"ids {seen[name]} and {token} are both the control token {_name(tokenizer, token)!r:.40}")]

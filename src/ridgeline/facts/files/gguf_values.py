@@ -23,7 +23,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True, slots=True)
 class StringArray:
-    """An array of strings that is decoded while it is iterated, so that the length of a vocabulary is cheap."""
+    """An array of strings that is decoded when it is iterated, so that the length of a vocabulary is cheap."""
 
     data: bytes
     items: int
@@ -32,12 +32,13 @@ class StringArray:
         return self.items
 
     def __iter__(self) -> Iterator[str]:
-        position, data, length_at = 0, self.data, struct.Struct("<Q").unpack_from
+        position, data, length_at, parts = 0, self.data, struct.Struct("<Q").unpack_from, list[bytes]()
+        for _ in range(self.items):
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            parts.append(data[start:position])
         try:
-            for _ in range(self.items):
-                start = position + 8
-                position = start + length_at(data, position)[0]
-                yield str(data[start:position], "utf-8")
+            return iter(list(map(bytes.decode, parts)))
         except UnicodeDecodeError as error:
             raise ModelFormatError(f"a string of the header is not UTF-8 (byte {error.start}); the file is damaged") from error
 
