@@ -1,4 +1,4 @@
-"""Checkpoints of NVFP4, MXFP4 and per-tensor fp8 as compressed-tensors and ModelOpt publish them; weights by those libraries' own formulas.
+"""Checkpoints of NVFP4, MXFP4 and fp8 per tensor as compressed-tensors and ModelOpt publish them; weights by those libraries' own formulas.
 
 Quantisation itself is crude (the nearest number): layouts and formulas are what matters.
 """
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 E2M1 = unpack_fp4_from_uint8(torch.arange(16, dtype=torch.uint8), 16, 2, torch.float32)[:, 0]
+EIGHT = QuantizationArgs(num_bits=8, type="float", strategy="tensor")
 ARGS = {
     size: QuantizationArgs(num_bits=4, type="float", strategy=name, group_size=size) for size, name in ((16, "tensor_group"), (32, "group"))
 }
@@ -31,6 +32,15 @@ def compressed_config(stored: str, group: int, **weights: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
+def static_config() -> dict[str, Any]:
+    """fp8 with a scale for a matrix and one for its inputs, both made ahead."""
+    own = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": own, "input_activations": own}},
+    }  # fmt: skip
+
+
 def modelopt_config(algorithm: str, **more: Any) -> dict[str, Any]:
     return {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]} | more
 
@@ -40,6 +50,7 @@ CONFIGS = {
     "mxfp4": compressed_config("mxfp4-pack-quantized", 32),
     "modelopt nvfp4": {"quant_method": "modelopt"} | modelopt_config("NVFP4", group_size=16),
     "modelopt fp8": {"quant_method": "modelopt"} | modelopt_config("FP8"),
+    "static fp8": static_config(),
 }
 
 
@@ -96,8 +107,14 @@ def modelopt_fp8(values: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, codes.float() * scale
 
 
+def static_fp8(values: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = (values.abs().max() / 448).reshape(1)
+    codes = (values / scale).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor([0.5])}, dequantize(codes.float(), scale, args=EIGHT)
+
+
 WRITERS: dict[str, Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]] = {
-    "nvfp4": nvfp4, "mxfp4": mxfp4, "modelopt nvfp4": modelopt_nvfp4, "modelopt fp8": modelopt_fp8,
+    "nvfp4": nvfp4, "mxfp4": mxfp4, "modelopt nvfp4": modelopt_nvfp4, "modelopt fp8": modelopt_fp8, "static fp8": static_fp8,
 }  # fmt: skip
 
 

@@ -74,6 +74,8 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     requested, machine, is_this = settings.engine, machine_facts(), device_name.lower() == THIS_MACHINE
     with model_headers(requested.model, model_stores()) as path:
         facts, described = read_model_facts(path), describe_files(path)
+    if facts.activation_scales:
+        print_status(f"note: {facts.activation_note}")
     device = device_of(PlanOptions(device=device_name))
     no_gpu = None if device.is_gpu else gpu_missing() if is_this else f"{device.name} is none"
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)

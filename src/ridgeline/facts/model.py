@@ -222,6 +222,7 @@ class ModelFacts:
     tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
     eps         of norms
     ties_ignored  config.json ties the head to the embedding, but the files hold one, which is used
+    activation_scales  matrices for whose inputs the files have a scale, which is not used: see `activation_note`
     bidirectional  tokens see those behind them: texts have vectors, and nothing is generated
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
@@ -257,6 +258,7 @@ class ModelFacts:
     tokens: int = 0
     eps: float = 0.0
     ties_ignored: bool = False
+    activation_scales: int = 0
     rope: Mapping[str, Rope] = field(default_factory=dict)
     attn_scale: float = 0.0
     attn_softcap: float = 0.0
@@ -269,6 +271,11 @@ class ModelFacts:
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""
+
+    @property
+    def activation_note(self) -> str:
+        """What becomes of the files' scales of activations."""
+        return "the files' scales of activations are not used: these stay floats, or get scales of their own: at least as exact"
 
     @property
     def format_name(self) -> str:

@@ -13,7 +13,7 @@ from ridgeline.compute.quant.scaled import E4M3
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.headers.quantisation import read_quantisation
-from ridgeline.facts.headers.quantised import gather_quantised
+from ridgeline.facts.headers.quantised import count_activation_scales, gather_quantised
 from ridgeline.facts.headers.tensors import split_tensor
 from ridgeline.facts.model import TensorFacts
 from ridgeline.models.table import RUNNABLE
@@ -22,9 +22,9 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_sc
 TENSOR = {"quant_method": "fp8"}
 
 
-def compressed(strategy: str, **more: object) -> dict[str, Any]:
+def compressed(strategy: str, inputs: dict[str, Any] | None = None, **more: object) -> dict[str, Any]:
     weights = {"type": "float", "num_bits": 8, "strategy": strategy, **more}
-    activations = {"type": "float", "num_bits": 8, "dynamic": True, "strategy": "token"}
+    activations = {"type": "float", "num_bits": 8, "dynamic": True, "strategy": "token"} | (inputs or {})
     scheme = {"weights": weights, "input_activations": activations, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": scheme}}
 
@@ -33,6 +33,7 @@ STORED = {
     "blocks": (BLOCKS, "weight_scale_inv", (3, 2), (128, 128)),
     "a tensor": (TENSOR, "weight_scale", (1,), (300, 200)),
     "a tensor, no dimension": (TENSOR, "weight_scale", (), (300, 200)),
+    "a tensor, as transformers names it": (TENSOR, "weight_scale_inv", (), (300, 200)),
     "compressed, rows": (compressed("channel"), "weight_scale", (300, 1), (1, 200)),
     "compressed, a tensor": (compressed("tensor"), "weight_scale", (1,), (300, 200)),
     "compressed, blocks": (compressed("block", block_structure=[128, 128]), "weight_scale", (3, 2), (128, 128)),
@@ -93,7 +94,8 @@ def test_projections_that_are_stored_as_one(rows: tuple[int, int], tmp_path: Pat
 
 REFUSED = {
     "fmt is 'e5m2'": BLOCKS | {"fmt": "e5m2"},
-    "activation_scheme is 'static'": BLOCKS | {"activation_scheme": "static"},
+    "activation_scheme is 'calibrated'": BLOCKS | {"activation_scheme": "calibrated"},
+    "dynamic of input_activations is ..float., 8, 'local'.": compressed("tensor", inputs={"dynamic": "local"}),
     r"weight_block_size is \[64, 64\]": BLOCKS | {"weight_block_size": [64, 64]},
     "weight_block_size is 128": BLOCKS | {"weight_block_size": 128},
     "strategy of floats is 'group'": compressed("group", group_size=32),
@@ -107,6 +109,28 @@ REFUSED = {
 def test_what_is_refused(message: str) -> None:
     with pytest.raises(ModelFormatError, match=message):
         read_quantisation({"quantization_config": REFUSED[message]})
+
+
+STATIC = {
+    "transformers": (TENSOR | {"activation_scheme": "static"}, "weight_scale_inv", "activation_scale"),
+    "AutoFP8": (TENSOR | {"activation_scheme": "static"}, "weight_scale", "input_scale"),
+    "compressed-tensors": (compressed("tensor", inputs={"dynamic": False, "strategy": "tensor"}), "weight_scale", "input_scale"),
+}
+
+
+@pytest.mark.parametrize("writer", STATIC)
+def test_scales_of_activations_that_were_made_ahead(writer: str, tmp_path: Path) -> None:
+    """Weights are transformers' own, and the scales are no tensors of the model."""
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    config, scale_name, ignored = STATIC[writer]
+    codes, scale = torch.randn(300, 200, generator=torch.Generator().manual_seed(2)).to(torch.float8_e4m3fn), torch.tensor(0.0371)
+    path, quantisation = tmp_path / "model.safetensors", read_quantisation({"quantization_config": config})
+    save_file({"m.weight": codes, f"m.{scale_name}": scale, f"m.{ignored}": torch.tensor(0.5)}, path)
+    found = gather_quantised(read_file(path), quantisation)
+    assert set(found) == {"m.weight"} and count_activation_scales(read_file(path), quantisation) == 1
+    weight = scaled_weight(found["m.weight"], {path: np.memmap(path, np.uint8, mode="r")})
+    assert np.array_equal(weight.dense(), _dequantize_fp8_weight(codes, scale, None, torch.float32).numpy())
 
 
 def test_missing_scales(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""NVFP4 and MXFP4 of compressed-tensors, NVFP4 and fp8 of ModelOpt: weights are the libraries' formulas', logits those of transformers."""
+"""NVFP4, MXFP4, fp8 of compressed-tensors, NVFP4 and fp8 of ModelOpt: weights are the libraries' formulas', logits those of transformers.
+
+What has scales of activations, made ahead, is read by its weights alone."""
 
 import json
 from collections.abc import Callable
@@ -13,12 +15,16 @@ from native import NativeDriver
 from safetensors.torch import load_file, save_file
 from small_floats import CONFIGS, WRITERS, compressed_config, modelopt_config, modelopt_weights, nvfp4_weights, write_small_floats
 from tiny import Driver, log_softmax
+from typer.testing import CliRunner
 
+from ridgeline.cli.main import make_app
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import PackedWeight, pack_weights, widened
 from ridgeline.compute.load.check import check_weights
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.scaled import Nvfp4Weight
+from ridgeline.compute.runtime.worker import build
+from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.headers.read import describe_files, read_model_facts
@@ -29,7 +35,7 @@ RECIPES = {
     "experts": Recipe("Qwen3MoeConfig", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
 }
 PROMPT = np.random.default_rng(4).integers(3, VOCAB, 24).tolist()
-KINDS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "modelopt nvfp4": "NVFP4", "modelopt fp8": "FP8"}
+KINDS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "modelopt nvfp4": "NVFP4", "modelopt fp8": "FP8", "static fp8": "FP8"}
 
 
 def put(model: Any, module: str, dense: torch.Tensor) -> None:
@@ -56,6 +62,7 @@ def test_weights_and_logits(model: str, name: str, tmp_path: Path) -> None:
     made = write(tmp_path, model, name)
     facts = read_model_facts(tmp_path)
     assert check_weights(facts, 1) == ()
+    assert bool(facts.activation_scales) == (name != "mxfp4")
     expected = dict(made.named_parameters())
     for i, (theirs, ours) in enumerate((("self_attn.q_proj", "attn_q"), ("self_attn.o_proj", "attn_output")) * 2):
         dense = map_weights(facts)[f"blk.{i // 2}.{ours}.weight"].dense()
@@ -85,6 +92,18 @@ def test_the_native_runner_keeps_their_bytes(model: str, name: str, tmp_path: Pa
     ours, theirs = log_softmax(driver.step((0, PROMPT))), log_softmax(logits_of(made, PROMPT))
     assert np.abs(ours - theirs).max() < (0.2 if name == "mxfp4" else 1e-4)
     driver.runner.close()
+
+
+def test_scales_of_activations_are_named(tmp_path: Path) -> None:
+    """By the start, and by `config explain`."""
+    write(tmp_path, "dense", "static fp8")
+    limits = {"max_model_len": 64, "max_num_seqs": 1, "kv_cache_memory_bytes": 4 << 20, "runner": "numpy"}
+    executor = build(EngineConfig(str(tmp_path), **limits), lambda stage, fraction: None)
+    (decided,) = [each for each in executor.decisions if each.name == "activation_scales"]
+    executor.close()
+    assert (decided.value, decided.origin) == (14, "model") and "not used" in decided.reason
+    told = CliRunner().invoke(make_app(), ["config", "explain", str(tmp_path)])
+    assert told.exit_code == 0 and f"note: {decided.reason}" in told.output
 
 
 @pytest.mark.parametrize("divides", [True, False])

@@ -54,6 +54,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, model_stores(), progress))
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    if facts.activation_scales:
+        decisions += (Decision("activation_scales", facts.activation_scales, "model", facts.activation_note),)
     open = _opener(config, is_random)
     drafts = _drafts(config, facts, progress)
     progress("checking weights", 0.0)

@@ -16,7 +16,7 @@ from ridgeline.facts.headers.experts import gather_experts
 from ridgeline.facts.headers.fields import MAX_LAYERS, Fields
 from ridgeline.facts.headers.pooling import checkpoint_pooling
 from ridgeline.facts.headers.quantisation import read_quantisation
-from ridgeline.facts.headers.quantised import drop_zero_biases, gather_quantised
+from ridgeline.facts.headers.quantised import count_activation_scales, drop_zero_biases, gather_quantised
 from ridgeline.facts.headers.tensors import add_tensors, canonical_names, canonical_tensors, fingerprint
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
 from ridgeline.models.declare import TensorNames
@@ -36,6 +36,7 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     tied = _is_tied(config.fields, matrices, names)
     ties_ignored = not tied and config.fields.flag("tie_word_embeddings")
     facts = replace(facts, tied=tied, ties_ignored=ties_ignored, pooling=checkpoint_pooling(directory))
+    facts = replace(facts, activation_scales=count_activation_scales(stored, quantisation))
     files = sorted({tensor.file for tensor in stored.values()})
     required = config.shapes(tied=facts.tied)
     matrices = drop_zero_biases(matrices, lambda stored_name: set(canonical_names(stored_name, names) or ()) <= required.keys())

@@ -97,7 +97,7 @@ def _awq(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _compressed(config: Mapping[str, Any]) -> Quantisation:
-    """Schemes of the compressed-tensors library: integer weights; 8-bit activations with dynamic scales."""
+    """Schemes of the compressed-tensors library: integer weights with 8-bit activations of dynamic scales; small floats."""
     for key in ("kv_cache_scheme", "transform_config"):
         if config.get(key):
             raise ModelFormatError(f"config.json: compressed-tensors: {key} is set, which is not supported; {_HINT}")
@@ -117,7 +117,7 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
 def _fp8(config: Mapping[str, Any]) -> Quantisation:
     """DeepSeek-AI 2024, section 3.3; keys of its checkpoints and of transformers: one (inverse) scale per block or per tensor."""
     _check_allowed("fp8: fmt", config.get("fmt"), (None, "e4m3"))
-    _check_allowed("fp8: activation_scheme", config.get("activation_scheme"), (None, "dynamic"))
+    _check_allowed("fp8: activation_scheme", config.get("activation_scheme"), (None, "dynamic", "static"))
     block = config.get("weight_block_size")
     if block is None:
         return Quantisation("fp8", "e4m3", 8, 0, group_rows=0)
@@ -151,9 +151,9 @@ def _block(name: str, value: object) -> tuple[int, int]:
 
 
 def _floats(weights: Mapping[str, Any], activations: object) -> Quantisation:
-    """A scheme of compressed-tensors with e4m3 weights; activations have dynamic scales or are not quantised."""
+    """A scheme of compressed-tensors with e4m3 weights, which are read whatever scales activations have, or none."""
     _check_allowed("compressed-tensors: num_bits of floats", weights.get("num_bits"), (8,))
-    _check_activations(activations, "float")
+    _check_activations(activations, "float", (True, False))
     strategy = weights.get("strategy")
     _check_allowed("compressed-tensors: strategy of floats", strategy, ("tensor", "channel", "block"))
     group_rows, group = (0 if strategy == "tensor" else 1), 0
@@ -171,12 +171,13 @@ def _small_floats(weights: Mapping[str, Any], stored: str) -> Quantisation:
     return Quantisation("compressed-tensors", layout, 4, group)
 
 
-def _check_activations(activations: object, kind: str) -> None:
-    """Raises ModelFormatError unless activations are not quantised, or have 8 bits, the type of the weights and dynamic scales."""
+def _check_activations(activations: object, kind: str, dynamic: tuple[bool, ...] = (True,)) -> None:
+    """Raises ModelFormatError unless activations are not quantised, or have 8 bits, the type of the weights and scales of such a kind."""
     if activations is not None:
         keys = activations if isinstance(activations, dict) else {}
         stated = (keys.get("type", kind), keys.get("num_bits"), keys.get("dynamic"))
-        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, ((kind, 8, True),))
+        allowed = tuple((kind, 8, each) for each in dynamic)
+        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, allowed)
 
 
 def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:

@@ -39,11 +39,12 @@ _NAMES = {
     "packed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     "bytes": _Names("weight", "weight_scale", "weight_zero_point"),
     "e4m3": _Names("weight", "weight_scale", "", ignored="input_scale"),
-    "e4m3 inverse": _Names("weight", "weight_scale_inv", ""),
+    "e4m3 inverse": _Names("weight", "weight_scale_inv", "", ignored="activation_scale"),
     "nvfp4 divided": _Names("weight_packed", "weight_scale", "", factor="weight_global_scale", ignored="input_global_scale"),
     "nvfp4 multiplied": _Names("weight", "weight_scale", "", factor="weight_scale_2", ignored="input_scale"),
     MXFP4_ROWS: _Names("weight_packed", "weight_scale", "", ignored="input_global_scale"),
 }
+_OF_ACTIVATIONS = {each.ignored for each in _NAMES.values()} - {""}
 _OF_CACHES = (".k_scale", ".v_scale")
 """Ends of the names of ModelOpt's scales of K and V, which other types of the cache have no use for."""
 _CODES = (
@@ -64,6 +65,8 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
         return dict(stored)
     if quantisation.layout == MXFP4:
         return _gather_mxfp4(stored, quantisation)
+    if quantisation.layout == "e4m3" and not any(name.endswith(".weight_scale") for name in stored):
+        quantisation = replace(quantisation, layout="e4m3 inverse")  # what transformers calls the scale of a tensor too
     names = _NAMES[quantisation.layout]
     left_out = _OF_CACHES if quantisation.method == "modelopt" else ()
     found = {name: tensor for name, tensor in stored.items() if not name.endswith(left_out)}
@@ -76,6 +79,11 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
             raise ModelFormatError(f"the files hold {quoted(name)} and {module[-80:]}.weight; remove one of them")
         found[f"{module}.weight"] = _matrix(module, codes, parts, quantisation)
     return found
+
+
+def count_activation_scales(stored: Mapping[str, TensorFacts], quantisation: Quantisation | None) -> int:
+    """Matrices for whose inputs the files have a scale, which no runner uses."""
+    return 0 if quantisation is None else sum(name.rpartition(".")[2] in _OF_ACTIVATIONS for name in stored)
 
 
 def _gather_mxfp4(stored: Mapping[str, TensorFacts], quantisation: Quantisation) -> dict[str, TensorFacts]:
