@@ -274,7 +274,7 @@ class ModelFacts:
 
     @property
     def activation_note(self) -> str:
-        """What becomes of the files' scales of activations."""
+        """A sentence for who starts a model whose `activation_scales` are left out."""
         return "the files' scales of activations are not used: these stay floats, or get scales of their own: at least as exact"
 
     @property
