@@ -75,8 +75,8 @@ def tiny_weights(size: Tiny, seed: int = 0) -> dict[str, np.ndarray]:
     return {f"{name}.weight": values for name, values in weights.items()}
 
 
-def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str = "F32") -> Path:
-    """A GGUF file of the tiny model with a byte vocabulary; `kind` is the stored type of its matrices."""
+def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str = "F32", down: str = "") -> Path:
+    """A GGUF file of the tiny model with a byte vocabulary; `kind` is the stored type of its matrices, `down` of ffn_down."""
     import gguf  # here: kernels are tested where it is not installed
 
     size = size or Tiny()
@@ -93,8 +93,8 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_sliding_window(size.window)
     add_vocabulary(writer, size.vocab)
-    stored = gguf.GGMLQuantizationType[kind]
     for name, values in tiny_weights(size, seed).items():
+        stored = gguf.GGMLQuantizationType[down if down and "ffn_down" in name else kind]
         if values.ndim == 1 or kind == "F32":
             writer.add_tensor(name, values)
         else:

@@ -1,12 +1,14 @@
 """`ridgeline bench offline`: throughput of the engine in this process, without HTTP and text, beside the bound of this machine.
 
-Owns the measurement. The engine is the one that serves; the bound of a step is the planner's, with ceilings measured just before. Prompts
-are random ids and share nothing.
+Owns the measurement. The engine is the one that serves; the bound of a step is the planner's, with ceilings measured in turn with the runs,
+since a machine that shares its cores is fast in one second and slow in the next. Prompts are random ids and share nothing.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import Final
@@ -22,9 +24,10 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.ceilings import measure_codes
+from ridgeline.facts.hardware.ceilings import PLAN_PATIENCE_SECONDS, RooflineLoops, load_native, measure_codes, measure_peaks
+from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
-from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.headers.read import describe_model, model_headers, read_model_facts
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.formats import WEIGHT_FORMATS, code_dtype
@@ -80,7 +83,7 @@ class BatchReport:
     """One batch size: medians over repeats, or over the decode steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
-    *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
+    *_bound     the same at the ceilings beside these runs                    whole     output tokens per second from first to last
     A figure above its bound is None: it would be the bound that is wrong.
     contended_tokens_per_second  the same beside busy processes, None without any
     run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
@@ -130,25 +133,25 @@ def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda
     question = PlanOptions(device="this", context=length, users=max_batch, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, model_stores()), question)
     engine, _ = start_engine(settings, progress)
-    if engine.executor.info.runner.startswith("native"):
-        deployment = _at_code_width(deployment)
-    watch, figures, rng = NoiseMonitor(), [], random.Random(0)
+    watch = CeilingWatch(deployment, code_widths(config.model) if engine.executor.info.runner.startswith("native") else {})
+    noise, figures, rng = NoiseMonitor(), [], random.Random(0)
     try:
         _run(engine, replace(load, output_tokens=2), 1, rng)
         for number, batch in enumerate(load.batches):
-            runs, contended = [], []
+            runs, contended, ceilings = [], [], [watch.look()]
             for repeat in range(load.repeats):
                 runs.append(_run(engine, load, batch, rng))
+                ceilings.append(watch.look())
                 if load.busy_processes:
                     with busy_processes(load.busy_processes):
                         contended.append(_run(engine, load, batch, rng))
                 progress("measuring", (number + (repeat + 1) / load.repeats) / len(load.batches))
-            figures.append(_make_batch_report(runs, contended, batch, load, deployment))
-        info, device = engine.executor.info, deployment.device
+            figures.append(_make_batch_report(runs, contended, batch, load, ceilings))
+        info, device = engine.executor.info, ceilings[-1].device
     finally:
         engine.executor.close()
     return OfflineReport(
-        config.model, info.runner, load, device.bytes_per_second, dict(device.flops_per_second), tuple(figures), watch.stop()
+        config.model, info.runner, load, device.bytes_per_second, dict(device.flops_per_second), tuple(figures), noise.stop()
     )
 
 
@@ -174,7 +177,7 @@ def _run(engine: Engine, load: OfflineLoad, batch: int, rng: random.Random) -> l
 
 
 def _make_batch_report(
-    runs: Sequence[list[TurnRecord]], contended: Sequence[list[TurnRecord]], batch: int, load: OfflineLoad, deployment: Deployment
+    runs: Sequence[list[TurnRecord]], contended: Sequence[list[TurnRecord]], batch: int, load: OfflineLoad, ceilings: Sequence[Deployment]
 ) -> BatchReport:
     prefill, whole, decoding = [], [], []
     for steps in runs:
@@ -190,8 +193,8 @@ def _make_batch_report(
     seconds = median(each for each, _ in decoding)
     run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
-    prefill_bound = batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch))
-    decode_bound = batch / _bound(deployment, RowGroup(middle, 1, batch))
+    prefill_bound = batch * load.prompt_tokens / _bound(ceilings, RowGroup(0, load.prompt_tokens, batch))
+    decode_bound = batch / _bound(ceilings, RowGroup(middle, 1, batch))
     return BatchReport(
         batch=batch,
         prefill_tokens_per_second=_within(batch * load.prompt_tokens / median(prefill), prefill_bound),
@@ -213,16 +216,42 @@ def _within(figure: float, bound: float) -> float | None:
     return figure if figure <= bound else None
 
 
-def _at_code_width(deployment: Deployment) -> Deployment:
-    """A copy whose products run at the measured ceiling of the stored codes, which the native runner multiplies with 8-bit activations."""
-    bits = WEIGHT_FORMATS[deployment.model.dtype].code_bits
-    rate = measure_codes(bits) if bits else 0.0
-    if not rate:
-        return deployment
-    device = deployment.device
-    return replace(deployment, device=replace(device, flops_per_second={**device.flops_per_second, code_dtype(bits): rate}))
+def code_widths(model: str) -> dict[int, float]:
+    """Shares of a model's weights in layers by the width of their codes in bits, 0 of floats: a file may hold several formats."""
+    weights: Counter[int] = Counter()
+    with model_headers(model, model_stores()) as path:
+        facts = read_model_facts(path)
+    own = WEIGHT_FORMATS[facts.dtype]
+    for name, tensor in facts.tensors.items():
+        if name.startswith("blk.") and len(tensor.shape) > 1:
+            weights[WEIGHT_FORMATS.get(tensor.kind.lower(), own).code_bits] += prod(tensor.shape)
+    return {bits: count / weights.total() for bits, count in weights.items()}
 
 
-def _bound(deployment: Deployment, rows: RowGroup) -> float:
-    """Lower bound of the seconds of a step of these rows."""
-    return max(resource_seconds(deployment, step_work(deployment, [rows]), IDEAL))
+class CeilingWatch:
+    """The ceilings of this machine from moment to moment; products run at those of the codes that a native runner multiplies.
+
+    widths  of codes, as `code_widths` has them; {}: the ceilings of `deployment` stand, since other runners do not multiply codes
+    """
+
+    def __init__(self, deployment: Deployment, widths: Mapping[int, float]) -> None:
+        module = load_native() if widths else None
+        self._deployment, self._widths, self._threads = deployment, widths, machine_facts().cpu_cores
+        self._loops = RooflineLoops(module, self._threads, patience=PLAN_PATIENCE_SECONDS) if module else None
+
+    def look(self) -> Deployment:
+        """The deployment at the ceilings of now. Takes some hundredths of a second."""
+        if self._loops is None:
+            return self._deployment
+        bandwidth, flops = measure_peaks(self._loops, self._threads)
+        if bits := WEIGHT_FORMATS[self._deployment.model.dtype].code_bits:
+            flops = {**flops, code_dtype(bits): 1 / sum(share / self._rate(width, flops) for width, share in self._widths.items())}
+        return replace(self._deployment, device=replace(self._deployment.device, bytes_per_second=bandwidth, flops_per_second=flops))
+
+    def _rate(self, width: int, flops: Mapping[str, float]) -> float:
+        return measure_codes(self._loops, self._threads, width) if width and self._loops else flops["f32"]
+
+
+def _bound(ceilings: Sequence[Deployment], rows: RowGroup) -> float:
+    """Lower bound of the seconds of a step of these rows: the median over moments."""
+    return median(max(resource_seconds(each, step_work(each, [rows]), IDEAL)) for each in ceilings)

@@ -197,13 +197,9 @@ def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[st
     return bandwidth, {kind: rate for kind, rate in rates.items() if rate}
 
 
-def measure_codes(bits: int) -> float:
-    """Operations per second on codes of so many bits with 8-bit activations, all cores together; 0 without the extension."""
-    module, cores = load_native(), machine_facts().cpu_cores
-    if module is None:
-        return 0.0
-    loops = RooflineLoops(module, cores, patience=PLAN_PATIENCE_SECONDS)
-    return max(loops.rate(f"int{bits}_ops_per_second", cores) or 0.0 for _ in range(PLAN_ARITHMETIC_ROUNDS))
+def measure_codes(loops: RooflineLoops, threads: int, bits: int) -> float:
+    """Operations per second on codes of so many bits with 8-bit activations, all cores together."""
+    return max(loops.rate(f"int{bits}_ops_per_second", threads) or 0.0 for _ in range(PLAN_ARITHMETIC_ROUNDS))
 
 
 def measure_bandwidth(cpu_cores: int) -> float:
