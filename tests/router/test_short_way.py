@@ -18,7 +18,7 @@ from ridgeline.router.prompts import NO_SESSIONS, read_prompt
 from ridgeline.router.proxy import Proxy
 from ridgeline.router.replicas import Replicas
 from ridgeline.router.roster import Named
-from ridgeline.router.short_way import MOST_HEADS, ShortWay
+from ridgeline.router.short_way import MOST_HEADS, SETTLE_SECONDS, ShortWay
 from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler
 from ridgeline.server.auth import AccessGuard
@@ -187,6 +187,7 @@ def test_what_was_sent_is_known_behind_the_answer(replicas: int) -> None:
     async def work() -> None:
         async with site(WHOLE, replicas=replicas) as one:
             await one.talk(request(body), ends=b"abc")
+            await asyncio.sleep(10 * SETTLE_SECONDS)
             sent = [each.number for each in one.replicas.all if each.answers]
             _, cached = one.replicas.chooser.choose([one.replicas.all[sent[0]].load], read_prompt("/v1/completions", body, b""))
             assert len(sent) == 1 and cached == 3 * 128
@@ -208,6 +209,7 @@ def test_what_was_sent_is_known_where_another_replica_comes_before_the_answer_en
             await reader.readuntil(b"0\r\n\r\n")
             while one.replicas.open_requests:
                 await asyncio.sleep(0.01)
+            one.way.settle()  # as the router's end does
             _, cached = one.replicas.chooser.choose([first.load], read_prompt("/v1/completions", body, b""))
             assert cached == 3 * 128
             writer.close()

@@ -96,7 +96,8 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
     proxy = Proxy(replicas, metrics, key, sessions, hedge, tokens)
     guard = AccessGuard(proxy, settings.host, keys, origins)
     app = AccessLog(ErrorHandler(guard), lambda *_: None)
-    connect = partial(Front, ShortWay(proxy, guard, replicas, metrics, key, sessions, hedge, tokens))
+    way = ShortWay(proxy, guard, replicas, metrics, key, sessions, hedge, tokens)
+    connect = partial(Front, way)
     with listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
         server = HttpServer(app, certificate, Connections(limit, settings.max_connections_per_client, settings.send_timeout), connect)
@@ -105,6 +106,7 @@ def run_router(config: RouterConfig, on_ready: Callable[[str], None]) -> None:
         gc.freeze()  # what has been loaded stays: a collection that walked over it would hold up every stream
         with asyncio.Runner(loop_factory=loop_factory()) as runner, nullcontext() if tokens is None else closing(tokens):
             runner.run(_serve(replicas, roster, server, listener, config.shutdown_seconds, lambda: on_ready(url)))
+            way.settle()
 
 
 async def _serve(

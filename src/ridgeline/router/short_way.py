@@ -7,6 +7,7 @@ while nothing of an answer has been sent. A stream that breaks off goes on as an
 
 import asyncio
 import re
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -39,6 +40,9 @@ _LONG: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"
 _OWN: Final = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-request-id", b"traceparent", b"cookie"))
 """Headers that make a head one client's, or one request's: it is not kept."""
 MOST_HEADS: Final = 256
+SETTLE_SECONDS: Final = 0.002
+"""Pause behind an answer's last bytes, before its prompt is learned and its line written: the client that they have woken often waits for
+the same processor, and a request for this one."""
 _NO_TRIES: Final = set[int]()
 _UNTOLD: Final = Journal(None)
 BODYLESS: Final = (204, 304)
@@ -77,6 +81,19 @@ class ShortWay:
         self._heads: OrderedDict[tuple[bytes, bytes], Head] = OrderedDict()
         """Heads that have been read, and let in; the least recently used one first: whoever sends others each time keeps nobody out."""
         self._guard, self._replicas, self._sessions, self.hedge, self._tokens = guard, replicas, sessions, hedge, tokens
+        self._ended: list[Passing] = []
+
+    def settle_later(self, passing: "Passing", loop: asyncio.AbstractEventLoop) -> None:
+        """Settles an answer that ends now, behind the pause, with all others that have ended until then."""
+        if not self._ended:
+            loop.call_later(SETTLE_SECONDS, self.settle)
+        self._ended.append(passing)
+
+    def settle(self) -> None:
+        """Settles the answers that have ended."""
+        ended, self._ended = self._ended, []
+        for each in ended:
+            each.settle()
 
     def read(self, data: bytes) -> tuple[Head, int, int] | None:
         """(the head with which bytes begin, the bytes of it and of the whole request); None for one that goes the long way, also where the
@@ -270,15 +287,20 @@ class Passing:
     def _release(self) -> None:
         self._turn.replica.upstream.release(self._connection)
         self._turn.end()
-        self._read_prompt()
 
     def _end(self) -> None:
         """The whole answer has been sent."""
         self._turn.judge(is_good=self._connection.status < 500)
         self._is_whole = True
         self._release()
-        self._log()
+        self.access.ended = time.monotonic()
+        self._way.settle_later(self, self._client.loop)
         self._client.has_passed(not self.is_last)
+
+    def settle(self) -> None:
+        """Learns the prompt, and writes the line."""
+        self._read_prompt()
+        self._log()
 
     def _log(self) -> None:
         write_line(self._scope(), self.access)
@@ -324,4 +346,4 @@ class Passing:
         else:
             self._task.cancel()
         self.access.error = self.access.error or CLIENT_DISCONNECTED
-        self._log()
+        self.settle()

@@ -56,11 +56,11 @@ class Usage(Protocol):
 
 
 class Access:
-    """Facts about one request."""
+    """Facts about one request. `ended`: 0.0 where its line is written as its answer ends."""
 
     def __init__(self, request_id: bytes) -> None:
         self.request_id = request_id
-        self.began = time.monotonic()
+        self.began, self.ended = time.monotonic(), 0.0
         self.status: int | None = None
         self.error: str | None = None
         self.usage: Usage | None = None
@@ -147,7 +147,7 @@ def write_line(scope: Scope, access: Access) -> None:
     client = scope["client"][0] if scope.get("client") else None
     log.log(level, "request", extra=with_fields(
         id=access.request_id.decode(), client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
-        **_generation(access), total_seconds=time.monotonic() - access.began, trace_id=scope.get(TRACE_KEY),
+        **_generation(access), total_seconds=(access.ended or time.monotonic()) - access.began, trace_id=scope.get(TRACE_KEY),
     ))  # fmt: skip
 
 
