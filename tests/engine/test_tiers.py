@@ -13,6 +13,7 @@ import pytest
 from tiers import BYTES, PROMPT, SECRET, MemoryTier, Run, content, file_tier, kept, poison, shape
 
 from ridgeline.core.events import PrefixHit, TierUsed
+from ridgeline.engine.tiers import store
 from ridgeline.engine.tiers.seal import Seal
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.replay import replay
@@ -117,6 +118,23 @@ def test_what_is_counted_is_there_from_the_start() -> None:
 def test_a_tier_that_fails_is_left_alone(alone: tuple[int, ...]) -> None:
     run = Run([MemoryTier(fails=True)])
     assert run.answer("b") == alone and run.answer("c", (*PROMPT[:40], 3, 4)) and run.close()["failures"] <= 2
+
+
+def test_a_tier_that_fails_again_is_left_alone_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PAUSE_SECONDS", 0.2)
+    run = Run([tier := MemoryTier(fails=True)])
+    until = [0.0]
+    while len(until) < 4:
+        run.answer(f"{len(run.events)}", (*PROMPT[:40], len(run.events)))
+        if (now := run.store._paused["memory"]) != until[-1]:
+            until.append(now)
+    _, first, second, third = until
+    assert second - first >= 0.4 and third - second >= 0.8
+    tier.fails = False
+    while not tier.values:
+        run.answer(f"again {len(run.events)}", (*PROMPT[:40], len(run.events)))
+    assert run.store._pauses == {"memory": 0.2}, "it has answered"
+    run.close()
 
 
 def test_a_full_disk_serves_on(tmp_path: Path, alone: tuple[int, ...]) -> None:

@@ -38,7 +38,8 @@ MOST_SECONDS: Final = 3.0
 """An engine whose requests all wait does not move, and must not be taken for one that hangs (`step_timeout_seconds`)."""
 MOST_QUEUED_BYTES: Final = 256 << 20
 PAUSE_SECONDS: Final = 5.0
-"""Seconds for which a tier that failed is left alone."""
+"""Seconds for which a tier that failed is left alone: each time it fails again, twice as long, as one prompt waits in vain to find out."""
+MOST_PAUSE_SECONDS: Final = 60.0
 COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "tier")
 P = ParamSpec("P")
 Wanted = tuple[int, int]
@@ -105,6 +106,8 @@ class BlockStore:
         self._written: SimpleQueue[tuple[Content, bytes, bytes, int] | None] = SimpleQueue()
         """(content, its bytes, key of the block before it, its position)"""
         self._paused: dict[str, float] = {}
+        self._pauses = dict.fromkeys(self.counts, PAUSE_SECONDS)
+        """Per tier until when it is left alone, and for how long when it fails next."""
         self._asking: Tier | None = None
         self._change = threading.Condition()
         self._closed = False
@@ -224,11 +227,15 @@ class BlockStore:
         except Exception:  # a hostile server may make more of a client than an OSError
             self._pause(tier)
             return False
+        if not self._is_paused(tier):
+            self._pauses[tier.name] = PAUSE_SECONDS
         return True
 
     def _pause(self, tier: Tier) -> None:
         self.counts[tier.name]["failures"] += 1
-        self._paused[tier.name] = time.monotonic() + PAUSE_SECONDS
+        if not self._is_paused(tier):  # else another call that was under way tells the same
+            self._paused[tier.name] = time.monotonic() + self._pauses[tier.name]
+            self._pauses[tier.name] = min(MOST_PAUSE_SECONDS, 2 * self._pauses[tier.name])
 
     def _is_paused(self, tier: Tier) -> bool:
         return self._paused.get(tier.name, 0.0) > time.monotonic()
