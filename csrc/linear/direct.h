@@ -29,7 +29,7 @@ struct Tokens {
     const float* scales;
     const int32_t* sums;
     size_t stride, groups;               // from token to token: codes; scales, and half of the sums
-    const uint32_t* starts = nullptr;    // [groups, 4] of a format that sums records its own way
+    const uint32_t* starts = nullptr;    // [groups, 4] of a format that sums records its own way; [parts, kSpanRecordTokens] where kBegun
     bool stepped = false;
 };
 
@@ -143,6 +143,18 @@ constexpr bool kSteppable = kScaled<F> && F::kSpan == kSteppedGroup;
 template <class F>
 constexpr bool kCentredParts = kScaled<F> && F::kZero > 0;
 
+// Whether what several tokens add up of a part begins with -centre times its inputs: where 16 bits hold products with code - centre, but not
+// those with codes (16 * 16 * 127 < 2^15).
+template <class F, int M>
+constexpr bool kBegun = M > 1 && kCentredParts<F> && F::Coding::kBits < 7 && kRun<F::Coding::kBits> < kGroupQuads / F::kParts;
+template <class F>
+constexpr bool begins() {
+    if constexpr (F::kIntegerSpans) return kBegun<F, 2>;
+    else return false;
+}
+template <class F>
+constexpr int kTogether = F::kIntegerSpans ? kSpanRecordTokens : kRecordTokens;
+
 // Integers of two neighbouring parts that belong to sums of inputs: minima, or the scales of what has a centre. Whole minima lie behind scales.
 template <class F>
 inline Twins twins_of(const uint8_t* record, size_t pair) {
@@ -160,6 +172,29 @@ bool any_stepped(const Codes& x, size_t k, size_t m) {
         for (size_t at = 0; at < m * (k / kCodeGroup); at += kSpanGroups<F>)
             if (memcmp(x.scales + at, x.scales + at + 1, (kSpanGroups<F> - 1) * sizeof(float)) != 0) return true;
     return false;
+}
+
+// What parts begin with, of m tokens of k inputs: starts [parts, kSpanRecordTokens], that of the first two inputs of each four in the lower half of
+// a word, that of the others in the upper one. Codes are added up four pairs at a time, 128 larger than they are.
+template <class F>
+void begin_parts(const Tokens& x, size_t m, size_t k, uint32_t* starts) {
+    constexpr size_t kInputs = kCodeGroup / F::kParts;
+    constexpr uint64_t kEven = 0x00ff00ff00ff00ffu;
+    const auto centred = [](uint64_t sum) {
+        return static_cast<uint16_t>(-F::kZero * (static_cast<int32_t>(sum & 0xffff) - 64 * static_cast<int32_t>(kInputs)));
+    };
+    for (size_t part = 0; part < k / kInputs; ++part)
+        for (size_t i = 0; i < m; ++i) {
+            uint64_t sums = 0;
+            for (size_t at = 0; at < kInputs; at += 8) {
+                uint64_t eight;
+                memcpy(&eight, x.codes + i * x.stride + part * kInputs + at, 8);
+                eight ^= 0x8080808080808080u;
+                sums += (eight & kEven) + (eight >> 8 & kEven);
+            }
+            sums += sums >> 32;
+            starts[part * kSpanRecordTokens + i] = centred(sums) | static_cast<uint32_t>(centred(sums >> 16)) << 16;
+        }
 }
 
 // How far what the groups of a span add up to is shifted to the left, and the scale of all of it. Scales that differ are powers of two apart, and
@@ -188,19 +223,19 @@ inline int32_t total(const int32_t* sums) {
 inline Vec add_span(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
 inline Vec add_minima(Vec acc, Ints dot, Vec minimum, float x_scale) { return fma(floats(dot), minimum * all(-x_scale), acc); }
 
-// Products of one part of a record with M tokens onto their integers.
+// Products of one part of a record with M tokens onto their integers. starts: [M] if kBegun.
 template <class F, int M>
-inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, size_t stride, Ints* dot) {
+inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, size_t stride, const uint32_t* starts, Ints* dot) {
     using Coding = typename F::Coding;
     constexpr int kBits = Coding::kBits;
-    constexpr size_t kQuads = kGroupQuads / F::kParts, kSteps = kQuads < kRun<kBits> ? kQuads : kRun<kBits>;
+    constexpr size_t kQuads = kGroupQuads / F::kParts, kSteps = kBegun<F, M> || kQuads < kRun<kBits> ? kQuads : kRun<kBits>;
     Factors by;
     if constexpr (kScaled<F>) by = factors<F::kScaleField>(record + Coding::kBytes + part * kBlockRows);
     RIDGELINE_UNROLL
     for (size_t run = part * kQuads; run < (part + 1) * kQuads; run += kSteps) {
         Pairs pairs[M];
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
+        for (size_t i = 0; i < M; ++i) pairs[i] = kBegun<F, M> ? __builtin_bit_cast(Pairs, ints(static_cast<int32_t>(starts[i]))) : no_pairs();
         RIDGELINE_UNROLL
         for (size_t t = run; t < run + kSteps; ++t) {
             const Quad w = Coding::quad(record, t);
@@ -218,9 +253,12 @@ inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, si
 // Blocks `apart` bytes from each other for M tokens, one span of each: onto the integers of their outputs, those of the first block first.
 // steps: [M] if kStepped.
 template <class F, int M, int kBlocks, bool kStepped>
-inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* codes, size_t stride, const Steps* steps, Ints* dot) {
+inline void add_span_records(const uint8_t* record, size_t apart, const Tokens& x, size_t group, const Steps* steps, Ints* dot) {
+    constexpr size_t kStarts = kBegun<F, M> ? kSpanRecordTokens : 0;     // words of a part
+    const int8_t* codes = x.codes + group * kCodeGroup;
+    const uint32_t* starts = x.starts + group * F::kParts * kStarts;
 #pragma GCC unroll 1
-    for (size_t g = 0; g < kSpanGroups<F>; ++g, record += kRecordBytes<F>, codes += kCodeGroup) {
+    for (size_t g = 0; g < kSpanGroups<F>; ++g, record += kRecordBytes<F>, codes += kCodeGroup, starts += F::kParts * kStarts) {
         RIDGELINE_UNROLL
         for (size_t i = 0; i < kBlocks; ++i) {
             prefetch_record<kRecordBytes<F>, kBlocks>(record + i * apart);
@@ -228,7 +266,7 @@ inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* 
             RIDGELINE_UNROLL
             for (size_t token = 0; token < M && kStepped; ++token) own[token] = ints(0);
             RIDGELINE_UNROLL
-            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, stride, sums);
+            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, x.stride, starts + part * kStarts, sums);
             RIDGELINE_UNROLL
             for (size_t token = 0; token < M && kStepped; ++token) dot[i * M + token] = dot[i * M + token] + lifted(own[token], steps[token].by[g]);
         }
@@ -238,7 +276,7 @@ inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* 
 // One span of these blocks onto their accumulators.
 template <class F, int M, int kBlocks, bool kStepped>
 inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, size_t group, Vec* acc) {
-    constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
+    constexpr bool kCentre = kCentredParts<F> && !kBegun<F, M>, kBeside = kSpanMinima<F> || kCentre;
     Steps steps[kStepped ? M : 1];
     for (size_t i = 0; i < M && kStepped; ++i) steps[i].gather(x.scales + i * x.groups + group);
     Ints dot[kBlocks * M];
@@ -252,7 +290,7 @@ inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, siz
         if constexpr (kZerosOfRows<F>)
             dot[i] = (F::zeros(first + i / M * apart) + ints(kSigned<F::Coding::kBits> ? 0 : F::kZero)) * ints(-total<F>(sums));
     }
-    add_span_records<F, M, kBlocks, kStepped>(first + F::kHead, apart, x.codes + group * kCodeGroup, x.stride, steps, dot);
+    add_span_records<F, M, kBlocks, kStepped>(first + F::kHead, apart, x, group, steps, dot);
     RIDGELINE_UNROLL
     for (size_t block = 0; block < kBlocks; ++block, acc += M) {
         const uint8_t* head = first + block * apart;
@@ -271,7 +309,7 @@ inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, siz
         for (size_t i = 0; i < M; ++i) {
             const float x_scale = kStepped ? steps[i].scale : x.scales[i * x.groups + group];
             Ints sum = dot[block * M + i];
-            if constexpr (kCentredParts<F>) sum = sum - beside[i] * ints(F::kZero);
+            if constexpr (kCentre) sum = sum - beside[i] * ints(F::kZero);
             acc[i] = add_span(acc[i], sum, F::scale(head), x_scale);
             if constexpr (kSpanMinima<F>) acc[i] = add_minima(acc[i], beside[i], F::minimum(head), x_scale);
         }
@@ -285,11 +323,21 @@ void add_spans(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Ve
         direct_span<F, M, kBlocks, kStepped>(block, apart, x, group, acc);
 }
 
+// Not inlined: beside the loops of other numbers of tokens this one lacks registers.
+template <class F, int M, int kBlocks, bool kStepped>
+__attribute__((noinline)) void add_spans_apart(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
+    add_spans<F, M, kBlocks, kStepped>(block, apart, k, x, acc);
+}
+
 template <class F, int M, int kBlocks>
 void add_blocks(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
     if constexpr (!F::kIntegerSpans) return add_records<F, M, kBlocks>(block, apart, k, x, acc);
-    else if (kSteppable<F> && x.stepped) return add_spans<F, M, kBlocks, kSteppable<F>>(block, apart, k, x, acc);
-    else return add_spans<F, M, kBlocks, false>(block, apart, k, x, acc);
+    else if constexpr (!kBegun<F, M>)
+        return kSteppable<F> && x.stepped ? add_spans<F, M, kBlocks, kSteppable<F>>(block, apart, k, x, acc)
+                                          : add_spans<F, M, kBlocks, false>(block, apart, k, x, acc);
+    else
+        return kSteppable<F> && x.stepped ? add_spans_apart<F, M, kBlocks, kSteppable<F>>(block, apart, k, x, acc)
+                                          : add_spans_apart<F, M, kBlocks, false>(block, apart, k, x, acc);
 }
 
 // The 16 outputs of a block for M tokens; for `m`, at most M.

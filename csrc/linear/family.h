@@ -117,17 +117,29 @@ void row_floats(const Matrix& matrix, size_t row, float* out) {
     });
 }
 
-// A few tokens at a time straight from the records.
+// A few tokens at a time straight from the records, in pieces that are as even as they can be: the reading costs each of them the same.
 template <class F>
-void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
+void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    if (m == 0) return;
     if (m == 1) return multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, count);
+    size_t pieces = (m + kTogether<F> - 1) / kTogether<F>, each = 0;   // words of the starts of a piece
+    uint32_t* starts = reinterpret_cast<uint32_t*>(scratch);
+    if constexpr (begins<F>()) {
+        each = matrix.k / kCodeGroup * F::kParts * kTogether<F>;
+        if (pieces * each * sizeof(uint32_t) > kLinearScratch) pieces = m, each = 0;
+    }
+    const size_t together = (m + pieces - 1) / pieces;
+    const auto here = [&](size_t from) { return m - from < together ? m - from : together; };
+    if constexpr (begins<F>())
+        for (size_t i = 0; together > 1 && i * together < m; ++i)
+            begin_parts<F>(tokens(x, matrix.k, i * together), here(i * together), matrix.k, starts + i * each);
     for (size_t block = first; block < first + count; ++block) {
-        const size_t columns = columns_of(matrix, block);
         const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
-        for (size_t from = 0; from < m; from += kRecordTokens) {
-            const size_t here = m - from < kRecordTokens ? m - from : kRecordTokens;
+        for (size_t i = 0, from = 0; from < m; ++i, from += together) {
+            Tokens of = tokens(x, matrix.k, from);
+            of.starts = starts + i * each;
             float* out = to.out + from * to.stride + block * kBlockRows;
-            direct<F, kRecordTokens>(here, data, matrix.k, tokens(x, matrix.k, from), out, to.stride, columns);
+            direct<F, kTogether<F>>(here(from), data, matrix.k, of, out, to.stride, columns_of(matrix, block));
         }
     }
 }
@@ -142,8 +154,7 @@ void multiply_with(const Matrix& matrix, const Codes& given, size_t m, const Pro
     if constexpr (F::kIntegerSpans) x.stepped = any_stepped<F>(x, matrix.k, m);
     if constexpr (kTiles)
         if (multiply_tiled<F>(matrix, x, m, to, first, count, scratch)) return;
-    (void)scratch;
-    multiply_directly<F>(matrix, x, m, to, first, count);
+    multiply_directly<F>(matrix, x, m, to, first, count, scratch);
 }
 
 // A format and its number.

@@ -12,6 +12,7 @@ namespace {
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
 constexpr int kRecordTokens = 4;         // tokens that share the reading of a packed record straight from memory
+constexpr int kSpanRecordTokens = 5;     // the same of formats of spans
 constexpr int kReadStreams = 2;           // as simd/avx512.h has it
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;

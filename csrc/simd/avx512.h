@@ -11,6 +11,7 @@ namespace {
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
 constexpr int kRecordTokens = 12;        // tokens that share the reading of a packed record straight from memory: as many as registers hold
+constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 4;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
 constexpr size_t kInFlight = 6144;
 constexpr int kFetchLevel = 3;           // 3: the first, 2: the second

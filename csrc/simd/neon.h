@@ -16,6 +16,7 @@ namespace {
 // Sums of four tokens take 16 registers, and all that they meet finds room beside them. Nothing is written down for more tokens: to take codes apart
 // again is half as many instructions as the products with four.
 constexpr int kRecordTokens = 4;         // tokens that share the reading of a packed record straight from memory
+constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 2;           // as simd/avx512.h has it
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;

@@ -13,6 +13,7 @@ namespace {
 #define RIDGELINE_UNROLL
 
 constexpr int kRecordTokens = 1;         // tokens that share the reading of a packed record straight from memory
+constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 2;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;           // 3: the first, 2: the second
