@@ -37,7 +37,7 @@ ALLOWED = {
     "cli/ps.py:verify_mode": "read by ssl",
     "cli/sim.py:justify": "read by rich",
     "cli/main.py:__signature__": "read by typer",
-    "cli/sampling.py:__*__": "read by typer",
+    "cli/setting_flags.py:__*__": "read by typer",
     "router/front.py:Front.eof_received": "the event loop calls it",
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",

