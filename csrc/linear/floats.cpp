@@ -4,7 +4,7 @@
 // A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
 // copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
 // sums wait in memory, which changes no bit of them. Small floats under scales are widened for one tile as they are read, for more
-// tokens a piece at a time.
+// of them a piece at a time.
 #include <string.h>
 
 #include "linear/family.h"
@@ -108,7 +108,7 @@ inline void pair_tile(const float* panel, const uint8_t* ahead, size_t apart, co
 }
 
 constexpr size_t kFewTokens = 24;
-constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
+constexpr size_t kFewInputs = 512, kFewWide = 256, kManyInputs = 192;    // of a piece, of one that is widened, of a panel
 constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
 constexpr size_t kManyBlocks = 64;       // for which inputs are copied once
 constexpr size_t kFloatAhead = 2048;     // bytes that a stream is fetched ahead
@@ -120,6 +120,7 @@ constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
 // Floats of scratch: inputs of tokens that are copied, and sums [pairs of blocks, tokens, 2, 16].
 constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * (inputs + kPadding + kManyBlocks * kLanes); }
 static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
+static_assert((kFewWide * kLanes + scratch_floats(kFewTokens, kFewWide)) * sizeof(float) <= kLinearScratch);
 static_assert((kManyInputs * (kPairLanes + kLanes) + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
 
 // Some blocks of a product.
@@ -203,23 +204,23 @@ void multiply_tile(const Blocks<Format>& blocks, const float* x, size_t x_stride
     }
 }
 
-// Tiles are of equal size, or differ by one.
+// Tiles are of equal size, or differ by one. Small floats are widened a piece at a time, which stays in the first-level cache for all tiles.
 template <int Format>
 void multiply_few(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
-    constexpr size_t kStride = kFewInputs + kPadding;
+    constexpr size_t kInputs = is_scaled(Format) ? kFewWide : kFewInputs, kStride = kInputs + kPadding;
     const size_t k = blocks.matrix.k, tiles = (m + kBlockTokens - 1) / kBlockTokens;
-    float* sums = scratch + m * kStride;
+    float *wide = scratch + m * kStride, *sums = wide + (is_scaled(Format) ? kInputs * kLanes : 0);
     memset(sums, 0, (blocks.count + 1) / 2 * m * kPairLanes * sizeof(float));
-    for (size_t from = 0; from < k; from += kFewInputs) {
-        const size_t inputs = k - from < kFewInputs ? k - from : kFewInputs;
+    for (size_t from = 0; from < k; from += kInputs) {
+        const size_t inputs = k - from < kInputs ? k - from : kInputs;
         const Span all_tokens = copied(x, x_stride, m, from, inputs, kStride, scratch);
         for (size_t block = 0; block < blocks.count; ++block) {
-            const uint8_t *data = blocks.at(block, from), *next = block + 1 < blocks.count ? blocks.at(block + 1, from) : blocks.at(0, from + inputs);
+            const uint8_t *data = blocks.piece(block, from, inputs, wide), *next = blocks.next(block + 1, from, inputs, wide);
             float* onto = sums + block / 2 * m * kPairLanes + block % 2 * kLanes;
             for (size_t tile = 0; tile < tiles; ++tile) {
                 const size_t token = m * tile / tiles, tokens = m * (tile + 1) / tiles - token;
                 const uint8_t* ahead = tile < 2 ? next + tile * inputs * Blocks<Format>::kInput / 2 : data;   // two tiles fetch all of it
-                block_tile<Format, kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
+                block_tile<read_as(Format), kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
                                                             onto + token * kPairLanes);
             }
         }
@@ -269,8 +270,8 @@ void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, c
             const size_t token = m * part / parts, tokens = m * (part + 1) / parts - token;
             const Product there = {to.out + token * to.stride, to.stride};
             const Blocks<Format> blocks = {matrix, there, first + block, count - block < kManyBlocks ? count - block : kManyBlocks};
-            if (is_scaled(Format) || m > kFewTokens) multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
-            else if constexpr (!is_scaled(Format)) multiply_few(blocks, x, x_stride, m, floats);
+            if (m > kFewTokens) multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
+            else multiply_few(blocks, x, x_stride, m, floats);
         }
 }
 

@@ -21,7 +21,7 @@ struct Scaled;
 // where one of its codes is: so is its product.
 template <>
 struct Scaled<kFP8> {
-    static constexpr size_t kScales = 64;
+    static constexpr size_t kScales = 64, kTurn = 4, kLine = 4;  // bytes; inputs whose loop is unrolled, and in a line of a cache
     static size_t group(const Matrix& matrix) { return matrix.group; }
     static size_t code_bytes(size_t inputs) { return inputs * kBlockRows; }
     static size_t head_bytes(const Matrix&) { return 0; }
@@ -38,7 +38,7 @@ alignas(64) constexpr float kNoHead[kHeadFloats] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1
 // quotient of the scale lacks; a product lacks nothing.
 template <>
 struct Scaled<kNVFP4> {
-    static constexpr size_t kScales = 16;
+    static constexpr size_t kScales = 16, kTurn = 16, kLine = 8;
     static size_t group(const Matrix&) { return 16; }
     static size_t code_bytes(size_t inputs) { return inputs / 2 * kBlockRows; }
     static size_t head_bytes(const Matrix& matrix) { return matrix.group ? kHeadFloats * sizeof(float) : 0; }
@@ -67,6 +67,20 @@ size_t record_place(const Matrix& matrix, size_t group) {
 
 constexpr size_t kScaledNear = 1024;     // bytes that each stream is fetched ahead
 
+// Calls `each` for some inputs of a group, ascending: (input, where its turn begins, its place there, whether a line of a cache begins with it).
+// Places are known to the compiler, and so are the bits that are taken from a byte. A group of NVFP4 is one turn.
+template <int Format, class Each>
+__attribute__((always_inline)) inline void for_inputs(const uint8_t* codes, size_t inputs, const Each& each) {
+    using S = Scaled<Format>;
+    size_t turn = 0;
+    for (; turn + S::kTurn <= inputs; turn += S::kTurn) {
+        const uint8_t* at = codes + S::code_bytes(turn);
+        RIDGELINE_UNROLL
+        for (size_t place = 0; place < S::kTurn; ++place) each(turn + place, at, place, place % S::kLine == 0);
+    }
+    for (; turn < inputs; ++turn) each(turn, codes + S::code_bytes(turn), size_t{0}, true);
+}
+
 // Some inputs of a block in fp32: [inputs, 16].
 template <int Format>
 void widen_block(const Matrix& matrix, size_t block, size_t from, size_t inputs, float* to) {
@@ -77,10 +91,11 @@ void widen_block(const Matrix& matrix, size_t block, size_t from, size_t inputs,
         const uint8_t *record = data + record_place<Format>(matrix, from / group), *codes = record + S::kScales;
         const size_t first = from % group, last = end - from + first < group ? end - from + first : group;
         const Vec scale = S::scale(record, S::head(matrix, data));
-        for (size_t i = first; i < last; ++i) {
-            __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
-            store(to + (i - first) * kLanes, S::value(codes, i) * scale);
-        }
+        codes += S::code_bytes(first);
+        for_inputs<Format>(codes, last - first, [&](size_t i, const uint8_t* turn, size_t place, bool line) __attribute__((always_inline)) {
+            if (line) __builtin_prefetch(turn + S::code_bytes(place) + kScaledNear);
+            store(to + i * kLanes, S::value(turn, place) * scale);
+        });
         from += last - first, to += (last - first) * kLanes;
     }
 }
@@ -101,14 +116,15 @@ void multiply_scaled_token(const Matrix& matrix, const float* x, float* out, siz
             Vec scale[kStreams];
             for (size_t stream = 0; stream < kStreams; ++stream) scale[stream] = S::scale(record + stream * stride, S::head(matrix, data + stream * stride));
             const uint8_t* codes = record + S::kScales;
-            for (size_t i = 0; i < inputs; ++i, ++at) {
-                const bool line = i % 4 == 0;
+            for_inputs<Format>(codes, inputs, [&](size_t i, const uint8_t* turn, size_t place, bool line) __attribute__((always_inline)) {
+                const Vec one = all(at[i]);
                 RIDGELINE_UNROLL
                 for (size_t stream = 0; stream < kStreams; ++stream) {
-                    if (line) __builtin_prefetch(codes + stream * stride + S::code_bytes(i) + kScaledNear);
-                    sum[stream] = fma(S::value(codes + stream * stride, i) * scale[stream], all(*at), sum[stream]);
+                    if (line) __builtin_prefetch(turn + stream * stride + S::code_bytes(place) + kScaledNear);
+                    sum[stream] = fma(S::value(turn + stream * stride, place) * scale[stream], one, sum[stream]);
                 }
-            }
+            });
+            at += inputs;
         }
         for (size_t stream = 0; stream < kStreams; ++stream) {
             const size_t of = block + stream * apart, columns = columns_of(matrix, of);
@@ -134,12 +150,12 @@ void multiply_scaled_tile(const Matrix& matrix, const float* x, size_t x_stride,
         const size_t inputs = matrix.k - from < group ? matrix.k - from : group;
         const Vec scale = S::scale(data, head);
         const uint8_t* codes = data + S::kScales;
-        for (size_t i = 0; i < inputs; ++i) {
-            __builtin_prefetch(codes + S::code_bytes(i) + kScaledNear);
-            const Vec w = S::value(codes, i) * scale;
+        for_inputs<Format>(codes, inputs, [&](size_t i, const uint8_t* turn, size_t place, bool line) __attribute__((always_inline)) {
+            if (line) __builtin_prefetch(turn + S::code_bytes(place) + kScaledNear);
+            const Vec w = S::value(turn, place) * scale;
             RIDGELINE_UNROLL
             for (size_t t = 0; t < M; ++t) sum[t] = fma(w, all(x[t * x_stride + from + i]), sum[t]);
-        }
+        });
         data = codes + S::code_bytes(inputs);
     }
     for (size_t t = 0; t < M; ++t) {
