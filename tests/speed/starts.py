@@ -38,9 +38,11 @@ def seconds_of(command: list[str], ask_at: Callable[[str], object]) -> float:
     began = perf_counter()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        ask_at(next(found[0] for line in process.stdout if (found := ADDRESS.search(line))))
-        took = perf_counter() - began
-        process.terminate()  # and waits, so that the next one finds the memory free
+        try:
+            ask_at(next(found[1] for line in process.stdout if (found := ADDRESS.search(line))))
+            took = perf_counter() - began
+        finally:
+            process.terminate()  # and waits, so that the next one finds the memory free
     return took
 
 
