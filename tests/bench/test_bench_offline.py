@@ -39,13 +39,13 @@ def test_every_batch_has_its_figures(tmp_path: Path, depth: int) -> None:
 
 
 def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_bound", lambda ceilings, rows: 0.1)
+    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 0.1)
     steps = [
         TurnRecord(1.0, 1, 1, Timings(run=0.9)), TurnRecord(1.5, 1, 0, Timings(run=0.4)),  # the second prompt takes two more steps
         TurnRecord(2.0, 2, 1, Timings(run=0.9)), TurnRecord(2.5, 2, 0, Timings(queue=0.1, prepare=0.1, run=0.3)),
         TurnRecord(3.25, 2, 0, Timings(prepare=0.1, run=0.5)), TurnRecord(3.5, 1, 0, Timings(run=9.0)),
     ]  # fmt: skip
-    found = bench._make_batch_report([steps], [], 2, OfflineLoad((2,), prompt_tokens=10, output_tokens=4), [])
+    found = bench._make_batch_report([steps], [], 2, OfflineLoad((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
     assert found.prefill_tokens_per_second == pytest.approx(20 / 2.0)
     assert found.step_seconds == pytest.approx((0.5 + 0.75) / 2) and found.slowest_step_seconds == pytest.approx(0.75)
     assert found.decode_tokens_per_second == pytest.approx(2 / 0.625)
@@ -54,9 +54,9 @@ def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_figure_above_its_bound_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_bound", lambda ceilings, rows: 1.0)
+    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
     steps = [TurnRecord(0.5, 1, 1, Timings()), TurnRecord(1.75, 1, 0, Timings()), TurnRecord(2.25, 1, 0, Timings())]
-    found = bench._make_batch_report([steps], [], 1, OfflineLoad((1,), prompt_tokens=10, output_tokens=3), [])
+    found = bench._make_batch_report([steps], [], 1, OfflineLoad((1,), prompt_tokens=10, output_tokens=3), None)  # type: ignore[arg-type]
     assert found.prefill_tokens_per_second is None and found.decode_tokens_per_second is None
     assert found.whole_tokens_per_second == pytest.approx(3 / 2.25)
 
@@ -69,6 +69,8 @@ def test_products_of_codes_are_bound_by_the_width_of_the_codes(tmp_path: Path) -
     wide, again = watch.look(), watch.look()
     assert wide.compute_dtype == "4-bit codes" and wide.device.flops("4-bit codes") > 1e9
     assert wide.device.bytes_per_second != again.device.bytes_per_second, "each look measures"
+    between = bench.at_medians([wide, again, wide]).device
+    assert between.bytes_per_second == wide.device.bytes_per_second and between.flops_per_second == wide.device.flops_per_second
 
 
 def test_a_file_of_several_formats_is_bound_by_each_of_their_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ class BatchReport:
     """One batch size: medians over repeats, or over the decode steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
-    *_bound     the same at the ceilings beside these runs                    whole     output tokens per second from first to last
+    *_bound     the same at the median ceilings beside these runs             whole     output tokens per second from first to last
     A figure above its bound is None: it would be the bound that is wrong.
     contended_tokens_per_second  the same beside busy processes, None without any
     run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
@@ -133,9 +133,9 @@ def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda
     question = PlanOptions(device="this", context=length, users=max_batch, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, model_stores()), question)
     engine, _ = start_engine(settings, progress)
-    watch = CeilingWatch(deployment, code_widths(config.model) if engine.executor.info.runner.startswith("native") else {})
     noise, figures, rng = NoiseMonitor(), [], random.Random(0)
     try:
+        watch = CeilingWatch(deployment, code_widths(config.model) if engine.executor.info.runner.startswith("native") else {})
         _run(engine, replace(load, output_tokens=2), 1, rng)
         for number, batch in enumerate(load.batches):
             runs, contended, ceilings = [], [], [watch.look()]
@@ -146,8 +146,9 @@ def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda
                     with busy_processes(load.busy_processes):
                         contended.append(_run(engine, load, batch, rng))
                 progress("measuring", (number + (repeat + 1) / load.repeats) / len(load.batches))
-            figures.append(_make_batch_report(runs, contended, batch, load, ceilings))
-        info, device = engine.executor.info, ceilings[-1].device
+            deployment = at_medians(ceilings)
+            figures.append(_make_batch_report(runs, contended, batch, load, deployment))
+        info, device = engine.executor.info, deployment.device
     finally:
         engine.executor.close()
     return OfflineReport(
@@ -177,7 +178,7 @@ def _run(engine: Engine, load: OfflineLoad, batch: int, rng: random.Random) -> l
 
 
 def _make_batch_report(
-    runs: Sequence[list[TurnRecord]], contended: Sequence[list[TurnRecord]], batch: int, load: OfflineLoad, ceilings: Sequence[Deployment]
+    runs: Sequence[list[TurnRecord]], contended: Sequence[list[TurnRecord]], batch: int, load: OfflineLoad, deployment: Deployment
 ) -> BatchReport:
     prefill, whole, decoding = [], [], []
     for steps in runs:
@@ -193,8 +194,8 @@ def _make_batch_report(
     seconds = median(each for each, _ in decoding)
     run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
-    prefill_bound = batch * load.prompt_tokens / _bound(ceilings, RowGroup(0, load.prompt_tokens, batch))
-    decode_bound = batch / _bound(ceilings, RowGroup(middle, 1, batch))
+    prefill_bound = batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch))
+    decode_bound = batch / _bound(deployment, RowGroup(middle, 1, batch))
     return BatchReport(
         batch=batch,
         prefill_tokens_per_second=_within(batch * load.prompt_tokens / median(prefill), prefill_bound),
@@ -241,17 +242,24 @@ class CeilingWatch:
 
     def look(self) -> Deployment:
         """The deployment at the ceilings of now. Takes some hundredths of a second."""
-        if self._loops is None:
+        loops, model = self._loops, self._deployment.model
+        if loops is None:
             return self._deployment
-        bandwidth, flops = measure_peaks(self._loops, self._threads)
-        if bits := WEIGHT_FORMATS[self._deployment.model.dtype].code_bits:
-            flops = {**flops, code_dtype(bits): 1 / sum(share / self._rate(width, flops) for width, share in self._widths.items())}
+        bandwidth, flops = measure_peaks(loops, self._threads)
+        if bits := WEIGHT_FORMATS[model.dtype].code_bits:
+            rates = {width: measure_codes(loops, self._threads, width) if width else flops["f32"] for width in self._widths}
+            flops = {**flops, code_dtype(bits): 1 / sum(share / rates[width] for width, share in self._widths.items())}
         return replace(self._deployment, device=replace(self._deployment.device, bytes_per_second=bandwidth, flops_per_second=flops))
 
-    def _rate(self, width: int, flops: Mapping[str, float]) -> float:
-        return measure_codes(self._loops, self._threads, width) if width and self._loops else flops["f32"]
+
+def at_medians(looks: Sequence[Deployment]) -> Deployment:
+    """A deployment at the median of each ceiling."""
+    devices = [each.device for each in looks]
+    flops = {kind: median(each.flops_per_second[kind] for each in devices) for kind in devices[0].flops_per_second}
+    bandwidth = median(each.bytes_per_second for each in devices)
+    return replace(looks[0], device=replace(devices[0], bytes_per_second=bandwidth, flops_per_second=flops))
 
 
-def _bound(ceilings: Sequence[Deployment], rows: RowGroup) -> float:
-    """Lower bound of the seconds of a step of these rows: the median over moments."""
-    return median(max(resource_seconds(each, step_work(each, [rows]), IDEAL)) for each in ceilings)
+def _bound(deployment: Deployment, rows: RowGroup) -> float:
+    """Lower bound of the seconds of a step of these rows."""
+    return max(resource_seconds(deployment, step_work(deployment, [rows]), IDEAL))
