@@ -51,7 +51,7 @@ COMMON_ERRORS: Final = (400, 403, 408, 431, 500)
 
 
 def routes(service: Service) -> list[BaseRoute]:
-    """The route of the document, made when it is first asked for: schemas of 200 types would be a fifth of a small model's start."""
+    """The route of the document, made when it is first asked for: a start would wait for the schemas of all types."""
     encoded = cache(partial(_encoded, locked=service.config.needs_key))
 
     async def openapi(request: Request) -> Response:

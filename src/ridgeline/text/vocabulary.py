@@ -95,7 +95,7 @@ class Vocabulary:
 
 
 def tokens_of(kinds: Sequence[int], *wanted: TokenType) -> list[int]:
-    """Ids of these types, ascending: among 262,144 in 2 ms, as every start looks for some."""
+    """Ids of these types, ascending, without a step of Python for each id: every start looks for some."""
     return list(compress(range(len(kinds)), bytes(kinds).translate(bytes(kind in wanted for kind in range(256)))))
 
 

@@ -86,7 +86,7 @@ _kept: ContextVar[dict[Path, Header] | None] = ContextVar("headers", default=Non
 
 @contextmanager
 def headers_kept() -> Iterator[None]:
-    """Within it, in its thread, each header is read once: that of a large vocabulary takes 50 ms, and several ask for it."""
+    """Within it, in its thread, each header is read once: that of a large vocabulary is long, and several ask for it."""
     token = _kept.set({})
     try:
         yield
