@@ -249,7 +249,7 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
 
 // At most so many tokens are faster straight from the records.
 template <class F>
-constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 9 : F::Coding::kBits >= 4 && kSpanMinima<F> ? 12 : 6;
+constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 5 : F::Coding::kBits >= 4 && kSpanMinima<F> ? 12 : 6;
 
 // Whether so many tokens are multiplied here, and then their outputs.
 template <class F>
