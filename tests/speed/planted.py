@@ -3,13 +3,13 @@
     python tests/speed/llama_file.py 1b.gguf && python tests/speed/planted.py 1b.gguf [--streams 1 4] [--tokens 128] [--rounds 5] [--cpu]
     python tests/speed/planted.py 1b.gguf --verify [--context 1024]
 
-The first prints c(m), the cost of a step of m tokens of one row over one of one token, with what greedy rows need of the head, each size
-in turn, so that a machine whose speed moves does not make one of them dear; then per number of streams and acceptance the decoding tokens/s
-(prompts apart) with drafts over those without, in turn, the most that any fixed depth could give, E(d) / c(1 + d), and the share of it that
-was reached; asked: ≥ 0.92 at 1 and 4 streams (and ≥ 1.8 × at 1 stream and acceptance 0.8), ≥ 0.98 × at 32, where no depth pays. At one
-stream also how much of that share goes to the depths, and how much to time beside the products. 1 and 4 streams take the 1B shape four
-minutes on two quiet cores, 32 streams (`--streams 32 --tokens 48 --rounds 2`) three. `--verify` compares a step of 4 tokens of one row with
-one of 4 rows, at the same context; asked: ≤ 0.95. `--cpu` counts processor seconds, beside other programs.
+The first prints per number of streams and acceptance the decoding tokens/s (prompts apart) with drafts over those without, in turn, the
+most that any fixed depth could give, E(d) / c(1 + d), and the share of it that was reached; asked: ≥ 0.92 at 1 and 4 streams (and ≥ 1.8 ×
+at 1 stream and acceptance 0.8), ≥ 0.98 × at 32, where no depth pays. c(m) is the cost of a step of m tokens of each row over one of one
+token, with what greedy rows need of the head. It is measured in every round, each size in turn: where the speed of a machine moves, so
+does c(m). At one stream also how much of that share goes to the depths, and how much to time beside the products. 1 and 4 streams take the
+1B shape four minutes on two quiet cores, 32 streams (`--streams 32 --tokens 48 --rounds 2`) three. `--verify` compares a step of 4 tokens
+of one row with one of 4 rows, at the same context; asked: ≤ 0.95. `--cpu` counts processor seconds, beside other programs.
 """
 
 import time
@@ -17,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from random import Random
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from ridgeline.core.sequence import Sequence
 
 clock = time.perf_counter
 DEPTH = 8
-COST_ROUNDS = 7
 MOST_STREAMS = 8
 """With more no depth is thought to pay."""
 
@@ -128,52 +127,68 @@ def run(llm: LLM, prompts: list[list[int]], tokens: int) -> tuple[float, list[li
 
 
 def costs_of(llm: LLM, streams: int) -> dict[int, float]:
-    """Cost of a step by the drafts of each row, over one without: medians of rounds in which each size comes once."""
-    if streams > MOST_STREAMS:
-        return {0: 1.0}
-    rounds = [[step_seconds(llm, streams, 1 + depth, 64, 1) for depth in range(DEPTH + 1)] for _ in range(COST_ROUNDS)]
-    return {depth: median(each[depth] / each[0] for each in rounds) for depth in range(DEPTH + 1)}
+    """Seconds of a step by the drafts of each row."""
+    depths = range(DEPTH + 1) if streams <= MOST_STREAMS else (0,)
+    return {depth: step_seconds(llm, streams, 1 + depth, 64, 1) for depth in depths}
+
+
+class Round(NamedTuple):
+    """Without drafts and with them, in turn: how many times as fast; seconds of a step by the drafts of each row, measured between the
+    two; steps by their tokens."""
+
+    ratio: float
+    seconds: dict[int, float]
+    steps: Counter[int]
+
+
+def rounds_of(llm: LLM, planted: Planted, prompts: list[list[int]], answers: list[list[int]], options: Namespace) -> list[Round]:
+    """Rounds behind one that warms up."""
+    scheduler, found = llm._engine._engine.scheduler, []  # type: ignore[attr-defined]
+    for number in range(options.rounds + 1):
+        scheduler.drafter, seconds, costs = None, {}, {}
+        prefill, _ = run(llm, prompts, 1)
+        planted.tokens.clear()
+        for drafts in (False, True) if number % 2 else (True, False):
+            scheduler.drafter = planted if drafts else None
+            seconds[drafts], ids = run(llm, prompts, options.tokens)
+            assert ids == answers, "drafts changed the tokens"
+            costs = costs or costs_of(llm, len(prompts))
+        found.append(Round((seconds[False] - prefill) / (seconds[True] - prefill), costs, planted.tokens.copy()))
+    return found[1:]
 
 
 def compare(llm: LLM, streams: int, options: Namespace) -> None:
     """Tokens per second with and without drafts, in turn; the best fixed depth by the costs of this run."""
-    scheduler, price = llm._engine._engine.scheduler, llm._engine.info.price  # type: ignore[attr-defined]
+    price = llm._engine.info.price  # type: ignore[attr-defined]
     draw = Random(streams)
     prompts = [[draw.randrange(300, 9_000) for _ in range(24)] for _ in range(streams)]
-    scheduler.drafter = None
+    llm._engine._engine.scheduler.drafter = None  # type: ignore[attr-defined]
     _, answers = run(llm, prompts, options.tokens)
-    costs = costs_of(llm, streams)
     if streams == 1:
         print("at the start: " + ", ".join(f"{tokens} {seconds / price[0][2]:.2f}" for tokens, _, seconds in price))
-        print("c(m): " + ", ".join(f"{1 + depth} {cost:.2f}" for depth, cost in costs.items()), flush=True)
     for acceptance in (0.8, 0.3):
-        best, deep = max((expected(acceptance, depth) / cost, depth) for depth, cost in costs.items())
-        ratios, possible, planted = [], [], Planted(DEPTH, price, barrier=llm.config.depth > 1)
+        planted = Planted(DEPTH, price, barrier=llm.config.depth > 1)
         planted.planted, planted.overall = acceptance, Acceptance()
         planted.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
-        for number in range(options.rounds + 1):  # the first one warms up
-            seconds = {}
-            prefill, _ = run(llm, prompts, 1)
-            planted.tokens.clear()
-            for drafts in (False, True) if number % 2 else (True, False):
-                scheduler.drafter = planted if drafts else None
-                seconds[drafts], found = run(llm, prompts, options.tokens)
-                assert found == answers, "drafts changed the tokens"
-            ratios.append((seconds[False] - prefill) / (seconds[True] - prefill))
-            if streams == 1:  # had the steps taken nothing beside their products
-                possible.append((options.tokens - 1) / sum([count * costs[tokens - 1] for tokens, count in planted.tokens.items()]))
-        got, depth = median(ratios[1:]), planted.drafted / max(1, planted.steps) / streams
-        print(
-            f"{streams} streams, acceptance {acceptance}: {got:.2f} × ({min(ratios[1:]):.2f} … {max(ratios[1:]):.2f}), best fixed depth "
-            f"({deep}) {best:.2f} ×, reached {got / best:.2f}; {depth:.1f} drafts a row and step",
-            flush=True,
-        )
-        if possible:
-            steps = median(possible[1:])
-            print(
-                f"    its steps by c(m) alone {steps:.2f} ×: of the bound {steps / best:.2f} by depths, {got / steps:.2f} by time",
-                flush=True,
-            )
+        rounds = rounds_of(llm, planted, prompts, answers, options)
+        tell(streams, acceptance, rounds, planted.drafted / max(1, planted.steps) / streams, options.tokens)
+
+
+def tell(streams: int, acceptance: float, rounds: list[Round], depth: float, tokens: int) -> None:
+    """Prints costs, what the best fixed depth could give by them, and what was reached."""
+    costs = {depth: median([each.seconds[depth] / each.seconds[0] for each in rounds]) for depth in rounds[0].seconds}
+    best, deep = max((expected(acceptance, depth) / cost, depth) for depth, cost in costs.items())
+    ratios = [each.ratio for each in rounds]
+    got = median(ratios)
+    print(
+        f"{streams} streams, acceptance {acceptance}: {got:.2f} × ({min(ratios):.2f} … {max(ratios):.2f}), best fixed depth "
+        f"({deep}) {best:.2f} ×, reached {got / best:.2f}; {depth:.1f} drafts a row and step",
+    )
+    print("    c(m): " + ", ".join(f"{1 + depth} {cost:.2f}" for depth, cost in costs.items()), flush=True)
+    if streams == 1:  # had the steps taken nothing beside their products
+        steps = median([(tokens - 1) / sum([count * costs[size - 1] for size, count in each.steps.items()]) for each in rounds])
+        share = f"of the bound {steps / best:.2f} by depths, {got / steps:.2f} by time"
+        print(f"    its steps by c(m) alone {steps:.2f} ×: {share}", flush=True)
 
 
 def main() -> None:
