@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from conversations import conversations
 from processes import SOURCE, ServerProcess
 
+from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.step_time import StepSeconds
@@ -74,7 +75,8 @@ class Figures:
 def simulated(trace: Sequence[Arrival], routing: str, replicas: int = REPLICAS) -> Figures:
     """The simulator's prediction; with one replica of all caches and four times as fast."""
     share = REPLICAS // replicas
-    limits = Limits(rows=ROWS, samples=ROWS, token_budget=BUDGET, max_model_len=LONGEST, max_waiting=1 << 20, prefix_caching=True)
+    depth = EngineConfig(FAKE).depth  # as the servers have it: a prompt waits for the steps in flight
+    limits = Limits(ROWS, BUDGET, ROWS, depth=depth, max_model_len=LONGEST, max_waiting=1 << 20, prefix_caching=True)
     token = TOKEN_SECONDS / share
     server = ReplicaConfig(
         limits, KVShape((KVGroup("full", (0,)),), BLOCK_TOKENS, share * BLOCKS, b"affinity"), ConstantDurations(STEP_SECONDS, token),
