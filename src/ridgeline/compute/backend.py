@@ -35,7 +35,7 @@ SCORED_POSITIONS: Final = 16
 
 
 class StepRows(NamedTuple):
-    """Rows of a step and how many positions each samples: made once for all consecutive steps in which both are the same.
+    """Rows of a step and how many positions each samples: made once for several steps in which both are the same.
 
     row, sample      the plan's columns
     row_ids          int32 [R]: `row`
@@ -62,10 +62,6 @@ class StepRows(NamedTuple):
     has_budgets: bool
     pooled: list[int]
     slots: NDArray[np.int32] | None = None
-
-    def matches(self, plan: Plan) -> bool:
-        """True where the plan has the same rows and samples. Plans of the same rows share their column."""
-        return plan.row is self.row and plan.sample == self.sample and not plan.new_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from ridgeline.compute.decoding.edits import needed
 from ridgeline.compute.dummy import last_positions
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import LAST, NewRow, Plan
+from ridgeline.core.plan import LAST, IntColumn, NewRow, Plan
 
 LATE: Final = 1 << 62
 """An output number behind the end of every edit."""
+MOST_SHARED: Final = 16
+"""Steps of the same rows, by what these sample, whose inputs are remembered."""
 
 
 class ResidentRows:
@@ -81,22 +83,15 @@ class Inputs:
 
     def __init__(self, rows: ResidentRows, block_tokens: int, *, tables: bool = True) -> None:
         self._rows, self._block_tokens, self._tables = rows, block_tokens, tables
-        self._step_rows: StepRows | None = None
-        self._columns: _Columns | None = None
+        self._row: IntColumn | None = None
+        self._shared: dict[bytes, tuple[StepRows, _Columns | None]] = {}
+        """Rows and columns of steps by what the rows in `_row` sample."""
 
     def make_work(self, plan: Plan) -> Work:
         """The work of a plan that has been applied to the rows. Selects the positions that sample; prompt positions to be scored get their
         logits behind the step, a few at a time."""
-        rows = self._step_rows
-        if rows is None or not rows.matches(plan):
-            rows = self._step_rows = step_rows(plan, self._rows)
-            self._columns = None
+        rows, columns = self._shared_by(plan)
         ids, start = np.array(plan.tokens, np.int32), np.array(plan.start, np.int64)
-        columns = self._columns
-        if columns is None or len(columns.ahead) != len(ids):
-            columns = self._columns_of(plan, rows)
-            # Steps that decode or verify drafts: most are, there is little time between them, and their counts follow from their samples.
-            self._columns = columns if len(ids) in (len(start), len(columns.select)) else None
         counts, cu_q, tokens, ahead, select, keep = columns
         positions, kv_len = start if len(ids) == len(start) else start[tokens] + ahead, start + counts
         size = self._block_tokens
@@ -119,6 +114,18 @@ class Inputs:
             keep = self._keep(rows.row_ids[tokens[select]], positions[select])
         drafts = _drafts(plan, cu_q) if rows.has_drafts else ((),) * len(rows.sampling)
         return Work(plan, rows, inputs, unknown, rows.row_ids[tokens[unknown]], keep, drafts)
+
+    def _shared_by(self, plan: Plan) -> tuple[StepRows, _Columns]:
+        """Rows and columns of the plan, shared with others of the same samples: drafts vary in number, and the device waits meanwhile."""
+        if plan.row is not self._row or plan.new_rows or len(self._shared) >= MOST_SHARED:
+            self._row, self._shared = plan.row, {}
+        samples, tokens = bytes(plan.sample), len(plan.tokens)
+        rows, columns = self._shared.get(samples) or (step_rows(plan, self._rows), None)
+        if columns is None or len(columns.ahead) != tokens:
+            columns = self._columns_of(plan, rows)
+            # Steps that decode or verify drafts, as most do: their counts follow from their samples.
+            self._shared[samples] = rows, columns if tokens in (len(plan.row), len(columns.select)) else None
+        return rows, columns
 
     def _columns_of(self, plan: Plan, rows: StepRows) -> _Columns:
         counts = np.array(plan.count, np.int32)
