@@ -74,12 +74,19 @@ class Planted(PromptLookupDrafter):
     drafted = steps = 0
     tokens: ClassVar[Counter[int]] = Counter()
     """Steps by their tokens, of those that decode."""
+    between: ClassVar[list[float]] = []
+    """Seconds from the end of a step to the start of the next, which verifies drafts."""
+    _committed = 0.0
 
     def _new_predictor(self, sequence: Sequence) -> Any:
         return Oracle(sequence, self.answers[sequence.request.prompt], self.planted, self.overall)
 
     def on_commit(self, sequences: list[Sequence], plan: Any, result: Any) -> None:
-        self.drafted += sum(plan.sample) - len(plan.sample) if plan.drafts else 0
+        now = clock()
+        if plan.drafts:
+            self.drafted += sum(plan.sample) - len(plan.sample)
+            self.between.append(now - self._committed - result.timings.run)
+        self._committed = now
         self.steps += 1
         if sum(plan.sample) == len(plan.tokens):
             self.tokens[len(plan.tokens)] += 1
@@ -169,6 +176,7 @@ def compare(llm: LLM, streams: int, options: Namespace) -> None:
     for acceptance in (0.8, 0.3):
         planted = Planted(DEPTH, price, barrier=llm.config.depth > 1)
         planted.planted, planted.overall = acceptance, Acceptance()
+        planted.between.clear()
         planted.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
         rounds = rounds_of(llm, planted, prompts, answers, options)
         tell(streams, acceptance, rounds, planted.drafted / max(1, planted.steps) / streams, options.tokens)
@@ -189,6 +197,8 @@ def tell(streams: int, acceptance: float, rounds: list[Round], depth: float, tok
         steps = median([(tokens - 1) / sum([count * costs[size - 1] for size, count in each.steps.items()]) for each in rounds])
         share = f"of the bound {steps / best:.2f} by depths, {got / steps:.2f} by time"
         print(f"    its steps by c(m) alone {steps:.2f} ×: {share}", flush=True)
+    if Planted.between:
+        print(f"    in front of a step with drafts the device waits {median(Planted.between) * 1e3:.2f} ms", flush=True)
 
 
 def main() -> None:
