@@ -11,6 +11,7 @@
 #pragma once
 
 #include "linear/avx512/groups.h"
+#include "linear/avx512/spans.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -298,6 +299,8 @@ bool faster_tiled(size_t m) { return m >= kLeastTiled<F> && 3 * m >= 2 * kTileTo
 // Whether so many tokens are multiplied here, and then their outputs.
 template <class F>
 bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    if constexpr (F::kIntegerSpans)
+        if (!has_tiles()) return multiply_spans_by_vectors<F>(matrix, x, m, to, first, count, scratch);
     size_t panel = kTilePanel;
     while (panel > kTileTokens && tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) panel /= 2;
     if (!faster_tiled<F>(m) || !has_tiles() || tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) return false;
