@@ -2,6 +2,8 @@
 // made from what each format says of itself.
 #pragma once
 
+#include <type_traits>
+
 #include "linear/direct.h"
 #include RIDGELINE_GROUP_TILES
 #include RIDGELINE_SPAN_TILES
@@ -117,11 +119,35 @@ void row_floats(const Matrix& matrix, size_t row, float* out) {
     });
 }
 
+// Calls `each` for `count` blocks, kStreams of them at a time in streams of ascending blocks, and for what is left fewer:
+// (how many, the first, blocks from one to the next).
+template <int kStreams, class Each>
+void for_streams(size_t first, size_t count, const Each& each) {
+    const size_t apart = count / kStreams;
+    for (size_t block = first; block < first + apart; ++block) each(std::integral_constant<int, kStreams>(), block, apart);
+    if constexpr (kStreams > 1) for_streams<kStreams / 2>(first + kStreams * apart, count - kStreams * apart, each);
+}
+
+// Calls `work` with the number of streams that `m` tokens read.
+template <class F, int kStreams = kReadStreams, class Work>
+void with_streams(size_t m, const Work& work) {
+    if constexpr (kStreams > 1)
+        if (kStreams > streams_of(m, F::kIntegerSpans)) return with_streams<F, kStreams / 2>(m, work);
+    work(std::integral_constant<int, kStreams>());
+}
+
+// Tokens that read so many streams, at most.
+template <class F, int kStreams>
+constexpr int most_of() {
+    int most = kTogether<F>;
+    while (most > 1 && streams_of(static_cast<size_t>(most), F::kIntegerSpans) < kStreams) --most;
+    return most;
+}
+
 // A few tokens at a time straight from the records, in pieces that are as even as they can be: the reading costs each of them the same.
 template <class F>
 void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     if (m == 0) return;
-    if (m == 1) return multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, count);
     size_t pieces = (m + kTogether<F> - 1) / kTogether<F>, each = 0;   // words of the starts of a piece
     uint32_t* starts = reinterpret_cast<uint32_t*>(scratch);
     if constexpr (begins<F>()) {
@@ -133,15 +159,21 @@ void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Pro
     if constexpr (begins<F>())
         for (size_t i = 0; together > 1 && i * together < m; ++i)
             begin_parts<F>(tokens(x, matrix.k, i * together), here(i * together), matrix.k, starts + i * each);
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
+    const size_t bytes = block_bytes<F>(matrix.k);
+    const auto multiply = [&](auto streams, size_t block, size_t apart) {
+        constexpr int kStreams = streams, kMost = most_of<F, kStreams>();
         for (size_t i = 0, from = 0; from < m; ++i, from += together) {
             Tokens of = tokens(x, matrix.k, from);
             of.starts = starts + i * each;
-            float* out = to.out + from * to.stride + block * kBlockRows;
-            direct<F, kTogether<F>>(here(from), data, matrix.k, of, out, to.stride, columns_of(matrix, block));
+            Vec sums[kStreams * kMost];
+            direct<F, kMost, kStreams>(here(from), matrix.data + block * bytes, apart * bytes, matrix.k, of, sums);
+            for (size_t j = 0; j < kStreams * here(from); ++j) {
+                const size_t token = from + j % here(from), column = block + j / here(from) * apart;
+                write(sums[j], to.out + token * to.stride + column * kBlockRows, columns_of(matrix, column));
+            }
         }
-    }
+    };
+    with_streams<F>(together, [&](auto streams) { for_streams<streams>(first, count, multiply); });
 }
 
 // Outputs of many tokens, or false: there are not so many. At levels with kTiles.

@@ -11,7 +11,7 @@ constexpr size_t kChunksEach = 4;        // chunks per thread: enough to even ou
 // Products of few tokens wait for memory and prepare nothing for a chunk. In large ones more chunks let threads that read at different speeds
 // end closer together.
 constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
-constexpr size_t kTogether = 4;          // blocks that kernels of one token read in turn, at most
+constexpr size_t kTogether = 4;          // blocks that kernels of few tokens read in turn, at most
 constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
 // Products with floats of many tokens are cut by tokens too: a chunk copies its tokens' inputs once for all blocks that it has.
 constexpr size_t kPartTokens = 60;
@@ -55,8 +55,8 @@ size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
     if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
     each = std::clamp<size_t>(phase.blocks * parts(phase, step) / (scratch_.size() * each), 1, kMostBlocks);
     if (&phase == &head()) return ceiling(each, kSampleBlocks) * kSampleBlocks;
-    if (rows_of(phase, step) == 1) return each < kTogether / 2 ? each : (each + kTogether / 2) / kTogether * kTogether;
-    if (!phase.floats || rows_of(phase, step) <= kFewTokens) return each;
+    if (rows_of(phase, step) <= kFewTokens) return each < kTogether / 2 ? each : (each + kTogether / 2) / kTogether * kTogether;
+    if (!phase.floats) return each;
     return ceiling(ceiling(phase.blocks, ceiling(phase.blocks, each)), 2) * 2;  // even: kernels of many tokens take two blocks at a time
 }
 

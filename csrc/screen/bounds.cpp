@@ -182,7 +182,9 @@ Vec screen_directly(const Matrix& matrix, const Parts& parts, const Tokens& x, s
     for (size_t block = rest; block < first + count; ++block)
         for (size_t from = 0; from < m; from += kRecordTokens) {
             const size_t here = m - from < kRecordTokens ? m - from : kRecordTokens;
-            direct<High, kRecordTokens>(here, parts.high_of(matrix, block), matrix.k, tokens_from(x, from), outputs, kLanes, kLanes);
+            Vec sums[kRecordTokens];
+            direct<High, kRecordTokens, 1>(here, parts.high_of(matrix, block), 0, matrix.k, tokens_from(x, from), sums);
+            for (size_t i = 0; i < here; ++i) store(outputs + i * kLanes, sums[i]);
             test = bound_block(of, bounds, first, block, from, here, outputs, test);
         }
     return test;

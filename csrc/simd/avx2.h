@@ -16,6 +16,8 @@ constexpr int kSpanRecordTokens = 5;     // the same of formats of spans
 constexpr int kReadStreams = 2;           // as simd/avx512.h has it
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;
+constexpr int streams_of(size_t m, bool) { return m == 1 ? kReadStreams : 1; }    // as simd/avx512.h has it
+template <int M> constexpr int kBlocksAtOnce = kReadStreams;
 constexpr bool kTiles = true;            // more of them meet what was expanded once for all, by these files
 constexpr bool kTiledSums = true;
 constexpr size_t kFloatTokens = 6, kFloatPairTokens = kPanelRows;  // of a tile of float weights with one block, with two
@@ -246,9 +248,9 @@ struct Totals {
         const __m128i eight = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(words), eight);
     }
-    Ints times(Twins by, size_t pair) const {
+    Ints onto(Ints sum, Twins by, size_t pair) const {
         const __m256i word = _mm256_set1_epi32(static_cast<int32_t>(words[pair]));
-        return {_mm256_madd_epi16(by.a, word), _mm256_madd_epi16(by.b, word)};
+        return sum + Ints{_mm256_madd_epi16(by.a, word), _mm256_madd_epi16(by.b, word)};
     }
 };
 

@@ -15,6 +15,9 @@ constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 4;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
 constexpr size_t kInFlight = 6144;
 constexpr int kFetchLevel = 3;           // 3: the first, 2: the second
+// Blocks that m tokens read in turn, and how many of them are in work at once for M tokens: as many as registers hold.
+constexpr int streams_of(size_t m, bool spans) { return m == 1 || (m >= 4 && m <= 6) ? kReadStreams : m < 4 || spans ? 2 : 1; }
+template <int M> constexpr int kBlocksAtOnce = M == 1 ? kReadStreams : M <= 6 ? 2 : 1;
 constexpr bool kTiles = true;            // more of them meet what was expanded once for all, where there is AMX, by this file
 constexpr bool kTiledSums = false;
 constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
@@ -145,6 +148,32 @@ inline Factors factors(const uint8_t* p) {
     const __m128i b = fields<kField>(p);
     return {kField == Field::kSigned ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b)};
 }
+// Twins: two factors of each row, in 16 bits each, for the sums of two parts' inputs.
+struct Twins { __m512i v; };
+template <Field kField>
+inline Twins twins(const uint8_t* first, const uint8_t* second) {
+    const Factors x = factors<kField>(first), y = factors<kField>(second);
+    const __m512i low = kField == Field::kSigned ? _mm512_and_si512(x.v, _mm512_set1_epi32(0xffff)) : x.v;
+    return {_mm512_or_si512(low, _mm512_slli_epi32(y.v, 16))};
+}
+inline Ints widened(Pairs x, Factors by) { return x * by; }
+inline Ints integers(const uint8_t* p) { return factors<Field::kSigned>(p); }
+
+// Sums of the inputs of the parts of a span of 256, two parts a word of 16 bits each.
+template <int kParts>
+struct Totals {
+    uint32_t words[4 * kParts];
+    void gather(const int32_t* sums) {   // [16], of 16 inputs each
+        const __m256i each = _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums));
+        if (kParts == 2) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), each);
+        const __m256i whole = _mm256_madd_epi16(each, _mm256_set1_epi16(1));
+        const __m128i eight = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(words), eight);
+    }
+    Ints onto(Ints sum, Twins by, size_t pair) const {
+        return {_mm512_dpwssd_epi32(sum.v, by.v, _mm512_set1_epi32(static_cast<int32_t>(words[pair])))};
+    }
+};
 
 // Words of 64 bits, of which `product` multiplies the lower halves.
 typedef uint64_t Lanes __attribute__((vector_size(64)));
@@ -254,5 +283,3 @@ constexpr void (*kTileSums[2])(const TilePair&, float*, size_t) = {tile_sums<1>,
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
-
-#include "simd/wide_factors.h"

@@ -20,6 +20,8 @@ constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 2;           // as simd/avx512.h has it
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;
+constexpr int streams_of(size_t m, bool) { return m == 1 ? kReadStreams : 1; }    // as simd/avx512.h has it
+template <int M> constexpr int kBlocksAtOnce = kReadStreams;
 constexpr bool kTiles = false;
 constexpr bool kTiledSums = false;
 constexpr size_t kFloatTokens = 6, kFloatPairTokens = 2;  // of a tile of float weights with one block, with two

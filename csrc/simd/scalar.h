@@ -17,6 +17,8 @@ constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 2;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
 constexpr size_t kInFlight = 2048;
 constexpr int kFetchLevel = 2;           // 3: the first, 2: the second
+constexpr int streams_of(size_t m, bool) { return m == 1 ? kReadStreams : 1; }    // as simd/avx512.h has it
+template <int M> constexpr int kBlocksAtOnce = kReadStreams;
 constexpr bool kTiles = false;           // more of them meet what was expanded once for all, by these files
 constexpr bool kTiledSums = false;       // which give sums to others too
 constexpr size_t kFloatTokens = 1, kFloatPairTokens = 1;  // of a tile of float weights with one block, with two

@@ -19,7 +19,7 @@ struct Totals {
     void gather(const int32_t* sums) {   // [16], of 16 inputs each
         for (size_t i = 0; i < 8 * kParts; ++i) each[i] = kParts == 2 ? sums[i] : sums[2 * i] + sums[2 * i + 1];
     }
-    Ints times(Twins by, size_t pair) const { return by.first * ints(each[2 * pair]) + by.second * ints(each[2 * pair + 1]); }
+    Ints onto(Ints sum, Twins by, size_t pair) const { return sum + by.first * ints(each[2 * pair]) + by.second * ints(each[2 * pair + 1]); }
 };
 
 }  // namespace

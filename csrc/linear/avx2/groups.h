@@ -302,9 +302,12 @@ void multiply_centred(const Matrix& matrix, const Codes& x, size_t m, const Prod
     uint32_t* starts = reinterpret_cast<uint32_t*>(scratch);
     prepare_starts(x, m, all_tokens.groups, starts);
     all_tokens.starts = starts;
-    const auto outputs = m == 3 ? direct_of<Centred<F>, 3> : direct_of<Centred<F>, 4>;
-    for (size_t block = first; block < first + count; ++block)
-        outputs(matrix.data + block * block_bytes<F>(matrix.k), matrix.k, all_tokens, to.out + block * kBlockRows, to.stride, columns_of(matrix, block));
+    const auto add = m == 3 ? direct_of<Centred<F>, 3, 1> : direct_of<Centred<F>, 4, 1>;
+    for (size_t block = first; block < first + count; ++block) {
+        Vec sums[4];
+        add(matrix.data + block * block_bytes<F>(matrix.k), 0, matrix.k, all_tokens, sums);
+        for (size_t i = 0; i < m; ++i) write(sums[i], to.out + i * to.stride + block * kBlockRows, columns_of(matrix, block));
+    }
 }
 
 // Whether so many tokens are multiplied here, and then their outputs.

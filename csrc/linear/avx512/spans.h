@@ -57,10 +57,7 @@ inline void expand_vector_span(const uint8_t* head, bool stepped, uint8_t* to) {
     for (size_t g = 0; g < kSpanGroups<F>; ++g) expand_vectors<F>(records + g * kRecordBytes<F>, stepped, to + g * P::kGroup);
     if constexpr (kZerosOfRows<F>) store_ints(to + P::kTwins, F::zeros(head) + ints(F::kZero));
     if constexpr (kSpanMinima<F>)
-        for (size_t i = 0; i < P::kTwinWords; ++i) {
-            const Twins two = twins_of<F>(records, i);
-            store_ints(to + P::kTwins + i * kQuadBytes, {side_by_side(two.first, two.second)});
-        }
+        for (size_t i = 0; i < P::kTwinWords; ++i) store_ints(to + P::kTwins + i * kQuadBytes, {twins_of<F>(records, i).v});
     float* floats = reinterpret_cast<float*>(to + P::kScale);
     store(floats, F::scale(head));
     if constexpr (kSpanMinima<F>) store(floats + kLanes, F::minimum(head));

@@ -68,10 +68,7 @@ void expand_tiles(const uint8_t* head, uint8_t* to) {
     store(reinterpret_cast<float*>(to + T::kScale), F::scale(head));
     if constexpr (kSpanMinima<F>) {
         store(reinterpret_cast<float*>(to + T::kMinimum), F::minimum(head));
-        for (size_t i = 0; i < T::kTwinWords; ++i) {
-            const Twins two = twins_of<F>(head + F::kHead, i);
-            store_ints(to + T::kTwins + i * kQuadBytes, {side_by_side(two.first, two.second)});
-        }
+        for (size_t i = 0; i < T::kTwinWords; ++i) store_ints(to + T::kTwins + i * kQuadBytes, {twins_of<F>(head + F::kHead, i).v});
     }
     if constexpr (kZerosOfRows<F>) store_ints(to + T::kZeros, F::zeros(head));
     written();

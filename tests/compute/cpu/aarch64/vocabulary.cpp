@@ -159,7 +159,7 @@ void one_field(Answers& out) {
         single.gather(sums), twice.gather(sums);
         for (size_t pair = 0; pair < 4; ++pair) {
             const Twins by = twins<kField>(in.bytes[1], in.bytes[2]);
-            out.put(single.times(by, pair)), out.put(twice.times(by, 2 * pair + 1));
+            out.put(single.onto(ints(0), by, pair)), out.put(twice.onto(ints(0), by, 2 * pair + 1));
         }
     });
 }
