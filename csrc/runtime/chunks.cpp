@@ -56,8 +56,9 @@ size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
     each = std::clamp<size_t>(phase.blocks * parts(phase, step) / (scratch_.size() * each), 1, kMostBlocks);
     if (&phase == &head()) return ceiling(each, kSampleBlocks) * kSampleBlocks;
     if (rows_of(phase, step) <= kFewTokens) return each < kTogether / 2 ? each : (each + kTogether / 2) / kTogether * kTogether;
-    if (!phase.floats) return each;
-    return ceiling(ceiling(phase.blocks, ceiling(phase.blocks, each)), 2) * 2;  // even: kernels of many tokens take two blocks at a time
+    // Even: kernels of many tokens take two blocks at a time.
+    if (!phase.floats) return std::max<size_t>(each / 2 * 2, phase.blocks < 2 * scratch_.size() ? 1 : 2);
+    return ceiling(ceiling(phase.blocks, ceiling(phase.blocks, each)), 2) * 2;
 }
 
 size_t Plan::expert_blocks_each(const Phase& phase, size_t tiles) const {

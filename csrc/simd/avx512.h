@@ -18,7 +18,7 @@ constexpr int kFetchLevel = 3;           // 3: the first, 2: the second
 // Blocks that m tokens read in turn, and how many of them are in work at once for M tokens: as many as registers hold.
 constexpr int streams_of(size_t m, bool spans) { return m == 1 || (m >= 4 && m <= 6) ? kReadStreams : m < 4 || spans ? 2 : 1; }
 template <int M> constexpr int kBlocksAtOnce = M == 1 ? kReadStreams : M <= 6 ? 2 : 1;
-constexpr bool kTiles = true;            // more of them meet what was expanded once for all, where there is AMX, by this file
+constexpr bool kTiles = true;            // more of them are multiplied by this file: where there is AMX by its tiles
 constexpr bool kTiledSums = false;
 constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = false;

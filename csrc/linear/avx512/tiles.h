@@ -11,6 +11,7 @@
 #pragma once
 
 #include "linear/avx512/groups.h"
+#include "linear/avx512/panels.h"
 #include "linear/avx512/spans.h"
 
 namespace ridgeline {
@@ -296,11 +297,13 @@ bool faster_tiled(size_t m) { return m >= kLeastTiled<F> && 3 * m >= 2 * kTileTo
 // Whether so many tokens are multiplied here, and then their outputs.
 template <class F>
 bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-    if constexpr (F::kIntegerSpans)
-        if (!has_tiles()) return multiply_spans_by_vectors<F>(matrix, x, m, to, first, count, scratch);
+    if (!has_tiles()) {
+        if constexpr (F::kIntegerSpans) return multiply_spans_by_vectors<F>(matrix, x, m, to, first, count, scratch);
+        else return multiply_panels<F>(matrix, x, m, to, first, count, scratch);
+    }
     size_t panel = kTilePanel;
     while (panel > kTileTokens && tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) panel /= 2;
-    if (!faster_tiled<F>(m) || !has_tiles() || tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) return false;
+    if (!faster_tiled<F>(m) || tile_scratch<F>(matrix.k, panel, x.stepped) > kLinearScratch) return false;
     begin_code_tiles(F::kIntegerSpans ? kTileShapes : kGroupShapes);
     for (size_t from = 0; from < m; from += panel) {
         const size_t token = m - from < kTileTokens ? m - kTileTokens : from, here = m - token < panel ? m - token : panel;
