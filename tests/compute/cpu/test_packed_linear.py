@@ -152,7 +152,7 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
 @pytest.mark.parametrize("kind", PACKED)
 def test_long_rows_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor) -> None:
     """Rows of which no panel holds all tokens: sums wait among the outputs."""
-    n, k, m = 20, 17 * 256, 75
+    n, k, m = 36, 17 * 256, 75
     weight = pack(kind, rows_of(kind, n, k, 5), (n, k), pool)
     x = quantise(activations(m, k, 6, weight.span), group=weight.span)
     whole = linear_codes(x, weight, level=level)
@@ -165,7 +165,7 @@ def test_long_rows_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_1", "Q8_0"])
 def test_prompts_change_no_bit(kind: str, pool: ThreadPoolExecutor) -> None:
     """More tokens than are prepared at a time, and a last tile of them that is not full: each has the bits that it has among a few."""
-    n, k, m = 20, 512, 530
+    n, k, m = 36, 512, 530
     weight = pack(kind, rows_of(kind, n, k, 13), (n, k), pool)
     x = quantise(activations(m, k, 14, weight.span), group=weight.span)
     few = np.concatenate([linear_codes((x[0][i : i + 5], x[1][i : i + 5], x[2][i : i + 5]), weight) for i in range(0, m, 5)])
