@@ -38,7 +38,7 @@ struct Fetched {
     const uint8_t* ahead;
     size_t step;
     void next() {
-        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead, 0, 3);
         ahead += step;
     }
 };
