@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kAhead = 4096, kBack = 3584;
 // One token waits for memory and reads kReadStreams blocks in turn, record by record: a core has more lines of several streams on their way
 // than of one. Each has its share of kInFlight bytes fetched ahead, at a level without many lines on their way half of it where records take
-// few instructions a byte. Of several tokens each has kFewAhead: some blocks wait while others are in work.
+// few instructions a byte. Of several tokens each has kFewAhead: others may be in work first.
 constexpr size_t kFewAhead = 3072;
 constexpr size_t kLargeRecord = 512;
 template <size_t kBytes, int kStreams>

@@ -15,8 +15,9 @@ constexpr int kSpanRecordTokens = kRecordTokens;
 constexpr int kReadStreams = 4;           // of packed records, for one token: blocks in turn; bytes of all that are on their way, and the cache they come to
 constexpr size_t kInFlight = 6144;
 constexpr int kFetchLevel = 3;           // 3: the first, 2: the second
-// Blocks that m tokens read in turn, and how many of them are in work at once for M tokens: as many as registers hold.
-constexpr int streams_of(size_t m, bool spans) { return m == 1 || (m >= 4 && m <= 6) ? kReadStreams : m < 4 || spans ? 2 : 1; }
+// Blocks that m tokens read in turn, and how many of them are in work at once for M tokens: as many as registers hold. Four are faster for one
+// thread and four to six tokens, and slower where two threads wait for memory.
+constexpr int streams_of(size_t m, bool spans) { return m == 1 ? kReadStreams : m <= 6 || spans ? 2 : 1; }
 template <int M> constexpr int kBlocksAtOnce = M == 1 ? kReadStreams : M <= 6 ? 2 : 1;
 constexpr bool kTiles = true;            // more of them are multiplied by this file: where there is AMX by its tiles
 constexpr bool kTiledSums = false;
