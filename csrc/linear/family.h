@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "linear/direct.h"
+#include "runtime/platform.h"
 #include RIDGELINE_GROUP_TILES
 #include RIDGELINE_SPAN_TILES
 
@@ -132,7 +133,7 @@ void for_streams(size_t first, size_t count, const Each& each) {
 template <class F, int kStreams = kReadStreams, class Work>
 void with_streams(size_t m, const Work& work) {
     if constexpr (kStreams > 1)
-        if (kStreams > streams_of(m, F::kIntegerSpans)) return with_streams<F, kStreams / 2>(m, work);
+        if (kStreams > streams_of(m, F::kIntegerSpans) || (m == 1 && kStreams > 2 && reads_two_streams())) return with_streams<F, kStreams / 2>(m, work);
     work(std::integral_constant<int, kStreams>());
 }
 

@@ -61,6 +61,11 @@ inline bool runs(const char* level) {
     return true;
 }
 inline bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
+// Whether one token reads two streams of weights faster than four: cores of AMD reach 0.99 of what reads do, and 0.94 with four; Intel's want four.
+inline bool reads_two_streams() {
+    static const bool amd = __builtin_cpu_is("amd");
+    return amd;
+}
 
 // AMX with bf16 and int8. The system lends the registers to a process that asks: 8 KB more to save for a thread that uses them.
 inline bool ask_for_tiles() {
@@ -89,6 +94,7 @@ inline bool runs(const char* level) {
 inline bool runs(const char*) { return true; }
 #endif
 inline bool has_bf16() { return false; }
+inline bool reads_two_streams() { return false; }
 inline bool has_tiles() { return false; }
 
 #endif
