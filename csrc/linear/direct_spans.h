@@ -101,6 +101,12 @@ inline int32_t total(const int32_t* sums) {
 inline Vec add_span(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
 inline Vec add_minima(Vec acc, Ints dot, Vec minimum, float x_scale) { return fma(floats(dot), minimum * all(-x_scale), acc); }
 
+// A start in every row. Where it is wanted, compilers put it together in memory.
+inline Pairs begun(uint32_t start) {
+    const Ints word = ints(static_cast<int32_t>(start));
+    return __builtin_bit_cast(Pairs, word);
+}
+
 // Products of one part of kBlocks records, `apart` bytes from each other, with M tokens onto their integers. starts: [M] if kBegun.
 template <class F, int M, int kBlocks>
 inline void add_part(const uint8_t* record, size_t apart, size_t part, const int8_t* codes, size_t stride, const uint32_t* starts, Ints* dot) {
@@ -117,14 +123,16 @@ inline void add_part(const uint8_t* record, size_t apart, size_t part, const int
     for (size_t run = part * kQuads; run < (part + 1) * kQuads; run += kSteps) {
         Pairs pairs[kBlocks * M];
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < kBlocks * M; ++i)
-            pairs[i] = kBegun<F, M> ? __builtin_bit_cast(Pairs, ints(static_cast<int32_t>(starts[i % M]))) : no_pairs();
+        for (size_t i = 0; i < kBlocks * M; ++i) pairs[i] = kBegun<F, M> ? begun(starts[i % M]) : no_pairs();
         RIDGELINE_UNROLL
         for (size_t t = run; t < run + kSteps; ++t) add_quad<Coding, M, kBlocks>(record, apart, t, of, pairs);
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < kBlocks * M; ++i) {
-            if constexpr (kScaled<F>) dot[i] = dot[i] + widened(pairs[i], by[i / M]);
-            else dot[i] = dot[i] + widen<kBits>(pairs[i]);
+        for (size_t j = 0; j < kBlocks; ++j) {
+            RIDGELINE_UNROLL
+            for (size_t i = j * M; i < (j + 1) * M; ++i) {
+                if constexpr (kScaled<F>) dot[i] = dot[i] + widened(pairs[i], by[j]);
+                else dot[i] = dot[i] + widen<kBits>(pairs[i]);
+            }
         }
     }
 }

@@ -67,6 +67,12 @@ inline void place_tokens(const int8_t* codes, size_t stride, const int8_t** of) 
 // Quad t of kBlocks records, `apart` bytes from each other, and of M tokens onto sums of products, those of the first record first.
 template <class Coding, int M, int kBlocks>
 inline void add_quad(const uint8_t* record, size_t apart, size_t t, const int8_t* const* of, Pairs* pairs) {
+    if constexpr (kBlocks == 1) {
+        const Quad w = Coding::quad(record, t);          // an array of two registers each would be kept in memory
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) pairs[i] = products<Coding::kBits>(pairs[i], w, of[i] + 4 * t);
+        return;
+    }
     Quad w[kBlocks];
     RIDGELINE_UNROLL
     for (size_t i = 0; i < kBlocks; ++i) w[i] = Coding::quad(record + i * apart, t);
