@@ -1,12 +1,15 @@
-// Products of many tokens with formats of spans by vectors: a span of 32 rows is expanded once to bytes and integer factors, then all tokens of a
-// panel meet it there, a tile of them at a time.
+// Products of many tokens with formats of spans by vectors: the factors of a span of 32 rows are expanded once to integers, then all tokens of a
+// panel meet it, a tile of them at a time. Codes of one plane are taken apart for each tile, which runs beside products; what is made of several
+// is expanded once with the factors.
 //
 // A tile is six tokens by two blocks of 16 rows. Each word of a token that is read serves both blocks, and each quad of weights all tokens: two
 // loads in three go with three products in four. What the products of a part begin with is the centre's share of them, -zero * (sum of codes). For
 // stepped activations factors also stand there times 2 and 4: a token takes those of its step.
 //
-// Scratch of a call: the expanded span; 32 accumulators per token; and, prepared once per panel, what each token brings to each span.
+// Scratch of a call: what is expanded of a span; 32 accumulators per token; and, prepared once per panel, what each token brings to each span.
 #pragma once
+
+#include <type_traits>
 
 #include "linear/avx512/groups.h"
 
@@ -16,14 +19,17 @@ namespace {
 
 constexpr int kVectorTokens = 6;         // of a tile
 constexpr size_t kVectorBlocks = 2;      // of a tile
-constexpr size_t kLeastVectorTokens = 9; // fewer are faster straight from the records
+template <class F>
+constexpr bool kExpands = F::Coding::kBits < 4 || !std::is_same_v<typename F::Coding, Codings<F::Coding::kBits>>;
+template <class F>
+constexpr size_t kLeastVectorTokens = kExpands<F> ? 13 : 9;          // fewer are faster straight from the records
 constexpr size_t kVectorPanelBytes = 512 << 10;      // of codes that stay in the second-level cache
 
 // Of one format: places in an expanded span of a block, and in what a token brings to a span.
 template <class F>
 struct VectorPlaces {
     static constexpr size_t kFactors = kScaled<F> ? F::kParts * kQuadBytes : 0;          // of one step
-    static constexpr size_t kCodes = kGroupQuads * kQuadBytes;
+    static constexpr size_t kCodes = kExpands<F> ? kGroupQuads * kQuadBytes : 0;
     static constexpr size_t kGroup = kCodes + kFactors * (kSteppable<F> ? kMostSteps + 1 : 1);
     static constexpr size_t kTwinWords = kSpanMinima<F> ? kSpanParts<F> / 2 : kZerosOfRows<F> ? 1 : 0;
     static constexpr size_t kTwins = kSpanGroups<F> * kGroup, kScale = kTwins + kTwinWords * kQuadBytes;
@@ -39,7 +45,7 @@ template <class F>
 __attribute__((always_inline)) inline void expand_vectors(const uint8_t* record, bool stepped, uint8_t* to) {
     using P = VectorPlaces<F>;
     RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) store_quad(to + t * kQuadBytes, F::Coding::quad(record, t));
+    for (size_t t = 0; t < kGroupQuads && kExpands<F>; ++t) store_quad(to + t * kQuadBytes, F::Coding::quad(record, t));
     RIDGELINE_UNROLL
     for (size_t part = 0; part < F::kParts && kScaled<F>; ++part) {
         const Factors by = factors<F::kScaleField>(record + F::Coding::kBytes + part * kBlockRows);
@@ -91,10 +97,21 @@ inline __m512i broadcast_once(const void* p) {
     return x;
 }
 
-// Products of an expanded group of kBlocks blocks with M tokens onto their integers [kBlocks, M].
+// The records of a span of some blocks, `apart` bytes from each other; and what comes from memory next, so many lines of each block with a tile,
+// some in front of each group, that memory is never idle nor crowded.
+struct Records {
+    const uint8_t *at, *next;
+    size_t apart, lines;
+    void fetch(size_t blocks, size_t group, size_t groups) const {
+        for (size_t line = group * lines / groups; line < (group + 1) * lines / groups; ++line)
+            for (size_t i = 0; i < blocks; ++i) __builtin_prefetch(next + i * apart + line * 64, 0, 2);
+    }
+};
+
+// Products of a group of kBlocks blocks with M tokens onto their integers [kBlocks, M].
 template <class F, int M, int kBlocks, bool kStepped>
-__attribute__((always_inline)) inline void add_vector_group(const uint8_t* group, size_t g, const int8_t* codes, size_t stride,
-                                                            const uint8_t* prepared, Ints* sums) {
+__attribute__((always_inline)) inline void add_vector_group(const Records& records, const uint8_t* group, size_t g, const int8_t* codes,
+                                                            size_t stride, const uint8_t* prepared, Ints* sums) {
     using P = VectorPlaces<F>;
     constexpr size_t kQuads = kGroupQuads / F::kParts;
     RIDGELINE_UNROLL
@@ -110,7 +127,8 @@ __attribute__((always_inline)) inline void add_vector_group(const uint8_t* group
             __m512i w[kBlocks];
             RIDGELINE_UNROLL
             for (size_t block = 0; block < kBlocks; ++block) {
-                w[block] = _mm512_loadu_si512(group + block * P::kSpan + t * kQuadBytes);
+                w[block] = kExpands<F> ? load_quad(group + block * P::kSpan + t * kQuadBytes).v
+                                       : F::Coding::quad(records.at + block * records.apart + g * kRecordBytes<F>, t).v;
                 __asm__("" : "+v"(w[block]));
             }
             RIDGELINE_UNROLL
@@ -133,28 +151,18 @@ __attribute__((always_inline)) inline void add_vector_group(const uint8_t* group
     }
 }
 
-// What comes from memory next: so many lines of each block with a tile, some in front of each group, that memory is never idle nor crowded.
-struct Ahead {
-    const uint8_t* at;
-    size_t apart, lines;
-    void fetch(size_t blocks, size_t group, size_t groups) const {
-        for (size_t line = group * lines / groups; line < (group + 1) * lines / groups; ++line)
-            for (size_t i = 0; i < blocks; ++i) __builtin_prefetch(at + i * apart + line * 64, 0, 2);
-    }
-};
-
 // One span of kBlocks blocks onto the accumulators [kBlocks, apart, 16] of M tokens.
 template <class F, int M, int kBlocks, bool kStepped>
-__attribute__((noinline)) void add_vector_span(const uint8_t* span, const int8_t* codes, size_t stride, const uint8_t* prepared, float* acc,
-                                               size_t apart, const Ahead& ahead) {
+__attribute__((noinline)) void add_vector_span(const Records& records, const uint8_t* span, const int8_t* codes, size_t stride,
+                                               const uint8_t* prepared, float* acc, size_t apart) {
     using P = VectorPlaces<F>;
     Ints sums[kBlocks * M];
     RIDGELINE_UNROLL
     for (size_t i = 0; i < kBlocks * M; ++i) sums[i] = ints(0);
 #pragma GCC unroll 1
     for (size_t g = 0; g < kSpanGroups<F>; ++g) {
-        ahead.fetch(kBlocks, g, kSpanGroups<F>);
-        add_vector_group<F, M, kBlocks, kStepped>(span + g * P::kGroup, g, codes + g * kCodeGroup, stride, prepared, sums);
+        records.fetch(kBlocks, g, kSpanGroups<F>);
+        add_vector_group<F, M, kBlocks, kStepped>(records, span + g * P::kGroup, g, codes + g * kCodeGroup, stride, prepared, sums);
     }
     const uint8_t* scales = span + P::kScale;
     RIDGELINE_UNROLL
@@ -186,11 +194,11 @@ __attribute__((noinline)) void add_vector_span(const uint8_t* span, const int8_t
 
 // The same for `m` tokens, at most M.
 template <class F, int M, int kBlocks, bool kStepped>
-inline void add_vector_tile(int m, const uint8_t* span, const int8_t* codes, size_t stride, const uint8_t* prepared, float* acc, size_t apart,
-                            const Ahead& ahead) {
+inline void add_vector_tile(int m, const Records& records, const uint8_t* span, const int8_t* codes, size_t stride, const uint8_t* prepared,
+                            float* acc, size_t apart) {
     if constexpr (M > 1)
-        if (m < M) return add_vector_tile<F, M - 1, kBlocks, kStepped>(m, span, codes, stride, prepared, acc, apart, ahead);
-    add_vector_span<F, M, kBlocks, kStepped>(span, codes, stride, prepared, acc, apart, ahead);
+        if (m < M) return add_vector_tile<F, M - 1, kBlocks, kStepped>(m, records, span, codes, stride, prepared, acc, apart);
+    add_vector_span<F, M, kBlocks, kStepped>(records, span, codes, stride, prepared, acc, apart);
 }
 
 // Outputs of kBlocks blocks for the m tokens of a panel.
@@ -206,9 +214,10 @@ void multiply_vector_blocks(const Matrix& matrix, const Tokens& x, size_t m, con
         for (size_t i = 0; i < kBlocks; ++i) expand_vector_span<F>(packed + i * bytes, kStepped, expanded + i * P::kSpan);
         for (size_t tile = 0, from = 0; tile < tiles; ++tile) {
             const size_t here = (m - from) / (tiles - tile);
-            add_vector_tile<F, kVectorTokens, kBlocks, kStepped>(static_cast<int>(here), expanded, x.codes + from * x.stride + group * kCodeGroup,
-                                                                 x.stride, prepared + from * P::kToken, acc + from * kLanes, m,
-                                                                 {packed + kBlocks * bytes + tile * lines * 64, bytes, lines});
+            const Records records = {packed + F::kHead, packed + kBlocks * bytes + tile * lines * 64, bytes, lines};
+            add_vector_tile<F, kVectorTokens, kBlocks, kStepped>(static_cast<int>(here), records, expanded,
+                                                                 x.codes + from * x.stride + group * kCodeGroup, x.stride,
+                                                                 prepared + from * P::kToken, acc + from * kLanes, m);
             from += here;
         }
     }
@@ -244,7 +253,7 @@ size_t vector_panel(size_t k) {
 template <class F>
 bool multiply_spans_by_vectors(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     const size_t panel = vector_panel<F>(matrix.k);
-    if (m < kLeastVectorTokens || panel == 0) return false;
+    if (m < kLeastVectorTokens<F> || panel == 0) return false;
     const size_t pieces = (m + panel - 1) / panel, together = (m + pieces - 1) / pieces;
     for (size_t from = 0; from < m; from += together) {
         const size_t here = m - from < together ? m - from : together;
