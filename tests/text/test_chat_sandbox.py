@@ -253,7 +253,7 @@ def test_bombs_from_the_loop_are_refused_and_hold_nobody_up(renderer: Renderer, 
     for each in (first, second):
         assert isinstance(each, RequestError) and each.code in ("template_failed", "template_budget")
     assert fine == "Hi"
-    assert sorted(gaps)[-3] < 0.1, sorted(gaps)[-5:]
+    assert sorted(gaps)[-3:][0] < 0.1, sorted(gaps)[-5:]
 
 
 def test_a_process_that_dies_under_the_loop_is_replaced(renderer: Renderer) -> None:
