@@ -61,7 +61,7 @@ inline bool runs(const char* level) {
     return true;
 }
 inline bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
-// Whether one token reads two streams of weights faster than four: cores of AMD reach 0.99 of what reads do, and 0.94 with four; Intel's want four.
+// Whether one token reads two streams of weights faster than four: with two, cores of AMD come nearer to what reads reach; Intel's want four.
 inline bool reads_two_streams() {
     static const bool amd = __builtin_cpu_is("amd");
     return amd;

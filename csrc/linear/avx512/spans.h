@@ -78,10 +78,10 @@ inline void prepare_vector_token(const Tokens& x, size_t token, size_t group, ui
     if (kSteppable<F> && x.stepped) steps.gather(x.scales + token * x.groups + group);
     memcpy(to, &steps.scale, 4);
     if constexpr (kZerosOfRows<F>) set_word(to + P::kTotals, static_cast<uint32_t>(-total<F>(sums)));
-    for (size_t i = 0; i < P::kTwinWords && kSpanMinima<F>; ++i) {
-        const int32_t first = F::kParts == 2 ? sums[2 * i] : sums[4 * i] + sums[4 * i + 1];
-        const int32_t second = F::kParts == 2 ? sums[2 * i + 1] : sums[4 * i + 2] + sums[4 * i + 3];
-        set_word(to + P::kTotals + 4 * i, (static_cast<uint32_t>(first) & 0xffff) | static_cast<uint32_t>(second) << 16);
+    if constexpr (kSpanMinima<F>) {
+        Totals<F::kParts> totals;
+        totals.gather(sums);
+        memcpy(to + P::kTotals, totals.words, sizeof totals.words);
     }
     for (size_t part = 0; part < kSpanParts<F> && kCentredParts<F>; ++part) {
         const int32_t sum = F::kParts == 2 ? sums[part] : sums[2 * part] + sums[2 * part + 1];

@@ -79,11 +79,9 @@ template <class F>
 inline void prepare_token(const Tokens& x, size_t token, size_t group, uint8_t* to) {
     const int32_t* sums = x.sums + (token * x.groups + group) * 2;
     if constexpr (kSpanMinima<F>) {
-        const __m256i each = _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums));
-        const __m256i pairs = _mm256_madd_epi16(each, _mm256_set1_epi16(1));
-        const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-        if constexpr (F::kParts == 2) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), each);
-        else _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
+        Totals<F::kParts> totals;
+        totals.gather(sums);
+        memcpy(to, totals.words, sizeof totals.words);
     }
     if constexpr (kZerosOfRows<F>) set_word(to, static_cast<uint32_t>(total<F>(sums)));
     Steps steps = {{}, x.scales[token * x.groups + group]};
