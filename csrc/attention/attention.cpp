@@ -271,7 +271,7 @@ void Walk::mix_values(size_t first, size_t last) {
     // Many rows read values in strips, which stay in the first-level cache; few read some whole values there.
     const size_t width = shape_.value_width, strip = width % kStripLanes == 0 ? kStripLanes : kLanes;
     const size_t count = direct_ ? shape_.few_keys(op_.cache.record_bytes) : strips_ ? shape_.far_keys() : shape_.near_keys();
-    const size_t size = strips_ ? strip : direct_ ? kLanes : width, passes = width / size;
+    const size_t size = strips_ ? strip : !direct_ ? width : width % kDirectLanes == 0 ? kDirectLanes : kLanes, passes = width / size;
     const size_t step = strips_ ? count * strip : size, together = strips_ && strip == kStripLanes ? kStripRows : kMixRows;
     for (size_t key = first; key < last; key += count) {
         const size_t stop = last - key < count ? last : key + count;

@@ -5,6 +5,8 @@
 // keys ascending. Neither depends on how many rows or keys are computed together. Widths are whole vectors.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/parts.h"
 #include "simd/simd.h"
 
@@ -18,6 +20,14 @@ constexpr int kParts = static_cast<int>(kLanes / kPartLanes);  // of a vector
 // Strips of values that many rows read, and rows that read one together.
 constexpr size_t kStripLanes = kPanelColumns, kStripRows = kPanelRows;
 constexpr int kStripParts = static_cast<int>(kStripLanes / kPartLanes);
+
+// Registers of sums of R rows that are mixed together: of values anywhere; of a strip. Long vectors need more than one to keep units busy.
+template <int R>
+constexpr int kMixParts = kParts == 1 || (R > 1 && R <= 3) ? 4 : R > 3 ? kParts : 8;
+template <int R>
+constexpr int kMixStripParts = kParts == 1 || R <= 3 ? kStripParts : kParts;
+// Of values that few rows read where they lie, at a time.
+constexpr size_t kDirectLanes = kParts == 1 ? 4 * kLanes : kLanes;
 
 // Numbers at … of a record, without its scale, in a register.
 template <int Type>
@@ -161,14 +171,18 @@ template <int Type>
 inline void mix(size_t rows, const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width,
                 float* sums) {
     if (first >= last) return;
+    const auto of = [&](auto count) {
+        constexpr int R = count;
+        if (size == kStripLanes) mix_rows<Type, R, kMixStripParts<R>>(weights, values, first, last, offset, size, width, sums);
+        else mix_rows<Type, R, kMixParts<R>>(weights, values, first, last, offset, size, width, sums);
+    };
     switch (rows) {
-        case 6: return mix_rows<Type, 6, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 5: return mix_rows<Type, 5, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 4: return mix_rows<Type, 4, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 3: return mix_rows<Type, 3, 4>(weights, values, first, last, offset, size, width, sums);
-        case 2: return mix_rows<Type, 2, 4>(weights, values, first, last, offset, size, width, sums);
-        default: return size == kStripLanes ? mix_rows<Type, 1, kStripParts>(weights, values, first, last, offset, size, width, sums)
-                                            : mix_rows<Type, 1, 8>(weights, values, first, last, offset, size, width, sums);
+        case 6: return of(std::integral_constant<int, 6>());
+        case 5: return of(std::integral_constant<int, 5>());
+        case 4: return of(std::integral_constant<int, 4>());
+        case 3: return of(std::integral_constant<int, 3>());
+        case 2: return of(std::integral_constant<int, 2>());
+        default: return of(std::integral_constant<int, 1>());
     }
 }
 

@@ -29,7 +29,7 @@ constexpr bool kFloatSteps = false;
 #define RIDGELINE_FLOAT_STEPS "linear/linear.h"
 
 // Panels in fp32, which rows of x meet kPanelRows at a time, kPanelColumns of it. The compiler's code is as quick here: no input is taken.
-constexpr size_t kPanelRows = 6, kPanelColumns = kLanes;
+constexpr size_t kPanelRows = 6, kPanelColumns = 2 * kLanes;
 inline size_t panel_turns(const float*, const uint8_t*, size_t, const float*, size_t, size_t, float*, size_t) { return 0; }
 
 struct Vec { __m512 v; };
