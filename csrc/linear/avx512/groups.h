@@ -21,7 +21,8 @@ inline void written() { asm volatile("" ::: "memory"); }
 // Of groups: tile 0 has sums, 4 tokens, 6 weights.
 alignas(64) const TileShapes kGroupShapes = {1, 0, {}, {64, 64, 64, 64, 32, 32, 64, 64}, {16, 16, 16, 16, 16, 16, 8, 8}};
 
-// Tiles of m tokens, 16 at least. Where the last one would have fewer it begins earlier: what two tiles give of a token is the same.
+// Tiles of m tokens. Of formats of groups, 16 tokens at least: where the last tile would have fewer it begins earlier, for what two tiles give of a
+// token is the same.
 inline size_t tiles_of(size_t m) { return (m + kTileTokens - 1) / kTileTokens; }
 inline size_t first_of(size_t tile, size_t m) { return tile * kTileTokens < m - kTileTokens ? tile * kTileTokens : m - kTileTokens; }
 

@@ -116,7 +116,7 @@ def test_product_is_the_references(kind: str, m: int, n: int, k: int, pool: Thre
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PACKED if STORED[kind].block_elements == 256 and not kind.startswith("IQ4")])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 512), (3, 40, 768), (5, 80, 512), (9, 33, 256), (40, 33, 512)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 80, 512), (3, 40, 768), (5, 80, 512), (9, 33, 256), (40, 33, 512), (270, 33, 256)])
 def test_stepped_product_is_the_references(kind: str, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
     """Every 32 inputs of another magnitude, and spans beside them whose scales are one."""
     rows = rows_of(kind, n, k, m)

@@ -66,6 +66,7 @@ EMULATED_INTS(mullo_epi32, uint32_t, x * y)
 EMULATED_INTS(max_epi32, int32_t, x > y ? x : y)
 EMULATED_INTS(and_si512, uint32_t, x & y)
 EMULATED_INTS(or_si512, uint32_t, x | y)
+EMULATED_INTS(xor_si512, uint32_t, x ^ y)
 EMULATED_INTS(andnot_si512, uint32_t, ~x & y)
 EMULATED_INTS(sub_epi8, uint8_t, x - y)
 EMULATED_INTS(sub_epi16, uint16_t, x - y)
@@ -178,6 +179,12 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
     for (int i = 0; i < 16; ++i) r.v[i] = mask >> i & 1 ? y.v[i] : r.v[i];
     return r;
 }
+inline __m512i mask_mov_epi8(__m512i no, __mmask64 mask, __m512i yes) {
+    Lanes<uint8_t> r = Lanes<uint8_t>::of(no);
+    const Lanes<uint8_t> y = Lanes<uint8_t>::of(yes);
+    for (int i = 0; i < 64; ++i) r.v[i] = mask >> i & 1 ? y.v[i] : r.v[i];
+    return r;
+}
 
 }  // namespace emulated
 }  // namespace
@@ -208,6 +215,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_loadu_ps emulated::loadu_ps
 #define _mm512_loadu_si512 emulated::loadu_si512
 #define _mm512_mask_blend_ps emulated::mask_blend_ps
+#define _mm512_mask_mov_epi8 emulated::mask_mov_epi8
 #define _mm512_max_ps emulated::max_ps
 #define _mm512_min_ps emulated::min_ps
 #define _mm512_mul_epu32 emulated::mul_epu32
@@ -236,6 +244,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_sub_epi32 emulated::sub_epi32
 #define _mm512_sub_epi8 emulated::sub_epi8
 #define _mm512_sub_ps emulated::sub_ps
+#define _mm512_xor_si512 emulated::xor_si512
 
 // Tiles of AMX, whose macros are assembly: rows and bytes of each by the configuration, products of bytes. Of bf16 as linear/split.cpp defines them.
 namespace {
@@ -270,13 +279,15 @@ inline void tile_products(int sums, int a, int b, Each each) {
             memcpy(to->v[m] + 4 * n, &sum, 4);
         }
 }
-inline void tile_dpbssd(int sums, int a, int b) {
+template <class Weight>
+inline void tile_bytes(int sums, int a, int b) {
     tile_products<uint32_t>(sums, a, b, [](uint32_t sum, const uint8_t* x, const Tile* w, size_t n, size_t words) {
-        for (size_t i = 0; i < 4 * words; ++i)
-            sum += static_cast<uint32_t>(static_cast<int8_t>(x[i]) * static_cast<int8_t>(w->v[i / 4][4 * n + i % 4]));
+        for (size_t i = 0; i < 4 * words; ++i) sum += static_cast<uint32_t>(static_cast<int8_t>(x[i]) * static_cast<Weight>(w->v[i / 4][4 * n + i % 4]));
         return sum;
     });
 }
+inline void tile_dpbssd(int sums, int a, int b) { tile_bytes<int8_t>(sums, a, b); }
+inline void tile_dpbsud(int sums, int a, int b) { tile_bytes<uint8_t>(sums, a, b); }
 inline float normal(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 inline float widened_half(const uint8_t* p) {
     const uint32_t bits = static_cast<uint32_t>(p[0] | p[1] << 8) << 16;
@@ -303,6 +314,7 @@ inline void tile_dpbf16ps(int sums, int a, int b) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbssd
+#undef _tile_dpbsud
 #undef _tile_dpbf16ps
 #define _tile_loadconfig emulated::tile_loadconfig
 #define _tile_release() static_cast<void>(0)
@@ -310,6 +322,7 @@ inline void tile_dpbf16ps(int sums, int a, int b) {
 #define _tile_loadd emulated::tile_loadd
 #define _tile_stored emulated::tile_stored
 #define _tile_dpbssd emulated::tile_dpbssd
+#define _tile_dpbsud emulated::tile_dpbsud
 #define _tile_dpbf16ps emulated::tile_dpbf16ps
 
 // What keeps a value in a register finds none of 64 bytes.
