@@ -15,7 +15,7 @@ constexpr size_t kTileBytes = 1024, kSpanTile = 64;      // inputs of a tile of 
 #define RIDGELINE_CODE_TILES __attribute__((target("amx-tile,amx-int8")))
 #define RIDGELINE_CODE_TILES_INLINE __attribute__((target("amx-tile,amx-int8"), always_inline)) inline
 
-// The compiler does not know that loads of tiles read memory.
+// The compiler does not know that loads of tiles read memory: what is stored before comes before them, and behind them what is stored later.
 inline void written() { asm volatile("" ::: "memory"); }
 
 // Of groups: tile 0 has sums, 4 tokens, 6 weights.

@@ -105,6 +105,7 @@ struct Expansion {
     __attribute__((always_inline)) void advance() {
         using T = SpanTiles<F>;
         if (step == T::kSteps) return;
+        written();                       // tiles have read what stood there
         for (size_t i = 0; i < blocks; ++i) {
             expand_step<F>(span + i * apart, step, ahead, weights + i * T::kWeights);
             if (step == 0) expand_head<F>(span + i * apart, heads + i * T::kHead);
@@ -170,39 +171,49 @@ inline TileShapes span_shapes(size_t m, bool stepped) {
     return shapes;
 }
 
+// Whose sums tiles give: expanded weights of a span and what rows bring to its sums; of the first of some tokens what it brings, and its accumulator.
+struct SumsOf {
+    const uint8_t *weights, *head, *prepared;
+    float* acc;
+};
+
+// Tile `to` plus codes of a tile times weights of another, whose numbers the instruction holds.
+#define RIDGELINE_TILE_PRODUCT(weights_signed, to, codes, weights) \
+    do { \
+        if constexpr (weights_signed) _tile_dpbssd(to, codes, weights); \
+        else _tile_dpbsud(to, codes, weights); \
+    } while (false)
+
 // 64 inputs of a span: of low bytes of the weights onto tiles 0 and 2, of high ones onto 1 and 3, the latter two of the second tile of tokens, or of
 // the second block.
 template <class F, Meeting kMeeting>
-RIDGELINE_CODE_TILES_INLINE void multiply_step(const uint8_t* weights, const uint8_t* second_weights, const uint8_t* codes, const uint8_t* second_codes) {
+RIDGELINE_CODE_TILES_INLINE void multiply_step(const SumsOf& one, const SumsOf& other, size_t step, const uint8_t* codes, const uint8_t* second_codes) {
     using H = Halves<F>;
-    _tile_loadd(4, codes, kSpanTile);
+    constexpr bool kHigh = H::kCount == 2;
+    const size_t place = step * SpanTiles<F>::kStepBytes;
+    const uint8_t *weights = one.weights + place, *second_weights = other.weights + place;
+    _tile_loadd(4, codes + step * kTileBytes, kSpanTile);
     _tile_loadd(6, weights, kQuadBytes);
-    if constexpr (H::kLowSigned) _tile_dpbssd(0, 4, 6);
-    else _tile_dpbsud(0, 4, 6);
-    if constexpr (H::kCount == 2) {
+    RIDGELINE_TILE_PRODUCT(H::kLowSigned, 0, 4, 6);
+    if constexpr (kHigh) {
         _tile_loadd(7, weights + kTileBytes, kQuadBytes);
-        if constexpr (H::kHighSigned) _tile_dpbssd(1, 4, 7);
-        else _tile_dpbsud(1, 4, 7);
+        RIDGELINE_TILE_PRODUCT(H::kHighSigned, 1, 4, 7);
     }
     if constexpr (kMeeting == Meeting::kBlocks) {
         _tile_loadd(5, second_weights, kQuadBytes);
-        if constexpr (H::kLowSigned) _tile_dpbssd(2, 4, 5);
-        else _tile_dpbsud(2, 4, 5);
-        if constexpr (H::kCount == 2) {
+        RIDGELINE_TILE_PRODUCT(H::kLowSigned, 2, 4, 5);
+        if constexpr (kHigh) {
             _tile_loadd(6, second_weights + kTileBytes, kQuadBytes);
-            if constexpr (H::kHighSigned) _tile_dpbssd(3, 4, 6);
-            else _tile_dpbsud(3, 4, 6);
+            RIDGELINE_TILE_PRODUCT(H::kHighSigned, 3, 4, 6);
         }
     } else {
-        _tile_loadd(5, second_codes, kSpanTile);
-        if constexpr (H::kLowSigned) _tile_dpbssd(2, 5, 6);
-        else _tile_dpbsud(2, 5, 6);
-        if constexpr (H::kCount == 2) {
-            if constexpr (H::kHighSigned) _tile_dpbssd(3, 5, 7);
-            else _tile_dpbsud(3, 5, 7);
-        }
+        _tile_loadd(5, second_codes + step * kTileBytes, kSpanTile);
+        RIDGELINE_TILE_PRODUCT(H::kLowSigned, 2, 5, 6);
+        if constexpr (kHigh) RIDGELINE_TILE_PRODUCT(H::kHighSigned, 3, 5, 7);
     }
 }
+#undef RIDGELINE_TILE_PRODUCT
+
 // [4, 16, 16]: low and high of both.
 template <class F>
 RIDGELINE_CODE_TILES_INLINE void store_sums(int32_t* sums) {
@@ -221,12 +232,6 @@ inline Ints joined(const int32_t* sums) {
     if constexpr (SpanTiles<F>::kHalves == 1) return low;
     else return low + Ints{_mm512_slli_epi32(load_ints(sums + kTileTokens * kLanes).v, Halves<F>::kShift)};
 }
-
-// Whose sums tiles give: expanded weights of a span and what rows bring to its sums; of the first of some tokens what it brings, and its accumulator.
-struct SumsOf {
-    const uint8_t *weights, *head, *prepared;
-    float* acc;
-};
 
 // The sums of a span onto the accumulators [kCount, 16] of some tokens. Those of the upper parts of stepped codes stand where a second tile's would.
 template <class F, size_t kCount, bool kStepped>
@@ -278,8 +283,7 @@ public:
         _tile_zero(3);
 #pragma GCC unroll 4
         for (size_t step = 0; step < T::kSteps; ++step) {
-            const size_t place = step * T::kStepBytes, token_place = step * kTileBytes;
-            multiply_step<F, kMeeting>(one.weights + place, other.weights + place, codes + token_place, second_codes + token_place);
+            multiply_step<F, kMeeting>(one, other, step, codes, second_codes);
             next.advance();
             if (of_[0].head != nullptr) add(step);
         }
