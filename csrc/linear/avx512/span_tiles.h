@@ -118,17 +118,14 @@ struct Expansion {
 };
 
 template <class F>
-inline void prepare_token(const Tokens& x, size_t token, size_t group, uint8_t* to) {
-    const int32_t* sums = x.sums + (token * x.groups + group) * 2;
+inline void prepare_token(const int32_t* sums, float scale, uint8_t* to) {
     if constexpr (kSpanMinima<F>) {
         Totals<F::kParts> totals;
         totals.gather(sums);
         memcpy(to, totals.words, sizeof totals.words);
     }
     if constexpr (kZerosOfRows<F>) set_word(to, static_cast<uint32_t>(total<F>(sums)));
-    Steps steps = {{}, x.scales[token * x.groups + group]};
-    if (kSteppable<F> && x.stepped) steps.gather(x.scales + token * x.groups + group);
-    memcpy(to + 4 * SpanTiles<F>::kWords, &steps.scale, 4);
+    memcpy(to + 4 * SpanTiles<F>::kWords, &scale, sizeof scale);
 }
 
 // The codes of a token in a span onto row `to` of tiles: [steps, 16, 64].
@@ -140,12 +137,10 @@ inline void place_codes(const int8_t* codes, uint8_t* to) {
 
 // The same of a stepped token as 4 upper + lower, the lower parts in front: a code times two is 4 times its half and 2 times what that leaves.
 template <class F>
-inline void place_stepped_codes(const int8_t* codes, const float* scales, uint8_t* to) {
+inline void place_stepped_codes(const int8_t* codes, const Steps& steps, uint8_t* to) {
     constexpr size_t kUpper = SpanTiles<F>::kSteps * kTileBytes;
     constexpr uint64_t kGroups[4] = {0, 0xffffffffu, 0xffffffff00000000u, ~uint64_t{0}};
     const __m512i none = _mm512_setzero_si512(), one = _mm512_set1_epi8(1), seven = _mm512_set1_epi8(127), sign = _mm512_set1_epi8(64);
-    Steps steps;
-    steps.gather(scales);
     uint32_t twice = 0, four = 0;        // a bit for every group
     for (uint32_t g = 0; g < kSteppedGroup / kCodeGroup; ++g) twice |= (steps.by[g] & 1) << g, four |= steps.by[g] >> 1 << g;
     RIDGELINE_UNROLL

@@ -65,11 +65,16 @@ struct SpanScratch {
         for (size_t i = 0; i < m; ++i)
             for (size_t span = 0; span < count; ++span) {
                 const int8_t* from = x.codes + i * x.stride + (first + span) * F::kSpan;
-                const size_t group = (first + span) * kSpanGroups<F>;
+                const size_t group = i * x.groups + (first + span) * kSpanGroups<F>;
                 uint8_t* row = codes + (span * tiles + i / kTileTokens) * kCodes + i % kTileTokens * kSpanTile;
-                if constexpr (kStepped) place_stepped_codes<F>(from, x.scales + i * x.groups + group, row);
-                else place_codes<F>(from, row);
-                prepare_token<F>(x, i, group, prepared_of(span) + i * T::kToken);
+                Steps steps = {{}, x.scales[group]};
+                if constexpr (kStepped) {
+                    steps.gather(x.scales + group);
+                    place_stepped_codes<F>(from, steps, row);
+                } else {
+                    place_codes<F>(from, row);
+                }
+                prepare_token<F>(x.sums + 2 * group, steps.scale, prepared_of(span) + i * T::kToken);
             }
     }
 };
