@@ -15,11 +15,9 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kMostRank = 256;
-constexpr bool kWhole = sizeof(Part) == sizeof(Vec);  // a vector is one register
-constexpr size_t kShared = kWhole ? 16 : 4;           // rows of A that share a turn over x: their sums stay in registers
-constexpr size_t kTurn = kWhole ? 1024 : 64;          // columns of a turn: where rows take several, A is still read once and ascending
+constexpr size_t kNarrow = 8, kPanel = 64;            // rows of A: so many lie by rows, so many of others are a panel
 constexpr size_t kLine = 64;
-constexpr size_t kAhead = kWhole ? 8192 : 1536;       // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
+constexpr size_t kAhead = sizeof(Part) == sizeof(Vec) ? 8192 : 4096;  // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
 constexpr size_t kOutputsAhead = 512;    // outputs: other cores have written half of them
 
 // Asks for the lines that begin in [p, p + bytes), where p is aligned to what is asked for at once.
@@ -53,9 +51,36 @@ struct BFloat16 {
     static Vec unshuffled(Vec x) { return unshuffled_bf16(x); }
 };
 
-// acc[r] += a[r] . x by lanes, for kCount rows of A, which lies in blocks of 16 columns [rank, 16], and some of its columns.
+// sums [16 kVecs] = A . x for a panel of A, which lies column by column: columns in turn go to kParts sums, so that additions wait for others.
+template <typename Kind, size_t kVecs>
+inline void shrink_panel(const typename Kind::Type* a, const float* x, size_t columns, float* sums) {
+    constexpr size_t kParts = kVecs == 1 ? 4 : kVecs == 2 ? 2 : 1, kEach = kVecs * kLanes;
+    Vec acc[kParts][kVecs];
+    for (size_t j = 0; j < kParts; ++j)
+        for (size_t i = 0; i < kVecs; ++i) acc[j][i] = zero();
+    const auto add = [&](size_t j, float by) {
+        const Vec v = all(by);
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < kVecs; ++i) acc[j][i] = fma(Kind::of(a + j * kEach + i * kLanes), v, acc[j][i]);
+    };
+    size_t k = 0;
+    for (; k + kParts <= columns; k += kParts, a += kParts * kEach) {
+        fetch(reinterpret_cast<const char*>(a) + kAhead, kParts * kEach * sizeof *a);
+        RIDGELINE_UNROLL
+        for (size_t j = 0; j < kParts; ++j) add(j, x[k + j]);
+    }
+    for (size_t j = 0; k + j < columns; ++j) add(j, x[k + j]);
+    for (size_t i = 0; i < kVecs; ++i) {
+        Vec sum = acc[0][i];
+        if (kParts == 4) sum = (sum + acc[1 % kParts][i]) + (acc[2 % kParts][i] + acc[3 % kParts][i]);
+        if (kParts == 2) sum = sum + acc[1 % kParts][i];
+        store(sums + i * kLanes, Kind::unshuffled(sum));
+    }
+}
+
+// acc[r] += a[r] . x by lanes, for kCount rows of A with few rows, which lies in blocks of 16 columns [rank, 16], and some of its columns.
 template <typename Kind, size_t kCount>
-inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, Vec* acc) {
+inline void shrink_rows(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, Vec* acc) {
     Vec own[kCount];
     for (size_t r = 0; r < kCount; ++r) own[r] = acc[r];
     for (size_t i = 0; i < columns; i += kLanes, a += rank * kLanes) {
@@ -67,21 +92,33 @@ inline void shrink(const typename Kind::Type* a, size_t rank, const float* x, si
     for (size_t r = 0; r < kCount; ++r) acc[r] = own[r];
 }
 
-// sums = A . x: turn by turn over the columns, each with all rows.
+// sums [rank] = A . x of few rows: turn by turn over the columns, each with all rows, so that A is read once and ascending.
 template <typename Kind>
-inline void shrink_all(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
-    Vec acc[kMostRank];
+inline void shrink_narrow(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
+    constexpr size_t kTurn = 64;
+    Vec acc[kNarrow];
     float own[kTurn];
     for (size_t r = 0; r < rank; ++r) acc[r] = zero();
     for (size_t from = 0; from < columns; from += kTurn, x += kTurn, a += kTurn * rank) {
         const size_t here = std::min(kTurn, columns - from);
         for (size_t i = 0; i < here; i += kLanes) store(own + i, Kind::shuffled(i + kLanes <= here ? load(x + i) : load_first(x + i, here - i)));
         size_t r = 0;
-        for (; r + kShared <= rank; r += kShared) shrink<Kind, kShared>(a + r * kLanes, rank, own, here, acc + r);
-        for (; r + 4 <= rank; r += 4) shrink<Kind, 4>(a + r * kLanes, rank, own, here, acc + r);
-        for (; r < rank; ++r) shrink<Kind, 1>(a + r * kLanes, rank, own, here, acc + r);
+        for (; r + 4 <= rank; r += 4) shrink_rows<Kind, 4>(a + r * kLanes, rank, own, here, acc + r);
+        for (; r < rank; ++r) shrink_rows<Kind, 1>(a + r * kLanes, rank, own, here, acc + r);
     }
     for (size_t r = 0; r < rank; ++r) sums[r] = sum_of(Kind::unshuffled(acc[r]));
+}
+
+// sums [rank, of more than kNarrow rows padded to a panel] = A . x
+template <typename Kind>
+inline void shrink_all(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
+    if (rank <= kNarrow) return shrink_narrow<Kind>(a, rank, x, columns, sums);
+    for (size_t r = 0; r < rank; r += kPanel) {
+        const size_t vecs = (std::min(kPanel, rank - r) + kLanes - 1) / kLanes;
+        const auto shrink = vecs == 1 ? shrink_panel<Kind, 1> : vecs == 2 ? shrink_panel<Kind, 2> : vecs == 3 ? shrink_panel<Kind, 3> : shrink_panel<Kind, 4>;
+        shrink(a, x, columns, sums + r);
+        a += vecs * kLanes * columns;
+    }
 }
 
 // out = y + scale * sums . b for B in blocks of 32 columns [rank, 32].
@@ -108,7 +145,7 @@ inline void expand(const typename Kind::Type* b, size_t rank, const float* sums,
 
 template <typename Kind>
 void change(const LoraPair& pair, const float* x, const float* y, size_t columns, size_t width, float* out) {
-    float sums[kMostRank];
+    float sums[kMostRank];  // panels are padded, and a rank at the bound fills one
     fetch_outputs(y, out, 0, std::min(kOutputsAhead, width));
     shrink_all<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.a), pair.rank, x, columns, sums);
     expand<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.b), pair.rank, sums, pair.scale, y, width, out);

@@ -1,7 +1,6 @@
 """Slots of adapters as native kernels read them: a record for each matrix and slot, changed between two steps."""
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +12,14 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.memory import ALIGNMENT, allocate
 from ridgeline.compute.ops.lora import Pair
 
+A_NARROW: Final = 8
 A_COLUMNS: Final = 16
 B_COLUMNS: Final = 32
-"""Columns of a block, in which the rows of a matrix lie one behind the other; see LoraPair in csrc/runtime/ops.def."""
+"""Columns of a block, in which the rows of a matrix lie one behind the other, of A with few rows and of B; see LoraPair in
+csrc/runtime/ops.def."""
+A_PANEL: Final = 64
+"""Rows of a panel of any other A, which lies column by column; the last one has a multiple of LANES."""
+LANES: Final = 16
 
 
 class NativeAdapterSlots(AdapterSlots):
@@ -30,14 +34,21 @@ class NativeAdapterSlots(AdapterSlots):
     def pack(self, pairs: Mapping[str, Pair], rest: Rest = no_rest) -> LoadedAdapter:
         """See `AdapterSlots.pack`. All matrices lie in one piece of memory, in the order in which a step reads them."""
         pairs = {name: pairs[name] for name in self.records if name in pairs}
-        blocks = {name: (_blocks(pair.a, A_COLUMNS), _blocks(pair.b, B_COLUMNS)) for name, pair in pairs.items()}
-        sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in chain.from_iterable(blocks.values())]
+        sizes = [
+            size
+            for pair in pairs.values()
+            for size in (_a_size(pair.a) * pair.a.itemsize, _blocks_size(pair.b, B_COLUMNS) * pair.b.itemsize)
+        ]
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         memory = allocate(max(sum(sizes), 1))
         places = iter(np.cumsum([0, *sizes]).tolist())
         records = {}
         for name, pair in pairs.items():
-            a, b = (_put(memory, next(places), each) for each in blocks[name])
-            records[name] = ext.values("Format").index(pair.kind), pair.scale, len(pair.a), a, b
+            a = _target(memory, next(places), _a_size(pair.a), pair.a.dtype)
+            b = _target(memory, next(places), _blocks_size(pair.b, B_COLUMNS), pair.b.dtype)
+            _put_a(a, pair.a)
+            _put_blocks(b, pair.b, B_COLUMNS)
+            records[name] = ext.values("Format").index(pair.kind), pair.scale, len(pair.a), int(a.ctypes.data), int(b.ctypes.data)
             rest()
         return LoadedAdapter(records, memory, memory.nbytes)
 
@@ -48,15 +59,36 @@ class NativeAdapterSlots(AdapterSlots):
             records[slot] = adapter.pairs.get(name, 0)
 
 
-def _blocks(matrix: NDArray[Any], columns: int) -> NDArray[Any]:
-    """[rank, K] as [K / columns, rank, columns], padded with zeros; a view where nothing is to be padded."""
+def _a_size(a: NDArray[Any]) -> int:
+    rank, width = a.shape
+    return _blocks_size(a, A_COLUMNS) if rank <= A_NARROW else -(-rank // LANES) * LANES * width
+
+
+def _put_a(target: NDArray[Any], a: NDArray[Any]) -> None:
+    """[rank, K] as panels of rows, [K, rows of the panel] each, one behind the other, or with few rows as blocks; the target is zero."""
+    rank, width = a.shape
+    if rank <= A_NARROW:
+        _put_blocks(target, a, A_COLUMNS)
+        return
+    for first in range(0, rank, A_PANEL):
+        part = a[first : first + A_PANEL]
+        size = -(-len(part) // LANES) * LANES * width
+        target[:size].reshape(width, -1)[:, : len(part)] = part.T
+        target = target[size:]
+
+
+def _blocks_size(matrix: NDArray[Any], columns: int) -> int:
+    return len(matrix) * -(-matrix.shape[1] // columns) * columns
+
+
+def _put_blocks(target: NDArray[Any], matrix: NDArray[Any], columns: int) -> None:
+    """[rank, N] as [N / columns, rank, columns]; the target is zero."""
     rank, width = matrix.shape
-    padded = matrix if width % columns == 0 else np.pad(matrix, ((0, 0), (0, -width % columns)))
-    return padded.reshape(rank, -1, columns).transpose(1, 0, 2)
+    blocks, whole = target.reshape(-1, rank, columns), width // columns
+    blocks[:whole] = matrix[:, : whole * columns].reshape(rank, whole, columns).transpose(1, 0, 2)
+    if whole < len(blocks):
+        blocks[whole, :, : width % columns] = matrix[:, whole * columns :]
 
 
-def _put(memory: NDArray[np.uint8], place: int, blocks: NDArray[Any]) -> int:
-    """Copies to a place in memory; its address."""
-    target = memory[place : place + blocks.nbytes]
-    target.view(blocks.dtype).reshape(blocks.shape)[...] = blocks
-    return int(target.ctypes.data)
+def _target(memory: NDArray[np.uint8], place: int, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return memory[place : place + size * dtype.itemsize].view(dtype)
