@@ -138,6 +138,30 @@ def test_one_row_drafts_to_the_depth_of_the_highest_rate(right: float) -> None:
     assert choose_depths(cost, 1, [(right, right, 8)], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
 
 
+def drafting_steps(cost: StepCost, steps: int, plain: float, verifying: float) -> list[bool]:
+    """Which of so many steps of four rows verified a draft each, where steps take these seconds."""
+    found = []
+    for _ in range(steps):
+        drafts = sum(choose_depths(cost, 4, [(0.8, 0.8, 1)] * 4, 0, 64, barrier=True))
+        found.append(drafts > 0)
+        measure(cost, 4 + drafts, verifying if drafts else plain)
+    return found
+
+
+DEAR = (1, 1, 0.040), (4, 4, 0.051), (8, 8, 0.091)
+"""A start at which eight tokens were held up: a draft for each of four rows, of which 80 % are right, does not pay."""
+
+
+def test_what_looked_dear_at_the_start_is_tried() -> None:
+    steps = drafting_steps(StepCost(DEAR), 200, 0.051, 0.075)
+    assert not steps[0] and all(steps[64:])
+
+
+def test_trials_of_what_is_dear_are_few() -> None:
+    steps = drafting_steps(StepCost(DEAR), 4_000, 0.051, 0.091)
+    assert 8 <= sum(steps[:200]) <= 48 and sum(steps[200:]) <= 80
+
+
 def test_drafts_slow_no_other_row_down() -> None:
     cost = StepCost(TABLE)
     assert choose_depths(cost, 8, [(0.99, 1.0, 4)] * 2, 6, 64, barrier=True) == [0, 0]

@@ -25,6 +25,12 @@ CHANCES: Final = 64
 """Steps of a chance that are told apart where one row decodes."""
 STEPS_PER_UPDATE: Final = 16
 """Measurements between two updates of the estimates."""
+TRIAL_PRICE: Final = 0.85
+"""A size that no step has had yet counts as this share of its estimate while there are trials left: what a busy machine made look dear at
+the start would never be tried."""
+MAX_TRIALS: Final = 16.0
+STEPS_PER_TRIAL: Final = 64
+"""Measured steps that allow one more trial."""
 
 
 class StepCost:
@@ -35,7 +41,7 @@ class StepCost:
            where reading the weights dominates.
     """
 
-    __slots__ = ("_estimates", "_ranges", "_ratios", "_scale", "_table", "_tokens", "depths", "measured", "wanted")
+    __slots__ = ("_estimates", "_ranges", "_ratios", "_scale", "_table", "_tokens", "_trials", "depths", "measured", "wanted")
 
     def __init__(self, table: Sequence[tuple[int, int, float]]) -> None:
         self._table = sorted({tokens: seconds for tokens, _, seconds in table}.items()) or [(1, 1.0), (2, 1.0)]
@@ -44,6 +50,8 @@ class StepCost:
         self._tokens = [tokens for tokens, _ in self._table]
         self._scale = 1.0
         self._ratios: dict[int, float] = {}
+        self._trials = MAX_TRIALS
+        """Steps of new sizes that may be tried; below 0 behind more of them."""
         self.measured: list[tuple[int, float]] = []
         """Measured steps since the last update, (tokens, seconds): who adds one calls `update` where there are `wanted`."""
         self.wanted = STEPS_PER_UPDATE if table else 1
@@ -64,10 +72,13 @@ class StepCost:
         return found
 
     def range(self, first: int, last: int) -> list[float]:
-        """Returns the estimated seconds of steps of `first` … `last` tokens."""
+        """Returns the seconds by which steps of `first` … `last` tokens are compared: estimates, but for sizes that are to be tried."""
         found = self._ranges.get((first, last))
         if found is None:
-            found = self._ranges[first, last] = [self.seconds(tokens) for tokens in range(first, last + 1)]
+            tries = self._trials > 0 and first in self._ratios
+            found = self._ranges[first, last] = [
+                self.seconds(tokens) * (TRIAL_PRICE if tries and tokens not in self._ratios else 1.0) for tokens in range(first, last + 1)
+            ]
         return found
 
     def _interpolate(self, tokens: int) -> float:
@@ -91,6 +102,8 @@ class StepCost:
         for tokens, ratio in self._ratios.items():
             others = STEPS_PER_UPDATE - len(found.get(tokens, ()))
             self._ratios[tokens] = 1.0 + (ratio - 1.0) * (1.0 - DECAY) ** others
+        new = sum([len(ratios) for tokens, ratios in found.items() if tokens not in self._ratios])
+        self._trials = min(MAX_TRIALS, self._trials + STEPS_PER_UPDATE / STEPS_PER_TRIAL - new)
         for tokens, ratios in found.items():
             change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(ratios)) * (sum(ratios) / len(ratios) - 1.0)
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
