@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from heads import write_random
 from safetensors.numpy import load_file, save_file
+from tiny_checkpoints import model, write_gguf
 
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.headers.heads import read_heads
 from ridgeline.facts.headers.predictor import read_predictor
-from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
 
 
@@ -72,5 +73,7 @@ def test_incomplete_heads_are_refused(tmp_path: Path, target: ModelFacts, kind: 
 
 
 def test_a_checkpoint_without_such_a_layer_is_refused(tmp_path: Path, target: ModelFacts) -> None:
-    with pytest.raises(ConfigError, match="GGUF"):
-        read_predictor(tmp_path / "model.gguf", target)
+    file = write_gguf(tmp_path / "model.gguf", model("llama"))
+    facts = read_model_facts(file)
+    with pytest.raises(ConfigError, match=rf"blk.{facts.layers}.nextn.eh_proj.weight is not in the files"):
+        read_predictor(file, facts)

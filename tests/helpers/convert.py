@@ -5,7 +5,9 @@ One key is more than that converter writes: the window of a Mistral or a StarCod
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -16,17 +18,22 @@ from tiny import add_vocabulary
 KINDS = ("F32", "Q8_0")
 
 
-def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
-    """The model as a GGUF file whose matrices are stored as `kind`; vectors and learned positions are F32, as llama.cpp keeps them."""
+def write_gguf(path: Path, model: Any, architecture: str, kind: str, behind: Mapping[str, np.ndarray] = MappingProxyType({})) -> Path:
+    """The model as a GGUF file whose matrices are stored as `kind`; vectors and learned positions are F32, as llama.cpp keeps them.
+
+    behind  tensors by GGUF name of one more layer, which predicts further tokens
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    _write_sizes(writer, config)
+    _write_sizes(writer, config, more=1 if behind else 0)
+    if behind:
+        writer.add_nextn_predict_layers(1)
     _write_experts(writer, config)
     _write_rope(writer, config, architecture)
     add_vocabulary(writer, config.vocab_size)
     stored = gguf.GGMLQuantizationType[kind]
-    for name, values in gguf_tensors(model, architecture).items():
+    for name, values in (*gguf_tensors(model, architecture).items(), *behind.items()):
         if kind == "F32" or not quantised(name, values):
             writer.add_tensor(name, values)
         else:
@@ -43,14 +50,15 @@ def quantised(name: str, values: np.ndarray) -> bool:
     return values.ndim > 1 and not name.startswith("position_embd") and "ffn_gate_inp" not in name and not name.endswith(".bias")
 
 
-def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
-    """fp32 by GGUF name, as the file holds them."""
-    config = model.config
+def gguf_tensors(model: Any, architecture: str, module: Any = None, prefix: str = "") -> dict[str, np.ndarray]:
+    """fp32 by GGUF name, as the file holds them; of a `module` that has this prefix in the files, or of the whole model."""
+    config, module = model.config, module or model
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers + 1)
     found: dict[str, np.ndarray] = {}
-    biases = [(key, value) for key, value in model.named_buffers() if key.endswith("e_score_correction_bias")]
-    for key, parameter in (*model.named_parameters(), *biases):
+    biases = [(key, value) for key, value in module.named_buffers() if key.endswith("e_score_correction_bias")]
+    for part, parameter in (*module.named_parameters(), *biases):
+        key = f"{prefix}{part}"
         values = parameter.detach().numpy()
         if architecture == "gpt2" and values.ndim == 2 and ".h." in key:
             values = values.T
@@ -134,12 +142,12 @@ def _rounded(values: np.ndarray, stored: gguf.GGMLQuantizationType, turned: bool
     return rows.swapaxes(-1, -2) if turned else rows
 
 
-def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+def _write_sizes(writer: gguf.GGUFWriter, config: Any, more: int) -> None:
     heads = config.num_attention_heads
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + more)
     writer.add_head_count(heads)
     if config.model_type == "gpt2":
         writer.add_feed_forward_length(config.n_inner)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from checkpoints import Checkpoint
+from convert import gguf_tensors, write_gguf
 from safetensors.torch import load_file, save_file
 
 from ridgeline.facts.model import ModelFacts
@@ -162,8 +163,9 @@ def write_eagle3(made: Checkpoint, path: Path, prefix: str = "midlayer.") -> Ref
     return drafts
 
 
-def add_predictor(made: Checkpoint, path: Path) -> Reference:
-    """A copy of the checkpoint with a layer behind its last that predicts further tokens, as DeepSeek-V3 and GLM-4.5 have it."""
+def add_predictor(made: Checkpoint, path: Path, gguf: str | None = None) -> Reference:
+    """A copy of the checkpoint with a layer behind its last that predicts further tokens, as DeepSeek-V3 and GLM-4.5 have it; as a GGUF
+    file in F32 where its architecture is given."""
     import copy
     import shutil
 
@@ -175,6 +177,12 @@ def add_predictor(made: Checkpoint, path: Path) -> Reference:
     for each in norms.values():
         _fill(each, random)
     eh_proj = normal(random, width, 2 * width)
+    if gguf is not None:
+        stem, rest = f"blk.{count}.nextn.", {"eh_proj": eh_proj.numpy(), "shared_head_head": model.lm_head.weight.detach().numpy()}
+        rest |= {name.replace(".", "_"): each.weight.detach().numpy() for name, each in norms.items()}
+        behind = gguf_tensors(model, gguf, layer, f"model.layers.{count}.") | {f"{stem}{name}.weight": rest[name] for name in rest}
+        write_gguf(path, model, gguf, "F32", behind)
+        return _predictions(made, model, layer, norms, eh_proj)
     shutil.copytree(made.directory, path, ignore=shutil.ignore_patterns("*.gguf"))
     behind = f"model.layers.{count}."
     own = {f"{behind}{name}": value for name, value in stored_names(made, layer).items()}
@@ -185,6 +193,12 @@ def add_predictor(made: Checkpoint, path: Path) -> Reference:
     save_file({name: value.contiguous() for name, value in tensors.items()}, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+
+    return _predictions(made, model, layer, norms, eh_proj)
+
+
+def _predictions(made: Checkpoint, model: Any, layer: Any, norms: dict[str, Any], eh_proj: torch.Tensor) -> Reference:
+    """What the layer predicts by the formula."""
 
     def whole(ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         both = torch.cat([norms["enorm"](model.model.embed_tokens(ids)), norms["hnorm"](features)], dim=1)

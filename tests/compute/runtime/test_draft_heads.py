@@ -61,14 +61,16 @@ def requests(count: int) -> list[Admitted]:
 def heads_of(kind: str, checkpoint: Callable, path: Path) -> tuple[Path, Reference, dict[str, object]]:
     """(target, what its heads draft, settings)."""
     if kind.startswith("mtp"):
-        reference = add_predictor(checkpoint(kind.removeprefix("mtp ")), path)
-        return path, reference, {"speculative": "mtp"}
+        made = checkpoint(kind.split()[1])
+        gguf = made.recipe.gguf if kind.endswith("gguf") else None
+        path = path.with_suffix(".gguf") if gguf else path
+        return path, add_predictor(made, path, gguf), {"speculative": "mtp"}
     made = checkpoint("llama3")
     write = {"medusa": write_medusa, "eagle": write_eagle, "eagle3": write_eagle3}[kind]
     return made.directory, write(made, path), {"speculative": "draft", "draft_model": str(path)}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "mtp glm4moe", "mtp deepseek3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "mtp glm4moe", "mtp deepseek3", "mtp glm4moe gguf", "mtp deepseek3 gguf"])
 @pytest.mark.parametrize("runner", ["numpy", "native"])
 def test_drafts_are_those_of_the_formulas(kind: str, runner: str, checkpoint, tmp_path: Path) -> None:
     target, reference, settings = heads_of(kind, checkpoint, tmp_path / "heads")

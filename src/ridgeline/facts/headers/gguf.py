@@ -18,6 +18,7 @@ from ridgeline.facts.headers.latent import latent_sizes, latent_widths
 from ridgeline.facts.headers.pooling import gguf_pooling
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import (
+    Shapes,
     add_tensors,
     canonical_tensors,
     dense_sizes,
@@ -54,7 +55,7 @@ _SCALES = {
 def model_facts(header: Header) -> ModelFacts:
     """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
     architecture, name = check_architecture(header), header.text("general.architecture")
-    header = _without_predictors(header, name)
+    header = without_predictors(header)
     _check_required_values(header, name, architecture)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
@@ -83,18 +84,24 @@ def model_facts(header: Header) -> ModelFacts:
         pooling=gguf_pooling(header, name),
         bidirectional=architecture.bidirectional,
     )
-    sizes = dense_sizes(complete, facts.context)
-    if latent:
-        sizes |= latent_sizes(latent, facts.heads, header.integer(f"{name}.attention.q_lora_rank", 0, MAX_WIDTH, default=0))
-    sizes["normed_head"] = complete.head_dim if _layers_with(header, "attn_q_norm.") else 0
-    parts = (_PLAIN,) * facts.layers
-    if complete.experts is not None:
-        sizes |= gguf_expert_sizes(header, name, complete.experts, complete.ffn)
-        sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
-        parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
-    required, optional = expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
+    required, optional = gguf_shapes(header, complete)
     tensors = canonical_tensors(header.tensors, gguf_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
+
+
+def gguf_shapes(header: Header, facts: ModelFacts) -> tuple[Shapes, Shapes]:
+    """(required tensors, optional biases) of a header without predictors: shapes by canonical name."""
+    architecture, name = check_architecture(header), header.text("general.architecture")
+    sizes = dense_sizes(facts, facts.context)
+    if latent := facts.widths.latent:
+        sizes |= latent_sizes(latent, facts.heads, header.integer(f"{name}.attention.q_lora_rank", 0, MAX_WIDTH, default=0))
+    sizes["normed_head"] = facts.head_dim if _layers_with(header, "attn_q_norm.") else 0
+    parts = (_PLAIN,) * facts.layers
+    if facts.experts is not None:
+        sizes |= gguf_expert_sizes(header, name, facts.experts, facts.ffn)
+        sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
+        parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
+    return expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
 
 
 def check_architecture(header: Header) -> Architecture:
@@ -108,7 +115,7 @@ def check_architecture(header: Header) -> Architecture:
 def describe_gguf(header: Header) -> ModelFacts:
     """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
     arch = header.text("general.architecture")
-    header = _without_predictors(header, arch)
+    header = without_predictors(header)
     layers = _layers(header, arch)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
     all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
@@ -151,8 +158,9 @@ def _layers(header: Header, arch: str) -> int:
     return count - header.integer(f"{arch}.nextn_predict_layers", 0, count - 1, default=0)
 
 
-def _without_predictors(header: Header, arch: str) -> Header:
+def without_predictors(header: Header) -> Header:
     """A copy without the tensors of layers that only predict further tokens."""
+    arch = header.text("general.architecture")
     last = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
     behind = tuple(f"blk.{number}." for number in range(_layers(header, arch), last))
     return replace(header, tensors={name: tensor for name, tensor in header.tensors.items() if not name.startswith(behind)})

@@ -16,6 +16,12 @@ NAMES = {"enorm": ("enorm",), "hnorm": ("hnorm",), "eh_proj": ("eh_proj",), "sha
 SHARED = r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight"
 """Copies of the model's embedding and head, which files have again."""
 
+GGUF_NAMES = {f"nextn.{name}": (own,) for name, own in (
+    ("enorm", "enorm"), ("hnorm", "hnorm"), ("eh_proj", "eh_proj"), ("shared_head_norm", "head_norm"),
+)}  # fmt: skip
+"""The same in GGUF files."""
+GGUF_SHARED = r"blk\.\d+\.nextn\.(embed_tokens|shared_head_head)\.weight"
+
 
 def step(g: Recorder, facts: ModelFacts, w: Weights, number: int) -> Handle:
     """Records the layer, which is one for every `number`; returns the logits [S, vocabulary]."""
