@@ -156,6 +156,7 @@ def compressed(kind: str, bits: int, **more: object) -> dict[str, object]:
         (compressed("int", 8), "w8a16"),
         (compressed("int", 8, input_activations={"num_bits": 8}), "w8a8"),
         (compressed("float", 8, input_activations={"num_bits": 8}), "fp8"),
+        (compressed("float", 8), "fp8"),
         ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": 4}}}}, "bf16"),
     ],
 )

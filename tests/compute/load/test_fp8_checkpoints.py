@@ -133,6 +133,16 @@ def test_scales_of_activations_that_were_made_ahead(writer: str, tmp_path: Path)
     assert np.array_equal(weight.dense(), _dequantize_fp8_weight(codes, scale, None, torch.float32).numpy())
 
 
+@pytest.mark.parametrize(
+    "config", [TENSOR, compressed("tensor"), compressed("tensor") | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}]
+)
+def test_scales_of_caches_are_left_out(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {"m.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "m.weight_scale": torch.tensor(0.5)}
+    save_file(tensors | {f"a.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale", "kv_scale")}, path)
+    assert set(gather_quantised(read_file(path), read_quantisation({"quantization_config": config}))) == {"m.weight"}
+
+
 def test_missing_scales(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="weight_scale_inv' is missing"):
         _missing(tmp_path)

@@ -64,7 +64,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "awq of 8 bits is not supported; 4 bits are": config(AWQ, bits=8),
     "awq: version is 'gemv', which is not supported; 'gemm' is": config(AWQ, version="GEMV"),
     "awq: zero_point is False": config(AWQ, zero_point=False),
-    "kv_cache_scheme is set": config(INT8, kv_cache_scheme={"num_bits": 8}),
     "transform_config is set": config(INT8, transform_config={"config_groups": {"R1": {}}}),
     "sparsity_config: format is 'sparse-24-bitmask'": config(INT8, sparsity_config={"format": "sparse-24-bitmask"}),
     "quantization_status is 'calibration'": config(INT8, quantization_status="calibration"),
@@ -82,7 +81,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "strategy of weights is 'tensor'": scheme(INT8, "weights", strategy="tensor"),
     "compressed-tensors of 6 bits is not supported; 4 and 8 bits are": scheme(PACKED, "weights", num_bits=6),
     "compressed-tensors of 4 bits is not supported; 8 bits are": scheme(INT8, "weights", num_bits=4),
-    "dynamic of input_activations is ..int., 8, False.": scheme(INT8, input_activations={"num_bits": 8, "type": "int", "dynamic": False}),
+    "dynamic of input_activations is ..int., 4, False.": scheme(INT8, input_activations={"num_bits": 4, "type": "int", "dynamic": False}),
     "dynamic of input_activations is ..float., 8, True.": scheme(INT8, input_activations={"num_bits": 8, "type": "float", "dynamic": True}),
     "output_activations is": scheme(INT8, output_activations={"num_bits": 8}),
 }
@@ -148,7 +147,7 @@ FILES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         INT8,
         lambda t: t.update({Q + "weight": t[Q + "weight"].half()}),
     ),
-    "q_proj.input_scale' among them, are not part of": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
+    "q_proj.input_scale' among them, are not part of": (PACKED, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
 }
 
 
@@ -158,6 +157,18 @@ def test_files_that_do_not_fit_are_refused(words: str, home: Path, tmp_path: Pat
     changed = change_tensors(home / name, tmp_path / "changed", change)
     with pytest.raises(ModelFormatError, match=words):
         read_model_facts(changed)
+
+
+def test_scales_of_activations_that_were_made_ahead_are_left_out(home: Path, tmp_path: Path) -> None:
+    import torch
+
+    own = {Q + "input_scale": torch.tensor([0.02]), Q + "input_zero_point": torch.tensor([3], dtype=torch.int8)}
+    facts = read_model_facts(change_tensors(home / INT8, tmp_path / "changed", lambda t: t.update(own)))
+    plain = read_model_facts(home / INT8)
+    assert facts.activation_scales == 1 and facts.tensors.keys() == plain.tensors.keys()
+    ours, theirs = (map_weights(each)["blk.0.attn_q.weight"] for each in (facts, plain))
+    assert np.array_equal(ours.dense(), theirs.dense())
+    assert read_quantisation(scheme(INT8, input_activations={"num_bits": 8, "dynamic": False})) == read_quantisation(config(INT8))
 
 
 def test_quantised_files_without_their_config(home: Path, tmp_path: Path) -> None:

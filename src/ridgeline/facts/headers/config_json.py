@@ -166,5 +166,6 @@ _SCHEMES = {
     ("int", "8", False): "w8a16",
     ("int", "8", True): "w8a8",
     ("float", "8", True): "fp8",
+    ("float", "8", False): "fp8",
 }
 """compressed-tensors: (type of the weights, their bits, activations are quantised) → weight format."""

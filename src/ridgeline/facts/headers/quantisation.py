@@ -97,10 +97,10 @@ def _awq(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _compressed(config: Mapping[str, Any]) -> Quantisation:
-    """Schemes of the compressed-tensors library: integer weights with 8-bit activations of dynamic scales; small floats."""
-    for key in ("kv_cache_scheme", "transform_config"):
-        if config.get(key):
-            raise ModelFormatError(f"config.json: compressed-tensors: {key} is set, which is not supported; {_HINT}")
+    """Schemes of the compressed-tensors library: integer weights with 8-bit activations; small floats. `kv_cache_scheme`
+    is not read: the type of the cache is the operator's."""
+    if config.get("transform_config"):
+        raise ModelFormatError(f"config.json: compressed-tensors: transform_config is set, which is not supported; {_HINT}")
     sparsity = config.get("sparsity_config")
     _check_allowed("sparsity_config: format", sparsity.get("format") if isinstance(sparsity, dict) else sparsity, (None, "dense"))
     # Older files of integers have the status "frozen". Frozen files of floats are rejected later, for their unknown tensors.
@@ -153,7 +153,7 @@ def _block(name: str, value: object) -> tuple[int, int]:
 def _floats(weights: Mapping[str, Any], activations: object) -> Quantisation:
     """A scheme of compressed-tensors with e4m3 weights, which are read whatever scales activations have, or none."""
     _check_allowed("compressed-tensors: num_bits of floats", weights.get("num_bits"), (8,))
-    _check_activations(activations, "float", (True, False))
+    _check_activations(activations, "float")
     strategy = weights.get("strategy")
     _check_allowed("compressed-tensors: strategy of floats", strategy, ("tensor", "channel", "block"))
     group_rows, group = (0 if strategy == "tensor" else 1), 0
@@ -171,13 +171,12 @@ def _small_floats(weights: Mapping[str, Any], stored: str) -> Quantisation:
     return Quantisation("compressed-tensors", layout, 4, group)
 
 
-def _check_activations(activations: object, kind: str, dynamic: tuple[bool, ...] = (True,)) -> None:
-    """Raises ModelFormatError unless activations are not quantised, or have 8 bits, the type of the weights and scales of such a kind."""
+def _check_activations(activations: object, kind: str) -> None:
+    """Raises ModelFormatError unless activations are not quantised, or have 8 bits and the type of the weights, whatever their scales."""
     if activations is not None:
         keys = activations if isinstance(activations, dict) else {}
         stated = (keys.get("type", kind), keys.get("num_bits"), keys.get("dynamic"))
-        allowed = tuple((kind, 8, each) for each in dynamic)
-        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, allowed)
+        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, ((kind, 8, True), (kind, 8, False)))
 
 
 def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:

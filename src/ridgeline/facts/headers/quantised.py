@@ -25,7 +25,7 @@ class _Names:
     order: str = ""
     shape_tensor: str = ""
     factor: str = ""
-    ignored: str = ""
+    ignored: tuple[str, ...] = ()
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -37,16 +37,16 @@ _NAMES = {
     "gptq": _Names("qweight", "scales", "qzeros", "g_idx"),
     "awq": _Names("qweight", "scales", "qzeros"),
     "packed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
-    "bytes": _Names("weight", "weight_scale", "weight_zero_point"),
-    "e4m3": _Names("weight", "weight_scale", "", ignored="input_scale"),
-    "e4m3 inverse": _Names("weight", "weight_scale_inv", "", ignored="activation_scale"),
-    "nvfp4 divided": _Names("weight_packed", "weight_scale", "", factor="weight_global_scale", ignored="input_global_scale"),
-    "nvfp4 multiplied": _Names("weight", "weight_scale", "", factor="weight_scale_2", ignored="input_scale"),
-    MXFP4_ROWS: _Names("weight_packed", "weight_scale", "", ignored="input_global_scale"),
+    "bytes": _Names("weight", "weight_scale", "weight_zero_point", ignored=("input_scale", "input_zero_point")),
+    "e4m3": _Names("weight", "weight_scale", "", ignored=("input_scale",)),
+    "e4m3 inverse": _Names("weight", "weight_scale_inv", "", ignored=("activation_scale",)),
+    "nvfp4 divided": _Names("weight_packed", "weight_scale", "", factor="weight_global_scale", ignored=("input_global_scale",)),
+    "nvfp4 multiplied": _Names("weight", "weight_scale", "", factor="weight_scale_2", ignored=("input_scale",)),
+    MXFP4_ROWS: _Names("weight_packed", "weight_scale", "", ignored=("input_global_scale",)),
 }
-_OF_ACTIVATIONS = {each.ignored for each in _NAMES.values()} - {""}
-_OF_CACHES = (".k_scale", ".v_scale")
-"""Ends of the names of ModelOpt's scales of K and V, which other types of the cache have no use for."""
+_OF_ACTIVATIONS = {each.ignored[0] for each in _NAMES.values() if each.ignored}
+_OF_CACHES = (".k_scale", ".v_scale", ".kv_scale")
+"""Ends of the names of scales of K and V, which other types of the cache have no use for."""
 _CODES = (
     {"gptq": ("I32",), "awq": ("I32",), "packed": ("I32",), "bytes": ("I8",)}
     | dict.fromkeys(E4M3, ("F8_E4M3",))
@@ -68,13 +68,12 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
     if quantisation.layout == "e4m3" and not any(name.endswith(".weight_scale") for name in stored):
         quantisation = replace(quantisation, layout="e4m3 inverse")  # what transformers calls the scale of a tensor too
     names = _NAMES[quantisation.layout]
-    left_out = _OF_CACHES if quantisation.method == "modelopt" else ()
-    found = {name: tensor for name, tensor in stored.items() if not name.endswith(left_out)}
+    found = {name: tensor for name, tensor in stored.items() if not name.endswith(_OF_CACHES)}
     for name, codes in stored.items():
         module, _, last = name.rpartition(".")
         if last != names.codes or codes.kind not in _CODES[quantisation.layout]:
             continue
-        parts = {part: found.pop(f"{module}.{part}", None) for part in astuple(names) if part}
+        parts = {part: found.pop(f"{module}.{part}", None) for part in (*astuple(replace(names, ignored=())), *names.ignored) if part}
         if f"{module}.weight" in found:
             raise ModelFormatError(f"the files hold {quoted(name)} and {module[-80:]}.weight; remove one of them")
         found[f"{module}.weight"] = _matrix(module, codes, parts, quantisation)
