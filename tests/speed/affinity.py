@@ -1,9 +1,10 @@
 """Four servers behind `ridgeline route`, behind nginx with least connections, and in the simulator, on one trace like Mooncake's.
 
-    python tests/speed/affinity.py [--requests 300] [--rate 12] [--exact]
+    python tests/speed/affinity.py [--requests 800] [--rate 12] [--exact]
 
 The servers are fake models that take the time of some H100 with 8 B weights. Prints of each way the share of prompt tokens that came from
-caches, and the time to the first token, p50; some two minutes a way. `--exact`: the router by what servers hold, in place of nginx.
+caches, and the time to the first token, p50; some two minutes a way. Sessions begin at a constant rate, so that fewer requests are over
+before half of the rate is there. `--exact`: the router by what servers hold, in place of nginx.
 """
 
 import argparse
@@ -157,7 +158,7 @@ def live(trace: Sequence[Arrival], by_prefix: bool, *more: str) -> Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--rate", type=float, default=12.0)
     parser.add_argument("--exact", action="store_true")
     arguments = parser.parse_args()
