@@ -71,10 +71,9 @@ inline void shrink_panel(const typename Kind::Type* a, const float* x, size_t co
     }
     for (size_t j = 0; k + j < columns; ++j) add(j, x[k + j]);
     for (size_t i = 0; i < kVecs; ++i) {
-        Vec sum = acc[0][i];
-        if (kParts == 4) sum = (sum + acc[1 % kParts][i]) + (acc[2 % kParts][i] + acc[3 % kParts][i]);
-        if (kParts == 2) sum = sum + acc[1 % kParts][i];
-        store(sums + i * kLanes, Kind::unshuffled(sum));
+        for (size_t apart = 1; apart < kParts; apart *= 2)
+            for (size_t j = 0; j < kParts; j += 2 * apart) acc[j][i] = acc[j][i] + acc[j + apart][i];
+        store(sums + i * kLanes, Kind::unshuffled(acc[0][i]));
     }
 }
 

@@ -34,18 +34,13 @@ class NativeAdapterSlots(AdapterSlots):
     def pack(self, pairs: Mapping[str, Pair], rest: Rest = no_rest) -> LoadedAdapter:
         """See `AdapterSlots.pack`. All matrices lie in one piece of memory, in the order in which a step reads them."""
         pairs = {name: pairs[name] for name in self.records if name in pairs}
-        sizes = [
-            size
-            for pair in pairs.values()
-            for size in (_a_size(pair.a) * pair.a.itemsize, _blocks_size(pair.b, B_COLUMNS) * pair.b.itemsize)
-        ]
-        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-        memory = allocate(max(sum(sizes), 1))
-        places = iter(np.cumsum([0, *sizes]).tolist())
+        sizes = [size for pair in pairs.values() for size in (_a_size(pair.a), _blocks_size(pair.b, B_COLUMNS))]
+        types = [matrix.dtype for pair in pairs.values() for matrix in (pair.a, pair.b)]
+        bounds = np.cumsum([0, *(-(-size * each.itemsize // ALIGNMENT) * ALIGNMENT for size, each in zip(sizes, types, strict=True))])
+        memory = allocate(max(int(bounds[-1]), 1))
+        targets = [memory[place:].view(each)[:size] for place, size, each in zip(bounds, sizes, types, strict=False)]
         records = {}
-        for name, pair in pairs.items():
-            a = _target(memory, next(places), _a_size(pair.a), pair.a.dtype)
-            b = _target(memory, next(places), _blocks_size(pair.b, B_COLUMNS), pair.b.dtype)
+        for (name, pair), a, b in zip(pairs.items(), targets[::2], targets[1::2], strict=True):
             _put_a(a, pair.a)
             _put_blocks(b, pair.b, B_COLUMNS)
             records[name] = ext.values("Format").index(pair.kind), pair.scale, len(pair.a), int(a.ctypes.data), int(b.ctypes.data)
@@ -88,7 +83,3 @@ def _put_blocks(target: NDArray[Any], matrix: NDArray[Any], columns: int) -> Non
     blocks[:whole] = matrix[:, : whole * columns].reshape(rank, whole, columns).transpose(1, 0, 2)
     if whole < len(blocks):
         blocks[whole, :, : width % columns] = matrix[:, whole * columns :]
-
-
-def _target(memory: NDArray[np.uint8], place: int, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    return memory[place : place + size * dtype.itemsize].view(dtype)

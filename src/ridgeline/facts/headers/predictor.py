@@ -2,7 +2,7 @@
 a checkpoint, `blk.N` of a GGUF file.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -80,14 +80,14 @@ def _own_shapes(facts: ModelFacts) -> Shapes:
 
 def _heads(
     target: ModelFacts,
-    stored: Iterable[TensorFacts],
+    stored: Collection[TensorFacts],
     found: Mapping[str, TensorFacts],
     names: TensorNames,
     required: Shapes,
     optional: Shapes,
 ) -> DraftHeads:
     """One layer of a model like `target`, from what was `found` of the `stored` tensors."""
-    tensors, stored = canonical_tensors(found, names, required, optional, f"{target.architecture} predictor"), list(stored)
+    tensors = canonical_tensors(found, names, required, optional, f"{target.architecture} predictor")
     experts = target.experts and replace(target.experts, layers=1)
     one = replace(target, layers=1, layer_kinds=target.layer_kinds[-1:], experts=experts, tensors={})
     return DraftHeads("mtp", add_tensors(one, tensors, fingerprint(sorted({tensor.file for tensor in stored}), stored)))

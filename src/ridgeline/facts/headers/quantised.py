@@ -4,7 +4,7 @@ Owns the names and shapes of those tensors. Reads no weights except biases that 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.values import quoted
@@ -26,6 +26,12 @@ class _Names:
     shape_tensor: str = ""
     factor: str = ""
     ignored: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Names of all tensors of a module."""
+        names = (self.codes, self.scales, self.zeros, self.order, self.shape_tensor, self.factor, *self.ignored)
+        return tuple(name for name in names if name)
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -73,7 +79,7 @@ def gather_quantised(stored: Mapping[str, TensorFacts], quantisation: Quantisati
         module, _, last = name.rpartition(".")
         if last != names.codes or codes.kind not in _CODES[quantisation.layout]:
             continue
-        parts = {part: found.pop(f"{module}.{part}", None) for part in (*astuple(replace(names, ignored=())), *names.ignored) if part}
+        parts = {part: found.pop(f"{module}.{part}", None) for part in names.all}
         if f"{module}.weight" in found:
             raise ModelFormatError(f"the files hold {quoted(name)} and {module[-80:]}.weight; remove one of them")
         found[f"{module}.weight"] = _matrix(module, codes, parts, quantisation)
