@@ -163,6 +163,7 @@ class StepInputs:
     slots         int64 [T] per KV group: block id · block_tokens + offset, where the token's K and V go
     select        int32 [S]     tokens whose logits are wanted, ascending
     adapter       int32 [T]     slot of each token's adapter, -1 for none; None where no row has one
+    state_rows    int32 [R]     where each row's recurrent states lie (compute/states.py); None of a model without
     """
 
     ids: NDArray[np.int32]
@@ -174,6 +175,7 @@ class StepInputs:
     slots: tuple[NDArray[np.int64], ...]
     select: NDArray[np.int32]
     adapter: NDArray[np.int32] | None = None
+    state_rows: NDArray[np.int32] | None = None
 
     @property
     def sizes(self) -> Sizes:

@@ -199,6 +199,7 @@ class NumpyRunner:
             "kv_len": inputs.kv_len,
             "select": inputs.select,
             "adapter": inputs.adapter,
+            "state_rows": inputs.state_rows,
             "block_tokens": self._shape.block_tokens,
         }
         for number, group in enumerate(self._shape.groups):
@@ -230,4 +231,4 @@ class NumpyRunner:
         if name not in CACHE_READS or name == "block_tokens":
             return name
         layer = int(op.attributes["layer"])
-        return f"{name}.{layer}" if name in ("keys", "values") else f"{name}.{self._groups[layer]}"
+        return f"{name}.{layer}" if name in ("keys", "values", "tail", "state") else f"{name}.{self._groups[layer]}"

@@ -20,8 +20,8 @@ Rule = Callable[..., tuple[Handle, ...]]
 """(handles, weights, attributes by name) → what is made, without names but for those of one among several. Raises ValueError where they
 do not fit each other."""
 
-CACHE_READS = frozenset({"keys", "values", "tables", "slots", "block_tokens"})
-"""Reads that belong to a layer's KV group: an op with one of them has an attribute `layer`."""
+CACHE_READS = frozenset({"keys", "values", "tables", "slots", "block_tokens", "tail", "state"})
+"""Reads that belong to a layer or its KV group: an op with one of them has an attribute `layer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Definition:
     signature   as a model calls it: inputs, weights, attributes, and `layer` of an op that reads the cache
     inputs, weights, attributes  names of parameters
     matrices    of the weights, those that providers take as stored and not as arrays
-    reads       parameters that come from the step or the cache: a step input's name, "keys", "values" or "block_tokens"
+    reads       parameters that come from the step or the cache: a step input's name, "keys", "values", "block_tokens", "tail" or "state"
     writes      of the reads, those changed in place
     per_token   a token's rows of the result depend on its rows of the inputs alone
     semantic    a model may record it; otherwise only `lower` introduces it
