@@ -25,6 +25,7 @@ ELSEWHERE = {
     "linear_experts": "lowering for a GPU makes products over sorted choices of it",
     **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
     "adapters": "on a GPU the host puts a step's tokens in the order of their adapters",
+    **dict.fromkeys(("take_heads", "short_conv", "gated_delta"), "a GPU's runner refuses models with recurrent layers"),
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
 }
 """Ops that no list for a GPU has."""

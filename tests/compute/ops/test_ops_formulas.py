@@ -31,7 +31,11 @@ def clamped(gate: Doubles, up: Doubles) -> Doubles:
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
+def sigmoid(x: Doubles) -> Doubles:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "sigmoid": sigmoid}
 
 
 def layer_norm(x: Doubles, weight: Doubles, bias: Doubles, *, eps: float) -> Doubles:

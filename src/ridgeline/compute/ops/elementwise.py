@@ -93,6 +93,7 @@ def _glu_samples() -> list[Sample]:
         Sample("tiny", {"gate": floats(7, 3, 32, size=1e-20), "up": floats(8, 3, 32), "activation": "gelu_tanh"}),
         Sample("silu", {"gate": floats(9, 7, 33, size=3.0), "up": floats(10, 7, 33), "activation": "silu"}),
         Sample("clamped", {"gate": floats(11, 7, 33, size=9.0), "up": floats(12, 7, 33, size=9.0), "activation": "clamped_swish"}),
+        Sample("sigmoid", {"gate": floats(13, 7, 33, size=9.0), "up": floats(14, 7, 33), "activation": "sigmoid"}),
     ]
 
 
@@ -103,7 +104,7 @@ def _glu_rule(gate: Handle, up: Handle, activation: str) -> tuple[Handle, ...]:
 
 @op(samples=_glu_samples, rule=_glu_rule, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
-    """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer".
+    """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"; with sigmoid Dauphin et al. 2017, of which it is the gate.
 
     clamped_swish is that of gpt-oss (OpenAI 2025): gate at most 7, up within ± 7, gate / (1 + exp(-1.702 · gate)) · (up + 1).
     """
@@ -121,6 +122,7 @@ def _activate_samples() -> list[Sample]:
         Sample("tiny", {"x": floats(4, 3, 32, size=1e-20), "activation": "silu"}),
         Sample("gelu", {"x": floats(5, 9, 33, size=3.0), "activation": "gelu"}),
         Sample("large gelu", {"x": floats(6, 3, 32, size=1e3), "activation": "gelu"}),
+        Sample("large sigmoid", {"x": floats(7, 3, 32, size=1e3), "activation": "sigmoid"}),
     ]
 
 
@@ -137,6 +139,15 @@ def silu(x: Floats) -> Floats:
     np.exp(divisor, out=divisor)
     divisor += _ONE
     return np.divide(x, divisor, out=divisor)
+
+
+@np.errstate(over="ignore")
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), 0 where exp(-x) is infinite."""
+    divisor = np.negative(x)
+    np.exp(divisor, out=divisor)
+    divisor += _ONE
+    return np.reciprocal(divisor, out=divisor)
 
 
 def gelu_tanh(x: Floats) -> Floats:
@@ -161,4 +172,4 @@ def gelu(x: Floats) -> Floats:
 
 _ERF = np.frompyfunc(erf, 1, 1)
 _ROOT_HALF = 0.5**0.5
-_ACTIVATIONS = {"gelu_tanh": gelu_tanh, "silu": silu, "gelu": gelu}
+_ACTIVATIONS = {"gelu_tanh": gelu_tanh, "silu": silu, "gelu": gelu, "sigmoid": sigmoid}

@@ -13,12 +13,15 @@ from ridgeline.compute.ops import (
     lora,
     norm,
     quantised,
+    recurrence,
     rope,
     sorted_experts,
 )
 from ridgeline.compute.ops.definition import CACHE_READS, Definition
 
-FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, heads, experts, fused, fp8, lora, sorted_experts)
+FAMILIES = (
+    gather, elementwise, norm, linear, quantised, rope, attention, heads, recurrence, experts, fused, fp8, lora, sorted_experts
+)  # fmt: skip
 
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""

@@ -80,7 +80,7 @@ def softcap(x: torch.Tensor, cap: float, out: torch.Tensor) -> Run:
 
 
 def activate(x: torch.Tensor, activation: str, out: torch.Tensor) -> Run:
-    """The launch of activation(x); `activation` is silu, gelu_tanh or gelu. `out` may be x."""
+    """The launch of activation(x); `activation` is silu, gelu_tanh, gelu or sigmoid. `out` may be x."""
     rows_of(x, out)
     return _launch("activate", x, out, kind=activation)
 

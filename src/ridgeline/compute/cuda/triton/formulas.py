@@ -19,15 +19,17 @@ def tanh(x):
 
 @triton.jit
 def activation(x, KIND: tl.constexpr):
-    """silu(x), gelu_tanh(x) or gelu(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); the error function by
+    """silu(x), gelu_tanh(x), gelu(x) or sigmoid(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); the error function by
     Abramowitz and Stegun 1964, 7.1.26."""
-    tl.static_assert(KIND == "silu" or KIND == "gelu_tanh" or KIND == "gelu")
+    tl.static_assert(KIND == "silu" or KIND == "gelu_tanh" or KIND == "gelu" or KIND == "sigmoid")
     if KIND == "gelu":
         z = tl.abs(x) * 0.70710678118
         t = 1 / (1 + 0.3275911 * z)
         series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
         tail = 0.5 * series * tl.exp(-z * z)
         y = x * tl.where(x < 0, tail, 1 - tail)
+    elif KIND == "sigmoid":
+        y = 1 / (1 + tl.exp(-x))
     else:
         bent = x if KIND == "silu" else 1.5957691216 * x * (1 + 0.044715 * x * x)
         y = x / (1 + tl.exp(-bent))
