@@ -63,7 +63,7 @@ def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
         ),
         (
             {**DELTA, "num_hidden_layers": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-            3_089_440, 2, StateLayers(6, 131_072, 6144),
+            3_089_440, 2, StateLayers(6, 131_072, 6144, 4, 128, 8, 128, 4),
         ),
         ({**FALCON, "mamba_rms_norm": True}, 269_622, 3, StateLayers(3, 24_576, 1824)),
         ({**FALCON, "mamba_d_state": 64}, 189_846, 3, StateLayers(3, 6144, 672)),
@@ -81,11 +81,11 @@ def test_small_hybrids(values: dict[str, object], parameters: int, attending: in
 @pytest.mark.parametrize(
     ("name", "parameters", "active", "megabytes"),
     [
-        ("jamba-v0.1", 51_570_323_328, 12.1e9, 16.1),
-        ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, 77.3),
-        ("nemotron-h-8b", 8_100_852_736, 8.1e9, 102.1),
-        ("falcon-h1-7b", 7_585_519_712, 7.6e9, 139.4),
-        ("granite-4.0-h-small", 32_207_337_984, 8.8e9, 152.8),
+        ("jamba-v0.1", 51_570_323_328, 12.1e9, 17.4),
+        ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, 79.0),
+        ("nemotron-h-8b", 8_100_852_736, 8.1e9, 103.6),
+        ("falcon-h1-7b", 7_585_519_712, 7.6e9, 140.3),
+        ("granite-4.0-h-small", 32_207_337_984, 8.8e9, 154.6),
     ],
 )
 def test_known_hybrids(name: str, parameters: int, active: float, megabytes: float) -> None:
@@ -106,6 +106,7 @@ def test_known_hybrids(name: str, parameters: int, active: float, megabytes: flo
         ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 4}, "outside 0 … 3"),
         ({"model_type": "jamba", "mamba_dt_rank": "x"}, "an integer was expected"),
         ({**DELTA, "full_attention_interval": 0}, "outside 1"),
+        ({**DELTA, "num_hidden_layers": 8, "linear_num_key_heads": 3}, "8 value heads .* are not a multiple of 3 key heads"),
     ],
 )
 def test_bad_hybrids_are_refused(values: dict[str, object], cause: str) -> None:
@@ -114,10 +115,10 @@ def test_bad_hybrids_are_refused(values: dict[str, object], cause: str) -> None:
 
 
 def test_states_take_memory_beside_pages() -> None:
-    """52 GB of Jamba in 8 bits on an H100: four layers of keys and values, and 16 MB per sequence whatever its length."""
+    """52 GB of Jamba in 8 bits on an H100: four layers of keys and values, and 17 MB per sequence whatever its length."""
     deployment = planned("jamba-v0.1", dtype="fp8", context=65_536)
     memory = deployment.memory
-    assert (memory.kv_token, memory.state) == (4 * 2 * 8 * 128 * 2, 28 * (4 * 8192 * 16 + 2 * 8192 * 3))
+    assert (memory.kv_token, memory.state) == (4 * 2 * 8 * 128 * 2, 28 * 4 * 8192 * (16 + 3))
     assert memory.kv_sequence == 65_536 * memory.kv_token
     assert memory.max_sequences == memory.kv_budget // (memory.kv_sequence + memory.state)
     most = planned("jamba-v0.1", dtype="fp8", context=65_536, users=memory.max_sequences)

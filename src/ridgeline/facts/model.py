@@ -23,6 +23,7 @@ class TensorFacts:
                             `row_stride`, or, where that is 0, one behind the other
                interleaved  the rows of each head are in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as Q and K of GGUF Llama files
                plus_one     stored less one: a norm whose formula is (1 + w)
+               minus_exp    stored as a logarithm: a decay whose formula is −exp(w)
     quantised  the tensors of a quantised matrix; `offset` is then that of the codes, `bytes` includes scales and zeros
     experts    of a matrix per expert [E, N, K] whose matrices do not lie one behind the other as they are multiplied with: each by itself
     """
@@ -184,20 +185,35 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class StateLayers:
-    """Recurrent layers: each of `layers` layers keeps a state of fixed size per sequence.
+    """Recurrent layers: each of `layers` layers keeps a state of fixed size per sequence, fp32.
 
-    recurrent    elements of the state, 32 bits each, as in the reference implementations
-    convolution  elements of the short convolution's last inputs, 16 bits each
+    recurrent    elements of the state
+    convolution  elements of the short convolution's last inputs
+
+    Of the gated delta rule (Yang et al. 2024), 0 for other recurrences:
+    key_heads, key_dim      heads of queries and of keys, and the numbers of one
+    value_heads, value_dim  heads of values, each with a state of key_dim × value_dim; neighbours share a key head
+    kernel       positions that the convolution reads
     """
 
     layers: int
     recurrent: int
     convolution: int
+    key_heads: int = 0
+    key_dim: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+    kernel: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Channels of the delta rule's convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def bytes(self) -> int:
         """Bytes per sequence in all layers."""
-        return self.layers * (4 * self.recurrent + 2 * self.convolution)
+        return 4 * self.layers * (self.recurrent + self.convolution)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from ridgeline.facts.files.json_file import parse_object, read_object, read_text
 from ridgeline.facts.headers.experts import expert_sizes, routed_experts
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
 from ridgeline.facts.headers.latent import latent_sizes, latent_widths
-from ridgeline.facts.headers.layers import layer_kinds, layer_parts, listed_layers, state_sizes
+from ridgeline.facts.headers.layers import layer_kinds, layer_parts, listed_layers
+from ridgeline.facts.headers.recurrence import state_sizes
 from ridgeline.facts.headers.tensors import Shapes, expected_shapes, sum_by_class
 from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts
 from ridgeline.models.declare import Sizes
@@ -116,7 +117,8 @@ def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes
         raise ModelFormatError(f"config.json: {heads} query heads are not a multiple of {kv_heads} KV heads")
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
     sizes = {"head": head_dim, "heads": heads, "normed_head": head_dim * fields.flag("use_qk_norm")}
-    return kv_heads, head_dim, {**sizes, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
+    sizes |= {"queries": heads * head_dim, "gated_queries": 2 * heads * head_dim, "keys": kv_heads * head_dim}
+    return kv_heads, head_dim, sizes, None
 
 
 def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, AttentionWidths]:

@@ -1,16 +1,13 @@
-"""Layers of a config.json: the parts of each (attention, a recurrent state, a dense or a sparse feed-forward) and their sizes.
+"""Layers of a config.json: the parts of each (attention, a recurrent state, a dense or a sparse feed-forward).
 
-Owns the layer patterns of model families and the three recurrences. `config_json.py` reads everything else.
+Owns the layer patterns of model families. `config_json.py` reads everything else.
 """
 
-from collections.abc import Callable, Mapping
-from math import ceil
+from collections.abc import Mapping
 from typing import Final
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Fields
-from ridgeline.facts.model import StateLayers
-from ridgeline.models.declare import Sizes
 
 _ATTENTION_KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
 _LAYER_PARTS: Final = {
@@ -109,49 +106,3 @@ def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
         pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=pattern)
         return tuple("full" if (i + 1) % pattern == 0 else "window" for i in range(layers))
     return (("window",) if "config" in fields.architecture.windows_everywhere else ("full",)) * layers
-
-
-def _mamba(fields: Fields, hidden: int) -> Sizes:
-    """A selective state space with one state per channel (Gu & Dao 2023), with Jamba's norms on step, input and output projections."""
-    inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
-    state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
-    rank_key = fields.values.get("mamba_dt_rank", "auto")
-    rank = ceil(hidden / 16) if rank_key == "auto" else fields.integer("mamba_dt_rank", 1, MAX_WIDTH)
-    sizes = {"inner": inner, "in_proj": 2 * inner, "state": state, "rank": rank, "x_proj": rank + 2 * state}
-    return sizes | {"channels": inner, "kernel": kernel, "state_elements": inner * state}
-
-
-def _mamba2(fields: Fields, hidden: int) -> Sizes:
-    """A selective state space with one decay per head (Dao & Gu 2024), as in Nemotron-H, Falcon-H1 and Granite 4."""
-    heads, groups = fields.integer("mamba_n_heads", 1, MAX_WIDTH), fields.integer("mamba_n_groups", 1, MAX_WIDTH)
-    state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
-    if not fields.is_absent("mamba_head_dim"):
-        inner = heads * fields.integer("mamba_head_dim", 1, MAX_WIDTH)
-    elif not fields.is_absent("mamba_d_ssm"):
-        inner = fields.integer("mamba_d_ssm", 1, MAX_WIDTH)
-    else:
-        inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
-    channels = inner + 2 * groups * state
-    sizes = {"inner": inner, "channels": channels, "in_proj": inner + channels + heads, "state_heads": heads, "kernel": kernel}
-    return sizes | {"norm": inner if fields.flag("mamba_rms_norm") else 0, "state_elements": inner * state}
-
-
-def _delta(fields: Fields, hidden: int) -> Sizes:
-    """The gated delta rule (Yang et al. 2024), as in Qwen3-Next: a matrix of keys × values per value head."""
-    heads, kernel = fields.integer("linear_num_value_heads", 1, MAX_WIDTH), fields.integer("linear_conv_kernel_dim", 1, MAX_WIDTH)
-    key, value = fields.integer("linear_key_head_dim", 1, MAX_WIDTH), fields.integer("linear_value_head_dim", 1, MAX_WIDTH)
-    keys, values = fields.integer("linear_num_key_heads", 1, MAX_WIDTH) * key, heads * value
-    sizes = {"inner": values, "channels": 2 * keys + values, "in_proj": 2 * keys + 2 * values, "value": value, "kernel": kernel}
-    return sizes | {"beta_alpha": 2 * heads, "state_heads": heads, "state_elements": heads * key * value}
-
-
-_RECURRENCES: Final[Mapping[str, Callable[[Fields, int], Sizes]]] = {"mamba": _mamba, "mamba2": _mamba2, "delta": _delta}
-"""`Architecture.recurrence` → function that gives its dimensions; `state_elements` are those of one sequence and layer."""
-
-
-def state_sizes(fields: Fields, hidden: int, layers: int) -> tuple[Sizes, StateLayers | None]:
-    """(dimensions of the recurrence, its state per sequence in `layers` layers or None)."""
-    if not layers:
-        return {}, None
-    sizes = _RECURRENCES[fields.architecture.recurrence](fields, hidden)
-    return sizes, StateLayers(layers, sizes["state_elements"], sizes["channels"] * (sizes["kernel"] - 1))

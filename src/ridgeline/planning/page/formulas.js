@@ -16,7 +16,7 @@ const ranks = ({ tensor, pipeline, expert }) => tensor * pipeline * expert;
 
 // facts.model, planning.formats, facts.hardware.devices
 const kv_layers = (model) => model.layers - kind_layers(model, "none");
-const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent + 2 * state.convolution) : 0);
+const state_bytes = ({ state }) => (state ? 4 * state.layers * (state.recurrent + state.convolution) : 0);
 function class_bytes(model, dtype, native) {
   if (dtype === null && Object.keys(model.stored).length) return native && Object.keys(model.packed).length ? model.packed : model.stored;
   const form = WEIGHT_FORMATS[dtype ?? model.dtype];
