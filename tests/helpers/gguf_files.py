@@ -55,7 +55,7 @@ class File:
 
 
 def _whole(name: str) -> str:
-    return name if name.endswith(".bias") else f"{name}.weight"
+    return name if name.endswith(".bias") or name == "ssm_a" else f"{name}.weight"
 
 
 def model_file(
@@ -63,12 +63,14 @@ def model_file(
     tensors: dict[str, tuple[int, ...] | None] | None = None,
     architecture: str = "gemma3",
 ) -> File:
-    """A whole two-layer model in F32 zeros; the second layer has experts if the architecture has. `changes` sets metadata
-    (None: leaves it out), `tensors` sets shapes, outermost first."""
+    """A whole two-layer model in F32 zeros; the second layer has experts if the architecture has, the first a recurrence. `changes` sets
+    metadata (None: leaves it out), `tensors` sets shapes, outermost first."""
     row = RUNNABLE[architecture]
     sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "heads": 2, "ffn": 64, "context": 128}
     sizes |= {"experts": 4, "expert_ffn": 32, "shared_ffn": 32, "shared_gates": 1, "normed_head": 16, "corrected": 0}
     sizes |= latent_sizes(Latent(rank=24, rotary=8, plain=8, value=16), heads=2, query_rank=0)
+    sizes |= {"gated_queries": 64, "in_proj": 0, "apart_channels": 48, "apart_gates": 32, "channels": 48, "kernel": 4, "inner": 32}
+    sizes |= {"beta_alpha": 4, "state_heads": 2}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
@@ -78,8 +80,11 @@ def model_file(
     if row.fused.get("attn_kv_b"):
         numbers |= {"attention.key_length": 32, "attention.value_length": 24, "attention.kv_lora_rank": 24, "rope.dimension_count": 8}
         numbers |= {"attention.key_length_mla": 16, "attention.value_length_mla": 16}
+    if row.recurrence:
+        numbers |= {"ssm.inner_size": 32, "ssm.state_size": 8, "ssm.group_count": 1, "ssm.time_step_rank": 2, "ssm.conv_kernel": 4}
     first = "sparse" if "sparse" in row.parts and "dense" not in row.parts else "dense"
-    layers = [(i, (*row.tensors, *row.parts.get(part, ()))) for i, part in enumerate((first, "sparse"))]
+    parts = (("state" if row.recurrence else "attention", first), ("attention", "sparse"))
+    layers = [(i, (*row.tensors, *(each for part in own for each in row.parts.get(part, ())))) for i, own in enumerate(parts)]
     pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
     pairs |= {f"{architecture}.{key}": value("u32", number) for key, number in numbers.items()}
     pairs[f"{architecture}.{row.eps_key}"] = value("f32", 1e-6)

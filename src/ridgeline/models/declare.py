@@ -19,10 +19,11 @@ RequiredValues = tuple[tuple[str, float | str | bool | None], ...]
 """(key of a file, the only value of it that is supported)."""
 
 DIMENSIONS: Final = (
-    {"hidden", "ffn", "head", "heads", "normed_head", "queries", "keys", "context"}
+    {"hidden", "ffn", "head", "heads", "normed_head", "queries", "gated_queries", "keys", "context"}
     | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
     | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "plain", "corrected"}
     | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
+    | {"apart_channels", "apart_gates"}
 )
 """Names of dimensions that rows may use: dense decoders, experts, latent attention, recurrences."""
 OUTER_NAMES: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
@@ -86,6 +87,8 @@ class Architecture:
     default_window     tokens of the window where a GGUF file does not say; 0: it must, if there are window layers
     recurrence         "mamba", "mamba2" or "delta" of `facts.headers.layers`; ""
     parallel_recurrence  every layer has the recurrence in parallel to attention
+    predictor          prefix of safetensors names of a layer that predicts further tokens as Qwen3-Next's does, which hands on hidden
+                       states behind its last norm; "": it follows the last layer and hands on those in front of that norm, as DeepSeek-V3's
 
     Numbers:
     bidirectional      tokens see those behind them too: an encoder, which has no head
@@ -122,6 +125,7 @@ class Architecture:
     default_window: int = 0
     recurrence: str = ""
     parallel_recurrence: bool = False
+    predictor: str = ""
     has_rope: bool = True
     bidirectional: bool = False
     window_rope_base: float | None = None
@@ -167,6 +171,7 @@ SHARED_EXPERTS: Final = (
     ("ffn_up_shexp", "shared_ffn", "hidden"),
     ("ffn_down_shexp", "hidden", "shared_ffn"),
 )
+GATED_SHARED_EXPERT: Final = (*SHARED_EXPERTS, ("ffn_gate_inp_shexp", "shared_gates", "hidden"))
 LATENT_ATTENTION: Final = (
     ("attn_norm", "hidden"),
     ("attn_q", "plain_queries", "hidden"),
@@ -180,6 +185,17 @@ LATENT_ATTENTION: Final = (
     ("attn_output", "hidden", "values"),
 )
 CORRECTION: Final = ("exp_probs_b.bias", "experts")
+GATED_DELTA: Final = (
+    ("ssm_in", "in_proj", "hidden"),
+    ("attn_qkv", "apart_channels", "hidden"),
+    ("attn_gate", "apart_gates", "hidden"),
+    ("ssm_ba", "beta_alpha", "hidden"),
+    ("ssm_conv1d", "channels", "kernel"),
+    ("ssm_dt.bias", "state_heads"),
+    ("ssm_a", "state_heads"),
+    ("ssm_norm", "value"),
+    ("ssm_out", "hidden", "inner"),
+)
 MAMBA2: Final = (
     ("ssm_in", "in_proj", "hidden"),
     ("ssm_conv1d", "channels", "kernel"),
@@ -229,6 +245,12 @@ SHARED_EXPERT_NAMES: Final = {
     "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
     "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
     "mlp.shared_experts.down_proj": ("ffn_down_shexp",),
+}
+GATED_SHARED_EXPERT_NAMES: Final = {
+    "mlp.shared_expert.gate_proj": ("ffn_gate_shexp",),
+    "mlp.shared_expert.up_proj": ("ffn_up_shexp",),
+    "mlp.shared_expert.down_proj": ("ffn_down_shexp",),
+    "mlp.shared_expert_gate": ("ffn_gate_inp_shexp",),
 }
 HEAD_NORM_NAMES: Final = {"self_attn.q_norm": ("attn_q_norm",), "self_attn.k_norm": ("attn_k_norm",)}
 POST_NORM_NAMES: Final = {

@@ -1,8 +1,8 @@
 """The step that most decoders share: norms in front of attention and feed-forward, RoPE, a gate, and in some layers experts.
 
 What a family has beside that shows in its tensors: norms of queries and keys (of each head or whole), biases, a latent in place of keys and
-values, shared experts, a gate of theirs, a bias that takes part in the choice of experts. Of its numbers, factors other than one are
-applied.
+values, a gate of attention, a recurrence in its place, shared experts, a gate of theirs, a bias that takes part in the choice of experts.
+Of its numbers, factors other than one are applied.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
-    from ridgeline.facts.model import ModelFacts
+    from ridgeline.facts.model import ModelFacts, StateLayers
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
@@ -27,8 +27,8 @@ def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
 
 def layer(g: Recorder, facts: ModelFacts, w: Weights, x: Handle, i: int) -> Handle:
     """Layer i: x [T, hidden] → [T, hidden]."""
-    attend = _latent_attention if (i, "attn_kv_a_mqa") in w else attention
-    x = g.add(x, _scaled(g, attend(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
+    mix = _latent_attention if (i, "attn_kv_a_mqa") in w else _gated_delta if (i, "ssm_conv1d") in w else attention
+    x = g.add(x, _scaled(g, mix(g, facts, w, g.rms_norm(x, w[i, "attn_norm"], facts.eps), i), facts.residual_scale))
     f = g.rms_norm(x, w[i, "ffn_norm" if (i, "ffn_norm") in w else "post_attention_norm"], facts.eps)
     y = _experts(g, facts, w, f, i) if (i, "ffn_gate_inp") in w else gated(g, w, f, i, "")
     added: Handle = g.add(x, _scaled(g, y, facts.residual_scale))
@@ -37,8 +37,10 @@ def layer(g: Recorder, facts: ModelFacts, w: Weights, x: Handle, i: int) -> Hand
 
 def attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
     """Plain attention of a layer behind its norm: a [T, inputs of the queries] → [T, hidden]. Writes its keys and values first."""
-    kind = facts.layer_kinds[layer]
+    kind, gate = facts.layer_kinds[layer], None
     q, k, v = (_linear(g, w, a, layer, name) for name in ("attn_q", "attn_k", "attn_v"))
+    if q.width == 2 * facts.heads * facts.head_dim:  # of every head the query, then the gate of its output
+        q, gate = (g.take_heads(q, heads=facts.heads, first=first, width=facts.head_dim) for first in (0, facts.head_dim))
     if (layer, "attn_q_norm") in w:
         q = g.rms_norm(q, w[layer, "attn_q_norm"], facts.eps)
         k = g.rms_norm(k, w[layer, "attn_k_norm"], facts.eps)
@@ -47,7 +49,7 @@ def attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int)
     g.kv_write(k, v, layer=layer)
     window = facts.window if kind == "window" else 0
     o = g.attention(q, layer=layer, head_dim=facts.head_dim, scale=facts.attn_scale, window=window)
-    return _linear(g, w, o, layer, "attn_output")
+    return _linear(g, w, o if gate is None else g.glu(gate, o, "sigmoid"), layer, "attn_output")
 
 
 def _latent_attention(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
@@ -76,6 +78,33 @@ def _narrow(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -
         return a
     narrow: Handle = g.rms_norm(_linear(g, w, a, layer, "attn_q_a"), w[layer, "attn_q_a_norm"], facts.eps)
     return narrow
+
+
+def _gated_delta(g: Recorder, facts: ModelFacts, w: Weights, a: Handle, layer: int) -> Handle:
+    """The gated delta rule behind a short convolution of its queries, keys and values; its outputs are normalised per head, and gated."""
+    state = facts.state
+    assert state is not None
+    served = state.value_heads // state.key_heads
+    x, z = _channels(g, state, w, a, layer, served * state.value_dim)
+    both = _linear(g, w, a, layer, "ssm_ba")
+    beta, alpha = (g.take_heads(both, heads=state.key_heads, first=first, width=served) for first in (0, served))
+    x = g.short_conv(x, w[layer, "ssm_conv1d"], layer=layer)
+    decay = w[layer, "ssm_dt.bias"], w[layer, "ssm_a"]
+    o = g.gated_delta(x, beta, alpha, *decay, key_heads=state.key_heads, key_dim=state.key_dim, layer=layer)
+    return _linear(g, w, g.glu(z, g.rms_norm(o, w[layer, "ssm_norm"], facts.eps), "silu"), layer, "ssm_out")
+
+
+def _channels(g: Recorder, state: StateLayers, w: Weights, a: Handle, layer: int, values: int) -> tuple[Handle, Handle]:
+    """(queries, keys and values, gates) of all heads: of one matrix, in which a key head has its query, its key, its `values` numbers of
+    values and as many gates, or of two."""
+    if (layer, "ssm_in") not in w:
+        return _linear(g, w, a, layer, "attn_qkv"), _linear(g, w, a, layer, "attn_gate")
+    mixed, first, parts = _linear(g, w, a, layer, "ssm_in"), 0, []
+    for width in (state.key_dim, state.key_dim, values, values):
+        parts.append(g.take_heads(mixed, heads=state.key_heads, first=first, width=width))
+        first += width
+    q, k, v, z = parts
+    return g.join_heads(g.join_heads(q, k, heads=1), v, heads=1), z
 
 
 def _experts(g: Recorder, facts: ModelFacts, w: Weights, f: Handle, layer: int) -> Handle:

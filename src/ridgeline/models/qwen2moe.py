@@ -5,9 +5,10 @@ from ridgeline.models.declare import (
     EXPERT_NAMES,
     EXPERTS,
     GATED_FFN,
+    GATED_SHARED_EXPERT,
+    GATED_SHARED_EXPERT_NAMES,
     LAYER_NAMES,
     QKV,
-    SHARED_EXPERTS,
     UNTIED,
     Architecture,
     TensorNames,
@@ -19,10 +20,7 @@ __all__ = ["ARCHITECTURE", "step"]
 ARCHITECTURE = Architecture(
     model_types=("qwen2_moe",),
     tensors=(*ATTENTION, GATED_FFN[0]),
-    parts={
-        "dense": GATED_FFN[1:],
-        "sparse": (*EXPERTS, *SHARED_EXPERTS, ("ffn_gate_inp_shexp", "shared_gates", "hidden")),
-    },
+    parts={"dense": GATED_FFN[1:], "sparse": (*EXPERTS, *GATED_SHARED_EXPERT)},
     defaults={
         **UNTIED,
         "use_sliding_window": False,
@@ -32,15 +30,6 @@ ARCHITECTURE = Architecture(
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,
     },
-    checkpoint=TensorNames(
-        {
-            **LAYER_NAMES,
-            **EXPERT_NAMES,
-            "mlp.shared_expert.gate_proj": ("ffn_gate_shexp",),
-            "mlp.shared_expert.up_proj": ("ffn_up_shexp",),
-            "mlp.shared_expert.down_proj": ("ffn_down_shexp",),
-            "mlp.shared_expert_gate": ("ffn_gate_inp_shexp",),
-        }
-    ),
+    checkpoint=TensorNames({**LAYER_NAMES, **EXPERT_NAMES, **GATED_SHARED_EXPERT_NAMES}),
     biases=dict.fromkeys(QKV, "qkv_bias"),
 )

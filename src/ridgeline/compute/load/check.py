@@ -47,6 +47,8 @@ SCALES: Final = {
 """Format of blocks → bytes at which an fp16 scale or minimum begins."""
 CODE_BYTES: Final = 16
 """Bytes of the codes of a group of MXFP4 whose scales are stored in another tensor; of NVFP4's scales as many are looked at together."""
+OFFSETS: Final = ("plus_one", "minus_exp")
+"""Transforms of vectors that may be zeros."""
 _SIZE, _INFINITY, _OCTAVE = np.uint16(0x7FFF), np.uint16(0x7C00), 1 << 10
 """Numbers made of the bits of fp16: all but the sign; the least that is not finite; a factor of two."""
 
@@ -172,7 +174,7 @@ def _check_floats(tensor: TensorFacts, kind: str, parts: list[Bytes]) -> _Proble
         return None
     low, high = float(values.min()), float(values.max())
     is_matrix = len(tensor.shape) > 1
-    if low == high and (is_matrix or (low == 0.0 and tensor.transform != "plus_one")) and len(values) > 1 and tensor.quantised is None:
+    if low == high and (is_matrix or (low == 0.0 and tensor.transform not in OFFSETS)) and len(values) > 1 and tensor.quantised is None:
         return _Problem(tensor.name, "error", f"holds nothing but {low:g} ({len(values)} elements were read)")
     if is_matrix and max(-low, high) > MAX_ELEMENT:
         return _Problem(tensor.name, "warning", f"holds absurd {what} ({max(-low, high):.3g}; at most {MAX_ELEMENT:g} is usual)")

@@ -105,6 +105,8 @@ def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
     values = dequantise(tensor.kind, rows[:1])[0]
     if tensor.transform == "interleaved":
         return values[halves_order(len(values), head_dim)]
+    if tensor.transform == "minus_exp":
+        return -np.exp(values)
     return values + np.float32(1) if tensor.transform == "plus_one" else values
 
 

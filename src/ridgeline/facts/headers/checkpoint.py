@@ -82,10 +82,12 @@ def _packed(directory: Path) -> Mapping[str, int]:
 
 
 def without_predictors(tensors: Mapping[str, TensorFacts], config: Config) -> dict[str, TensorFacts]:
-    """`tensors` without those of layers behind the last that only predict further tokens."""
+    """`tensors` without those of layers that only predict further tokens: behind the last, or with a prefix of their own."""
     count = config.fields.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)
-    behind = tuple(f"model.layers.{config.facts.layers + number}." for number in range(count))
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
+    prefixes = [f"model.layers.{config.facts.layers + number}." for number in range(count)]
+    if own := config.fields.architecture.predictor:
+        prefixes.append(own)
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
 def _class(name: str) -> str | None:

@@ -16,6 +16,7 @@ from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, M
 from ridgeline.facts.headers.gguf_rope import MSCALE, read_ropes
 from ridgeline.facts.headers.latent import latent_sizes, latent_widths
 from ridgeline.facts.headers.pooling import gguf_pooling
+from ridgeline.facts.headers.recurrence import gguf_delta_sizes, gguf_state
 from ridgeline.facts.headers.rope import Ropes
 from ridgeline.facts.headers.tensors import (
     Shapes,
@@ -27,12 +28,11 @@ from ridgeline.facts.headers.tensors import (
     packed_by_class,
     sum_by_class,
 )
-from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts, StateLayers
+from ridgeline.facts.model import AttentionWidths, Latent, ModelFacts
 from ridgeline.models.declare import Architecture, TensorNames
 from ridgeline.models.table import RUNNABLE, module_name
 
 _TOKENS = "tokenizer.ggml.tokens"
-_PLAIN, _SPARSE = frozenset(("attention", "dense")), frozenset(("attention", "sparse"))
 _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
@@ -96,11 +96,14 @@ def gguf_shapes(header: Header, facts: ModelFacts) -> tuple[Shapes, Shapes]:
     if latent := facts.widths.latent:
         sizes |= latent_sizes(latent, facts.heads, header.integer(f"{name}.attention.q_lora_rank", 0, MAX_WIDTH, default=0))
     sizes["normed_head"] = facts.head_dim if _layers_with(header, "attn_q_norm.") else 0
-    parts = (_PLAIN,) * facts.layers
+    sparse: set[int] = set()
     if facts.experts is not None:
         sizes |= gguf_expert_sizes(header, name, facts.experts, facts.ffn)
         sparse = _layers_with(header, "ffn_gate_inp.") if "dense" in architecture.parts else set(range(facts.layers))
-        parts = tuple(_SPARSE if i in sparse else _PLAIN for i in range(facts.layers))
+    if facts.state is not None and architecture.recurrence:
+        sizes |= gguf_delta_sizes(header, facts.state)
+    mixers = ("state" if kind == "none" else "attention" for kind in facts.layer_kinds)
+    parts = tuple(frozenset((mixer, "sparse" if i in sparse else "dense")) for i, mixer in enumerate(mixers))
     return expected_shapes(architecture, sizes, parts, tied=facts.tied, flags=None)
 
 
@@ -115,6 +118,7 @@ def check_architecture(header: Header) -> Architecture:
 def describe_gguf(header: Header) -> ModelFacts:
     """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
     arch = header.text("general.architecture")
+    known = RUNNABLE.get(module_name(arch))
     header = without_predictors(header)
     layers = _layers(header, arch)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
@@ -147,8 +151,8 @@ def describe_gguf(header: Header) -> ModelFacts:
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         packed=packed_by_class(tensors),
         attention=attention,
-        experts=gguf_experts(header, arch, RUNNABLE.get(module_name(arch))),
-        state=_state(header, arch, len(recurrent)),
+        experts=gguf_experts(header, arch, known),
+        state=gguf_state(header, arch, len(recurrent), known.recurrence if known else ""),
     )
 
 
@@ -238,16 +242,6 @@ def _layers_with(header: Header, part: str) -> set[int]:
     """Layers that have a tensor whose name in the layer starts with `part`."""
     names = (name.split(".", 2) for name in header.tensors if name.startswith("blk."))
     return {int(name[1]) for name in names if len(name) == 3 and name[1].isdecimal() and name[2].startswith(part)}
-
-
-def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
-    """Mamba state: channels × size, and the convolution's last inputs over channels and the grouped B and C projections."""
-    if not layers:
-        return None
-    channels, size = (header.integer(f"{arch}.ssm.{key}", 1, MAX_WIDTH) for key in ("inner_size", "state_size"))
-    kernel = header.integer(f"{arch}.ssm.conv_kernel", 1, MAX_WIDTH)
-    groups = header.integer(f"{arch}.ssm.group_count", 0, MAX_WIDTH, default=0)
-    return StateLayers(layers, channels * size, (kernel - 1) * (channels + 2 * groups * size))
 
 
 def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...], int]:

@@ -69,6 +69,7 @@ def dense_sizes(facts: ModelFacts, positions: int) -> Sizes:
         "head": facts.head_dim,
         "heads": facts.heads,
         "queries": facts.heads * facts.head_dim,
+        "gated_queries": 2 * facts.heads * facts.head_dim,
         "keys": facts.kv_heads * facts.head_dim,
         "vocab": facts.vocab,
         "context": positions,
