@@ -87,7 +87,7 @@ def tensor_class(name: str) -> str:
         return "embedding"
     if name.startswith("output."):
         return "head"
-    part = name.split(".")[2] if name.startswith("blk.") and name.count(".") > 2 else ""
+    part = name.split(".")[2] if name.startswith("blk.") and name.count(".") > 1 else ""
     if part.startswith(("attn_", "ssm_")) and not part.endswith("norm"):
         return "attention"
     if part.startswith(("ffn_", "exp_probs_b")) and not part.endswith("norm"):
