@@ -90,6 +90,17 @@ _MSCALE = {
     "mscale_all_dim": 2.0,
 }
 _HALF_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+_DELTA = {
+    **_EXPERTS,
+    "shared_expert_intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "head_dim": HEAD_DIM,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 32,
+}
+"""Heads of keys and of values of different widths; one layer of four attends, and a quarter of its heads turns."""
 _GEMMA = {
     "head_dim": HEAD_DIM,
     "query_pre_attn_scalar": HEAD_DIM,
@@ -179,6 +190,23 @@ RECIPES: dict[str, Recipe] = {
         exact=True,
     ),
     "qwen2moe": Recipe("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}, gguf="qwen2moe", exact=True),
+    "qwen3next": Recipe("Qwen3NextConfig", _DELTA, gguf="qwen3next", read=False, exact=True),
+    "qwen3next-others": Recipe(
+        "Qwen3NextConfig",
+        {
+            **_DELTA,
+            "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_only_layers": [2],
+            "linear_num_value_heads": 6,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": _HALF_ROPE,
+        },
+        stored="bfloat16",
+        shard_bytes=100_000,
+    ),
     "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False),
     "mixtral-window": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
     "olmoe": Recipe("OlmoeConfig", {**_EXPERTS, "intermediate_size": 32}, gguf="olmoe", read=False),
@@ -323,8 +351,11 @@ def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tup
     values = normal(shape)
     if key.endswith((".bias", "_bias")):
         values *= 0.3
+    elif key.endswith("A_log"):
+        values -= 2  # most of a state is kept from token to token
     elif len(shape) == 1:
-        values = 0.2 * values + (0 if config.startswith("Gemma") else 1)
+        less_one = config.startswith(("Gemma", "Qwen3Next")) and not key.endswith("linear_attn.norm.weight")
+        values = 0.2 * values + (0 if less_one else 1)
     elif "embed" in key or ".wte" in key or ".wpe" in key:
         values *= 0.3
     else:

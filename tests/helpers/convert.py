@@ -1,5 +1,5 @@
 """GGUF files of transformers' models, by the rules of llama.cpp's converter: its tensor names (the `gguf` package has them), its
-permutation of Llama's Q and K, its + 1 on Gemma's norms, its tensors and keys for scaled RoPE.
+permutation of Llama's Q and K, its + 1 on norms of Gemma and Qwen3-Next, its tensors and keys for scaled RoPE.
 
 One key is more than that converter writes: the window of a Mistral or a StarCoder2, which their files leave out.
 """
@@ -47,7 +47,8 @@ def write_gguf(path: Path, model: Any, architecture: str, kind: str, behind: Map
 
 def quantised(name: str, values: np.ndarray) -> bool:
     """Whether a file with quantised matrices quantises this tensor."""
-    return values.ndim > 1 and not name.startswith("position_embd") and "ffn_gate_inp" not in name and not name.endswith(".bias")
+    kept = ("position_embd", "ffn_gate_inp", "ssm_conv1d")
+    return values.ndim > 1 and not any(part in name for part in kept) and not name.endswith(".bias")
 
 
 def gguf_tensors(model: Any, architecture: str, module: Any = None, prefix: str = "") -> dict[str, np.ndarray]:
@@ -66,7 +67,8 @@ def gguf_tensors(model: Any, architecture: str, module: Any = None, prefix: str 
             values = permute(values, config.num_attention_heads)
         if architecture in ("llama", "granitemoe") and "k_proj" in key:
             values = permute(values, config.num_key_value_heads)
-        if architecture.startswith("gemma") and key.endswith("norm.weight"):
+        is_norm = key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight")
+        if architecture.startswith(("gemma", "qwen3next")) and is_norm:
             values = values + 1
         for part, own in _unfused(architecture, config, key, values):
             name = names.get_name(part, try_suffixes=(".weight", ".bias"))
@@ -78,6 +80,8 @@ def gguf_tensors(model: Any, architecture: str, module: Any = None, prefix: str 
 def _unfused(architecture: str, config: Any, key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """As files have them what transformers keeps otherwise: gate and up of experts in one tensor [E, 2 · F, D], names of its own."""
     stem, _, last = key.rpartition(".")
+    if ".linear_attn." in key:
+        return _recurrent(config, key, values)
     if architecture == "gpt-oss" and stem.endswith(".experts"):
         # Stored with inputs first, gate and up in turn.
         module, suffix = last.removesuffix("_bias"), "bias" if last.endswith("_bias") else "weight"
@@ -100,6 +104,23 @@ def _unfused(architecture: str, config: Any, key: str, values: np.ndarray) -> li
     if key.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction.bias")):
         return [(key, values[0])]
     return [(f"{key}.weight" if key.endswith(".experts.down_proj") else key, values)]
+
+
+def _recurrent(config: Any, key: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Tensors of the gated delta rule: queries, keys and values of all heads in one matrix, their gates in another."""
+    stem, _, last = key.rpartition(".linear_attn.")
+    stem = f"{stem}.linear_attn."
+    if last == "A_log":
+        return [(key, -np.exp(values))]
+    if last == "dt_bias":
+        return [(f"{stem}dt_proj.bias", values)]
+    if last != "in_proj_qkvz.weight":
+        return [(key, values[:, 0] if last == "conv1d.weight" else values)]
+    served = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+    heads = values.reshape(config.linear_num_key_heads, -1, values.shape[1])
+    ends = np.cumsum([config.linear_key_head_dim, config.linear_key_head_dim, served])
+    q, k, v, z = (part.reshape(-1, values.shape[1]) for part in np.split(heads, ends, axis=1))
+    return [(f"{stem}in_proj_qkv.weight", np.concatenate([q, k, v])), (f"{stem}in_proj_z.weight", z)]
 
 
 def latent_parts(config: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +150,7 @@ def dequantised(model: Any, architecture: str, kind: str) -> Any:
                     part[:] = _rounded(part, stored, turned)
                 continue
             turned = (architecture == "gpt2" and ".h." in key) or (architecture == "gpt-oss" and ".experts." in key)
-            if values.ndim > 1 and ".wpe" not in key and not key.endswith((*ROUTERS, "_bias")):
+            if values.ndim > 1 and ".wpe" not in key and not key.endswith((*ROUTERS, "_bias", "conv1d.weight")):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(_rounded(values, stored, turned))))
     own.tie_weights()
     return own
@@ -164,6 +185,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any, more: int) -> None:
     elif getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if config.model_type == "qwen3_next":
+        _write_delta(writer, config)
     if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
@@ -181,6 +204,16 @@ def _write_latent(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
     writer.add_leading_dense_block_count(config.first_k_dense_replace)
+
+
+def _write_delta(writer: gguf.GGUFWriter, config: Any) -> None:
+    heads = config.linear_num_value_heads
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * heads)
+    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -216,7 +249,7 @@ def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in ("llama", "phi3", "glm4moe"):
+    if architecture in ("llama", "phi3", "glm4moe", "qwen3next"):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

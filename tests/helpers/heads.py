@@ -19,6 +19,8 @@ Reference = Callable[[Sequence[int], int], list[int]]
 """(known ids, number) → the ids that are drafted greedily behind them."""
 BLOCKS, HEADS, DRAFTED = 2, 3, 120
 """Residual blocks and heads of Medusa; ids that EAGLE-3's head knows."""
+QWEN_NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm"}
+"""Norms of DeepSeek's layer that predicts further tokens → names in Qwen3-Next's files, behind "mtp."."""
 
 
 def normal(random: np.random.Generator, *shape: int, gain: float = 1.0) -> torch.Tensor:
@@ -164,12 +166,13 @@ def write_eagle3(made: Checkpoint, path: Path, prefix: str = "midlayer.") -> Ref
 
 
 def add_predictor(made: Checkpoint, path: Path, gguf: str | None = None) -> Reference:
-    """A copy of the checkpoint with a layer behind its last that predicts further tokens, as DeepSeek-V3 and GLM-4.5 have it; as a GGUF
-    file in F32 where its architecture is given."""
+    """A copy of the checkpoint with a layer behind its last that predicts further tokens, as DeepSeek-V3 and GLM-4.5 have it, or
+    Qwen3-Next; as a GGUF file in F32 where its architecture is given."""
     import copy
     import shutil
 
     random, model, width = np.random.default_rng(4), made.model, made.model.config.hidden_size
+    qwen = model.config.model_type == "qwen3_next"
     count = model.config.num_hidden_layers
     layer = copy.deepcopy(model.model.layers[-1])
     _fill(layer, random)
@@ -179,33 +182,39 @@ def add_predictor(made: Checkpoint, path: Path, gguf: str | None = None) -> Refe
     eh_proj = normal(random, width, 2 * width)
     if gguf is not None:
         stem, rest = f"blk.{count}.nextn.", {"eh_proj": eh_proj.numpy(), "shared_head_head": model.lm_head.weight.detach().numpy()}
-        rest |= {name.replace(".", "_"): each.weight.detach().numpy() for name, each in norms.items()}
+        rest |= {name.replace(".", "_"): each.weight.detach().numpy() + np.float32(qwen) for name, each in norms.items()}
         behind = gguf_tensors(model, gguf, layer, f"model.layers.{count}.") | {f"{stem}{name}.weight": rest[name] for name in rest}
         write_gguf(path, model, gguf, "F32", behind)
         return _predictions(made, model, layer, norms, eh_proj)
     shutil.copytree(made.directory, path, ignore=shutil.ignore_patterns("*.gguf"))
-    behind = f"model.layers.{count}."
+    behind = "mtp.layers.0." if qwen else f"model.layers.{count}."
     own = {f"{behind}{name}": value for name, value in stored_names(made, layer).items()}
-    own |= {f"{behind}{name}.weight": each.weight.detach() for name, each in norms.items()} | {f"{behind}eh_proj.weight": eh_proj}
-    own |= {f"{behind}embed_tokens.weight": model.model.embed_tokens.weight.detach().clone()}
-    own |= {f"{behind}shared_head.head.weight": model.lm_head.weight.detach().clone()}
+    if qwen:
+        own |= {f"mtp.{QWEN_NAMES[name]}.weight": each.weight.detach() for name, each in norms.items()} | {"mtp.fc.weight": eh_proj}
+    else:
+        own |= {f"{behind}{name}.weight": each.weight.detach() for name, each in norms.items()} | {f"{behind}eh_proj.weight": eh_proj}
+        own |= {f"{behind}embed_tokens.weight": model.model.embed_tokens.weight.detach().clone()}
+        own |= {f"{behind}shared_head.head.weight": model.lm_head.weight.detach().clone()}
     tensors = load_file(path / "model.safetensors") | own
     save_file({name: value.contiguous() for name, value in tensors.items()}, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    (path / "config.json").write_text(json.dumps(config if qwen else {**config, "num_nextn_predict_layers": 1}))
 
     return _predictions(made, model, layer, norms, eh_proj)
 
 
 def _predictions(made: Checkpoint, model: Any, layer: Any, norms: dict[str, Any], eh_proj: torch.Tensor) -> Reference:
-    """What the layer predicts by the formula."""
+    """What the layer predicts by the formula. Qwen3-Next's hands on what its last norm makes."""
+    last = norms["shared_head.norm"]
+    qwen = model.config.model_type == "qwen3_next"
 
     def whole(ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         both = torch.cat([norms["enorm"](model.model.embed_tokens(ids)), norms["hnorm"](features)], dim=1)
-        return run_layer(model, layer, both @ eh_proj.T)
+        x = run_layer(model, layer, both @ eh_proj.T)
+        return last(x) if qwen else x
 
     def logits(x: torch.Tensor) -> torch.Tensor:
-        return model.lm_head(norms["shared_head.norm"](x))
+        return model.lm_head(x if qwen else last(x))
 
     return lambda known, number: chain(states_of(made, known)[-1], known, number, whole, logits, int)
 

@@ -90,6 +90,12 @@ def less_one(values: np.ndarray) -> np.ndarray:
     return values - 1
 
 
+def together(rows: np.ndarray) -> np.ndarray:
+    """Rows of a matrix with queries, keys, values and gates of each key head in turn, as if they had no heads."""
+    parts = np.split(rows.reshape(2, 24 + 24 + 64 + 64, -1), [24, 48, 112], axis=1)
+    return np.concatenate([part.reshape(-1, rows.shape[1]) for part in parts])
+
+
 ALTERNATE = ("full", "window") * 2
 LAYER_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -149,6 +155,26 @@ TRAPS: dict[str, dict[str, Change]] = {
         "no gate of it": lacks("ffn_gate_inp_shexp.weight"),
         "no bias of attn_k": holds("attn_k.bias", zeros),
     },
+    "qwen3next": {
+        "weights as they are": routes(normalise=False),
+        "no shared expert": lacks("ffn_gate_shexp.weight"),
+        "no gate of it": lacks("ffn_gate_inp_shexp.weight"),
+        "whole heads turn": turns(lambda rope: Rope(rope.base, HEAD_DIM)),
+        "gates for queries": holds("attn_q.weight", lambda rows: rows.reshape(4, 2, HEAD_DIM, -1)[:, ::-1].reshape(rows.shape)),
+        "parts of all heads together": holds("ssm_in.weight", together),
+        **{
+            f"{name} less one": holds(f"{name}.weight", less_one)
+            for name in ("attn_norm", "post_attention_norm", "attn_k_norm", "output_norm")
+        },
+        "one more of the recurrence": holds("ssm_norm.weight", lambda values: values + 1),
+        "nothing forgotten": holds("ssm_a.weight", zeros),
+        "logarithms": holds("ssm_a.weight", lambda values: np.log(-values)),
+        "no bias of steps": holds("ssm_dt.bias", zeros),
+        "taps turned": holds("ssm_conv1d.weight", lambda taps: taps[:, ::-1]),
+        "alpha for beta": holds("ssm_ba.weight", lambda rows: rows.reshape(2, 2, 2, -1)[:, ::-1].reshape(rows.shape)),
+        "other value heads": holds("ssm_out.weight", lambda rows: rows.reshape(-1, 2, 2, 32).swapaxes(1, 2).reshape(rows.shape)),
+    },
+    "qwen3next-others": {"weights add up": routes(normalise=True), "no bias of attn_q": lacks("attn_q.bias")},
     "mixtral": {"weights as they are": routes(normalise=False), "gate for up": swapped("ffn_gate_exps", "ffn_up_exps")},
     "mixtral-window": {"no window": says(layer_kinds=("full",) * 3)},
     "olmoe": {"weights add up": routes(normalise=True), "plain queries": holds("attn_q_norm.weight", ones)},
@@ -285,7 +311,10 @@ def test_long_and_short_rotations_differ(checkpoint) -> None:
     assert np.abs(log_softmax(Driver(short, weights, blocks=64).step((0, few))) - theirs).max() < 1e-4
 
 
-@pytest.mark.parametrize(("name", "form", "view"), [("llama3", "F32", "interleaved"), ("gemma2", "safetensors", "plus_one")])
+@pytest.mark.parametrize(
+    ("name", "form", "view"),
+    [("llama3", "F32", "interleaved"), ("gemma2", "safetensors", "plus_one"), ("qwen3next", "safetensors", "minus_exp")],
+)
 def test_files_need_their_views(checkpoint, stored, name: str, form: str, view: str) -> None:
     """The same files read without what undoes their order or their offset."""
     made = checkpoint(name)

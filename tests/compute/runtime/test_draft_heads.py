@@ -70,7 +70,10 @@ def heads_of(kind: str, checkpoint: Callable, path: Path) -> tuple[Path, Referen
     return made.directory, write(made, path), {"speculative": "draft", "draft_model": str(path)}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "mtp glm4moe", "mtp deepseek3", "mtp glm4moe gguf", "mtp deepseek3 gguf"])
+KINDS = ["medusa", "eagle", "eagle3", *(f"mtp {name}{form}" for name in ("glm4moe", "deepseek3", "qwen3next") for form in ("", " gguf"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("runner", ["numpy", "native"])
 def test_drafts_are_those_of_the_formulas(kind: str, runner: str, checkpoint, tmp_path: Path) -> None:
     target, reference, settings = heads_of(kind, checkpoint, tmp_path / "heads")
