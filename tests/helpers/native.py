@@ -27,5 +27,5 @@ class NativeDriver(Driver):
             vocab=self.facts.tokens,
             threads=self.threads,
         )
-        self.kv = allocate_native_kv(self.shape, self.facts.cached, self.kv_dtype)
+        self.kv = allocate_native_kv(self.shape, self.facts.cached, self.kv_dtype, self.states())
         self.kv.pool.view("u1")[:, :, : self.block_tokens] = 0xFF  # NaN as fp32, as bf16 and as a scale

@@ -14,6 +14,7 @@ from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.quant.weight import DenseWeight, Weight
+from ridgeline.compute.states import StateCache, states_of
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
@@ -186,19 +187,29 @@ class Driver:
     block_tokens: int = 16
     blocks: int = 2048
     threads: int = 1
+    rows: int = 32
+    """Sequences of a model with recurrent states."""
     computed: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shape = KVShape(kv_groups(self.facts), self.block_tokens, self.blocks, b"")
         self.open()
         self._tables: dict[int, list[list[int]]] = {}
+        self._places: dict[int, int] = {}
         self._free: Iterator[int] = iter(np.random.default_rng(3).permutation(np.arange(1, self.blocks + 1)).tolist())
 
     def open(self) -> None:
         """Makes the runner and its cache."""
         self.runner = NumpyRunner(record(self.facts)["step"], self.weights, self.shape, threads=self.threads)
-        self.kv = allocate_kv(self.shape, self.facts.cached)
+        self.kv = allocate_kv(self.shape, self.facts.cached, self.states())
         self.kv.pool[:, :, : self.block_tokens] = np.nan  # block 0 is never read
+
+    def states(self) -> StateCache | None:
+        """Room for recurrent states, which hold what no sequence may read."""
+        found = states_of(self.facts, self.rows, 1)
+        for array in () if found is None else (*found.tails.values(), *found.states.values()):
+            array[:] = np.nan
+        return found
 
     def inputs(self, chunks: Sequence[tuple[int, Sequence[int]]], select: Sequence[int] | None = None) -> StepInputs:
         """(sequence, ids) a row: the next ids of each sequence. All positions are selected unless `select` says which."""
@@ -218,6 +229,7 @@ class Driver:
                 array[number, : len(block_ids)] = block_ids
         block, offset = positions // self.block_tokens, positions % self.block_tokens
         chosen = range(len(positions)) if select is None else select
+        places = [self._places.setdefault(sequence, len(self._places)) for sequence, _ in chunks]
         return StepInputs(
             ids=np.concatenate([np.asarray(ids, np.int32) for _, ids in chunks]),
             positions=positions.astype(np.int32)[None],
@@ -227,6 +239,7 @@ class Driver:
             tables=tuple(tables),
             slots=tuple(table[row, block] * np.int64(self.block_tokens) + offset for table in tables),
             select=np.array(chosen, np.int32),
+            state_rows=np.array(places, np.int32),
         )
 
     def step(self, *chunks: tuple[int, Sequence[int]], select: Sequence[int] | None = None) -> np.ndarray:

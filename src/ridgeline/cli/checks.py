@@ -87,7 +87,7 @@ def _check_engine(config: Any) -> None:
         raise Unchecked  # it takes as long as reading the weights
     if not config.model.startswith(FAKE_PREFIX) and config.runner != "cuda":
         facts = read_model_facts(resolve_model(config.model, model_stores()))
-        costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
+        costs = kv_costs(facts, config)
         resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
 
 

@@ -84,7 +84,7 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     context = max(2, min(config.max_model_len or facts.context, facts.context))
     options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=context, chunk=config.tokens)
     deployment = replace(deployment_of(described, options), device=device)
-    costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
+    costs = kv_costs(facts, config)
     memory, share, host = device.memory_bytes, MEMORY_SHARE, None
     if config.runner == "cuda":
         memory, share, host = int(rank_kv_budget(replace(deployment, utilisation=1 - RESERVE_SHARE))), 1.0, machine.memory_bytes

@@ -45,6 +45,6 @@ def _planned(config: EngineConfig) -> tuple[int, int, MachineFacts]:
         )
     facts = read_model_facts(resolve_model(config.model, model_stores()))
     weights = int(WEIGHTS_FACTOR * sum(facts.packed.values()))
-    costs = kv_costs(facts, resolved.block_size, resolved.tokens, resolved.kv_dtype)
+    costs = kv_costs(facts, resolved)
     cache = resolve(resolved, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs).config.kv_cache_memory_bytes or 0
     return (0, 0, machine) if resolved.runner == "cuda" else (weights, cache, machine)

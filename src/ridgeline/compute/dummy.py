@@ -16,7 +16,7 @@ def dummy_step(
     samples: Sequence[int] | None = None,
     row_blocks: int = 0,
 ) -> StepInputs:
-    """A step whose rows have so many tokens each, all of them the id 0.
+    """A step whose rows have so many tokens each, all of them the id 0; recurrent states are those of the first rows.
 
     starts      positions of the rows' first tokens; None: 0
     samples     number of selected positions of each row, its last ones; None: 1
@@ -45,6 +45,7 @@ def dummy_step(
         tables=tables,
         slots=tuple(table[row, at // block_tokens] * np.int64(block_tokens) + at % block_tokens for table in tables),
         select=last_positions(cu_q, sample),
+        state_rows=np.arange(len(count), dtype=np.int32),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from ridgeline.compute.adapters.slots import AdapterSlots
 from ridgeline.compute.adapters.store import AdapterStore
 from ridgeline.compute.backend import Backend
+from ridgeline.compute.states import StateCache, states_of
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
@@ -16,7 +17,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kv_costs, kv_groups
+from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kept_positions, kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -49,8 +50,8 @@ class ModelSource:
 
     @property
     def costs(self) -> KVCosts:
-        """Bytes of its KV cache per block and sequence."""
-        return kv_costs(self.facts, self.config.block_size, self.config.tokens, self.config.kv_dtype)
+        """Bytes of its KV cache per block and sequence, and of its recurrent states per row."""
+        return kv_costs(self.facts, self.config)
 
     @property
     def positions(self) -> int:
@@ -76,6 +77,10 @@ class ModelSource:
             self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.blocks, host_blocks=found.host_blocks
         )
 
+    def states(self) -> StateCache | None:
+        """Room for the recurrent states of its rows; None of a model without."""
+        return states_of(self.facts, self.config.rows, kept_positions(self.config))
+
     def shape(self, numerics: str) -> KVShape:
         """The shape of its KV cache. `numerics`: names what else the contents of a block depend on; blocks are interchangeable only where
         all of it is equal, or where the operator takes any."""
@@ -85,7 +90,8 @@ class ModelSource:
         if config.kv_cache_numerics == "any":
             named, shared = f"{named} any", hashlib.sha256(self.facts.fingerprint + b"any %d" % unit).digest()
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared)
+        recurrent = self.facts.state is not None
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared, recurrent)
 
     def draft_shape(self, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
         """The shape of the cache of what drafts: as many blocks as all rows need, within `DRAFT_SHARE` of the memory. Raises ConfigError

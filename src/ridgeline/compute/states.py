@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.compute.ops.definition import Floats
+from ridgeline.facts.model import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,12 @@ def allocate_states(layers: Mapping[int, RecurrentShape], rows: int, positions: 
         layer: np.zeros((rows, positions, shape.value_heads, shape.key_dim, shape.value_dim), np.float32) for layer, shape in layers.items()
     }
     return StateCache(tails, states)
+
+
+def states_of(facts: ModelFacts, rows: int, positions: int) -> StateCache | None:
+    """Room for the states of a model's recurrent layers, as `allocate_states` has it; None of a model without."""
+    state = facts.state
+    if state is None:
+        return None
+    layer = RecurrentShape(state.kernel, state.channels, state.value_heads, state.key_dim, state.value_dim)
+    return allocate_states({index: layer for index, kind in enumerate(facts.layer_kinds) if kind == "none"}, rows, positions)

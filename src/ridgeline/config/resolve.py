@@ -29,6 +29,7 @@ class KVCosts:
     """Costs of the model's KV cache, as `planning.memory` computes it.
 
     block_bytes       bytes of one block
+    row_bytes         bytes of the recurrent states of a row, however long its sequence is
     sequence_blocks   tokens → most blocks that one sequence of so many tokens holds
     longest_sequence  (blocks, limit) → most tokens, up to `limit`, of one sequence in so many blocks
     """
@@ -36,6 +37,7 @@ class KVCosts:
     block_bytes: int
     sequence_blocks: Callable[[int], int]
     longest_sequence: Callable[[int, int], int]
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Resolved:
 def resolve(
     config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts, share: float = MEMORY_SHARE, host_bytes: int | None = None
 ) -> Resolved:
-    """Resolves `kv_cache_memory_bytes`, `max_model_len`, and the number of blocks in `swap_space`.
+    """Resolves `kv_cache_memory_bytes`, `max_model_len`, and the number of blocks in `swap_space`; bounds `max_num_seqs` by memory.
 
     context       positions that the model was trained for
     memory_bytes  memory of the device, or, on a CPU, that this process may use
@@ -65,6 +67,8 @@ def resolve(
         memory_bytes -= adapter_bytes(config, memory_bytes)
     else:  # a device's slots are in its memory already
         host_bytes -= adapter_bytes(config, host_bytes)
+    config, states = _with_states(config, memory_bytes, costs.row_bytes, share)
+    memory_bytes -= config.rows * costs.row_bytes
     length = _max_model_len(config, context)
     asked = int(length.value)
     cache = _cache_bytes(config, asked, memory_bytes, costs, share)
@@ -90,7 +94,7 @@ def resolve(
     settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=blocks * costs.block_bytes)
     host_left = memory_bytes - blocks * costs.block_bytes if host_bytes is None else host_bytes
     host_blocks = _host_blocks(config, host_left, costs.block_bytes)
-    decided = (length, cache, *adapters)
+    decided = (length, cache, *adapters, *states)
     if not host_blocks:
         return Resolved(settled, blocks, decided)
     reason = f"--swap-space: {host_blocks} blocks in host memory, behind the {blocks} of the KV cache"
@@ -112,6 +116,26 @@ def _adapters(config: EngineConfig, memory_bytes: int) -> tuple[Decision, ...]:
     (default,) = (each.default for each in fields(config) if each.name == "max_loras")
     origin = "default" if config.max_loras == default else "flag"
     return (Decision("max_loras", config.max_loras, origin, reason),) if share else ()
+
+
+def _with_states(config: EngineConfig, memory_bytes: int, row_bytes: int, share: float) -> tuple[EngineConfig, tuple[Decision, ...]]:
+    """Settings with as many rows as have room for their recurrent states in `share` of the memory, and the decision; unchanged where a row
+    has none. Raises ConfigError where no row has room."""
+    if not row_bytes:
+        return config, ()
+    limit = int(memory_bytes * share)
+    rows = min(config.rows, limit // row_bytes)
+    if not rows:
+        raise ConfigError(
+            f"the recurrent states of one sequence have {row_bytes} bytes, {share:.0%} of {memory_bytes} bytes of memory are {limit}; "
+            "take a smaller model, or fewer --num-speculative-tokens, each of which keeps states of its own",
+            fix={"--speculative": "off"},
+        )
+    if rows < config.rows:
+        reason, origin = f"shrunk from {config.rows}: recurrent states of so many sequences fit {share:.0%} of the memory", "machine"
+    else:
+        reason, origin = f"recurrent states of so many sequences have {rows * row_bytes} bytes, beside the KV cache", "model"
+    return replace(config, max_num_seqs=rows), (Decision("max_num_seqs", rows, origin, reason),)
 
 
 def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:

@@ -202,6 +202,8 @@ class KVShape:
     """Bytes that a copy of a block moves; 0 if no memory is behind it, as in a simulation."""
     shared: bytes = b""
     """Hash of the weights alone, which engines of several numerics that share blocks begin prefix keys with; empty: `fingerprint` does."""
+    recurrent: bool = False
+    """Rows have recurrent states beside their blocks, so that none begins behind blocks that another has computed."""
 
     @property
     def root(self) -> bytes:

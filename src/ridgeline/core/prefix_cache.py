@@ -51,7 +51,7 @@ class PrefixIndex:
 
     def is_shareable(self, sequence: Sequence) -> bool:
         """True if another sequence could use the blocks of this one."""
-        if sequence.pooling is not None and sequence.pooling.whole:
+        if self.shape.recurrent or (sequence.pooling is not None and sequence.pooling.whole):
             return False
         return self.shared or sequence.request.choices > 1
 

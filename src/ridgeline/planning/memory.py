@@ -5,6 +5,7 @@ from functools import reduce
 from math import gcd
 from typing import Final
 
+from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import KVCosts
 from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
@@ -96,13 +97,25 @@ def sequence_blocks(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int,
     return blocks
 
 
-def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, kv_dtype: str) -> KVCosts:
-    """Costs of a model's KV cache, for `config.resolve`."""
-    groups = kv_groups(facts)
+def kept_positions(config: EngineConfig) -> int:
+    """Positions of a row behind which its recurrent states are kept: the last one, and one more for each draft of a step."""
+    return 1 if config.speculative == "off" else 1 + config.num_speculative_tokens
+
+
+def state_bytes(facts: ModelFacts, positions: int) -> int:
+    """Bytes of a row's recurrent states, kept behind so many positions: of a convolution its last inputs, and those of these positions."""
+    state = facts.state
+    return 0 if state is None else 4 * state.layers * (positions * (state.recurrent + state.channels) + state.convolution)
+
+
+def kv_costs(facts: ModelFacts, config: EngineConfig) -> KVCosts:
+    """Costs of a model's KV cache with these settings, for `config.resolve`."""
+    groups, size, chunk = kv_groups(facts), config.block_size, config.tokens
     return KVCosts(
-        block_bytes=block_bytes(facts, groups[0], block_tokens, kv_dtype),
-        sequence_blocks=lambda tokens: sequence_blocks(groups, block_tokens, tokens, chunk),
-        longest_sequence=lambda blocks, limit: longest_sequence(groups, block_tokens, blocks, chunk, limit),
+        block_bytes=block_bytes(facts, groups[0], size, config.kv_dtype),
+        sequence_blocks=lambda tokens: sequence_blocks(groups, size, tokens, chunk),
+        longest_sequence=lambda blocks, limit: longest_sequence(groups, size, blocks, chunk, limit),
+        row_bytes=state_bytes(facts, kept_positions(config)),
     )
 
 

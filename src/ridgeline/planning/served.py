@@ -49,7 +49,7 @@ def served_settings(facts: ModelFacts, given: Mapping[str, Any]) -> dict[str, An
     if config.runner == "cuda":
         return {}
     config = replace(config, max_model_len=given.get("context"))
-    costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
+    costs = kv_costs(facts, config)
     found = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     return {name: getattr(found.config, name) for name in (*SAME, "kv_dtype")} | {
         "context": found.config.max_model_len,

@@ -19,6 +19,7 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
+from ridgeline.config.groups import EngineConfig
 from ridgeline.core.drafts.auto import AutoDrafter
 from ridgeline.core.drafts.depth import Offer
 from ridgeline.core.drafts.heads import HeadDrafter
@@ -54,7 +55,8 @@ def pool(path: Path, draw: Random, chosen: dict[str, Any]) -> dict[str, object]:
     """Now and then little more memory than one request needs: whoever is younger is preempted."""
     if draw.random() < 0.5:
         return {}
-    costs = kv_costs(read_model_facts(path), chosen["block_size"], chosen["max_num_batched_tokens"], chosen["kv_dtype"])
+    sizes = {name: chosen[name] for name in ("block_size", "max_num_batched_tokens", "kv_dtype")}
+    costs = kv_costs(read_model_facts(path), EngineConfig(model="", **sizes))
     return {"kv_cache_memory_bytes": (costs.sequence_blocks(chosen["max_model_len"]) + 2) * costs.block_bytes}
 
 

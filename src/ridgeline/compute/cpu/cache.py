@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.memory import allocate
 from ridgeline.compute.ops.definition import Floats
+from ridgeline.compute.states import StateCache
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import CachedHeads
 
@@ -40,6 +41,8 @@ class NativeKVCache:
     type: str
     head_dim: int
     value_dim: int
+    states: StateCache | None = None
+    """Of recurrent layers."""
 
     @property
     def kv_heads(self) -> int:
@@ -143,8 +146,8 @@ def converted(content: bytes, head_dim: int, type: str, to: str) -> bytes:
     return narrowed(widened(records), to).tobytes()
 
 
-def allocate_native_kv(shape: KVShape, cached: CachedHeads, type: str) -> NativeKVCache:
-    """An empty cache of `shape` for what layers cache of a token; `type` is f32, bf16 or int8.
+def allocate_native_kv(shape: KVShape, cached: CachedHeads, type: str, states: StateCache | None = None) -> NativeKVCache:
+    """An empty cache of `shape` for what layers cache of a token; `type` is f32, bf16 or int8. With the states of recurrent layers.
 
     The operating system gives memory when a page is first written.
     """
@@ -155,4 +158,4 @@ def allocate_native_kv(shape: KVShape, cached: CachedHeads, type: str) -> Native
     extent = (layers.pop(), cached.records, pages, cached.heads, shape.block_tokens)
     memory = allocate(prod(extent) * head_bytes(type, head_dim))
     pool = memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim))
-    return NativeKVCache(pool, type, head_dim, cached.latent or head_dim)
+    return NativeKVCache(pool, type, head_dim, cached.latent or head_dim, states)

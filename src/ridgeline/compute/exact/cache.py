@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.compute.ops.definition import Floats
+from ridgeline.compute.states import StateCache
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import CachedHeads
 
@@ -22,6 +23,8 @@ class KVCache:
     pool: Floats
     block_tokens: int
     value_dim: int
+    states: StateCache | None = None
+    """Of recurrent layers."""
 
     def layer(self, index: int) -> tuple[Floats, Floats]:
         """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension], V's of `value_dim`."""
@@ -67,11 +70,12 @@ class KVCache:
         return self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])
 
 
-def allocate_kv(shape: KVShape, cached: CachedHeads) -> KVCache:
-    """An empty cache of `shape` for what layers cache of a token. The operating system gives memory when it is first written."""
+def allocate_kv(shape: KVShape, cached: CachedHeads, states: StateCache | None = None) -> KVCache:
+    """An empty cache of `shape` for what layers cache of a token, with the states of recurrent layers. The operating system gives memory
+    when it is first written."""
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
     slots = (shape.blocks + 1 + shape.host_blocks) * shape.block_tokens
     pool = np.zeros((layers.pop(), cached.records, slots, cached.heads, cached.head_dim), np.float32)
-    return KVCache(pool, shape.block_tokens, cached.latent or cached.head_dim)
+    return KVCache(pool, shape.block_tokens, cached.latent or cached.head_dim, states)

@@ -206,6 +206,9 @@ class NumpyRunner:
             values[f"tables.{number}"], values[f"slots.{number}"] = inputs.tables[number], inputs.slots[number]
             for index, layer in enumerate(group.layers):
                 values[f"keys.{layer}"], values[f"values.{layer}"] = kv.layer(index)
+        if kv.states is not None:
+            values |= {f"tail.{layer}": tail for layer, tail in kv.states.tails.items()}
+            values |= {f"state.{layer}": state for layer, state in kv.states.states.items()}
         return values
 
     def _bind(self, op: Op, kernels: Mapping[str, Callable[..., Any]], weights: Mapping[str, Weight], dead: tuple[str, ...]) -> _Step:

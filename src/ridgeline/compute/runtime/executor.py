@@ -43,7 +43,7 @@ class StepExecutor:
         self.backend = backend
         self._info = info
         self._rows = ResidentRows(info.rows, len(info.kv.groups), -(-info.max_model_len // info.kv.block_tokens))
-        self._inputs = Inputs(self._rows, info.kv.block_tokens, tables=backend.reads_tables)
+        self._inputs = Inputs(self._rows, info.kv.block_tokens, tables=backend.reads_tables, recurrent=info.kv.recurrent)
         self._in_flight: deque[_InFlight] = deque()
         self._closed = False
         self.grammars: GrammarCompiler | None = None

@@ -79,10 +79,11 @@ class _Columns(NamedTuple):
 
 
 class Inputs:
-    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens. tables: inputs have block tables."""
+    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens. tables: inputs have block tables;
+    recurrent: they name the rows' recurrent states."""
 
-    def __init__(self, rows: ResidentRows, block_tokens: int, *, tables: bool = True) -> None:
-        self._rows, self._block_tokens, self._tables = rows, block_tokens, tables
+    def __init__(self, rows: ResidentRows, block_tokens: int, *, tables: bool = True, recurrent: bool = False) -> None:
+        self._rows, self._block_tokens, self._tables, self._recurrent = rows, block_tokens, tables, recurrent
         self._row: IntColumn | None = None
         self._shared: dict[bytes, tuple[StepRows, _Columns | None]] = {}
         """Rows and columns of steps by what the rows in `_row` sample."""
@@ -108,6 +109,7 @@ class Inputs:
             slots=tuple([table[row_ids, block] * np.int64(size) + offset for table in self._rows.tables]),
             select=select,
             adapter=None if rows.slots is None else rows.slots[tokens],
+            state_rows=rows.row_ids if self._recurrent else None,
         )
         (unknown,) = (ids == LAST).nonzero()
         if keep is None:

@@ -56,6 +56,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     if facts.activation_scales:
         decisions += (Decision("activation_scales", facts.activation_scales, "model", facts.activation_note),)
+    if facts.state is not None:
+        decisions += _recurrent(config)
     open = _opener(config, is_random)
     drafts = _drafts(config, facts, progress)
     progress("checking weights", 0.0)
@@ -63,6 +65,19 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     if drafts is not None:
         findings += check_weights(drafts.facts if isinstance(drafts, DraftHeads) else drafts, config.threads or 1)
     return start(ModelSource(config, facts, machine.memory_bytes, decisions, drafts=drafts), open, progress, findings)
+
+
+def _recurrent(config: EngineConfig) -> tuple[Decision, ...]:
+    """What a model with recurrent layers does without: shared prefixes, as a state is of one sequence alone. ConfigError for what is
+    built on them, and on a GPU."""
+    if config.runner == "cuda":
+        raise ConfigError("recurrent layers run on a CPU alone, with --runner native or numpy", fix={"--runner": "native"})
+    if config.swap_space or config.has_tiers:
+        flags = ("--swap-space", "--kv-cache-dir", "--kv-cache-redis", "--kv-cache-listen", "--kv-cache-peers")
+        reason = "its sequences share no blocks, since recurrent states are those of one sequence"
+        raise ConfigError(f"this model has recurrent layers: {reason}; remove tiers of blocks", fix=dict.fromkeys(flags))
+    reason = "recurrent layers: a prompt is computed whole, since states are not kept at the ends of blocks"
+    return (Decision("enable_prefix_caching", "False", "model", reason),)
 
 
 def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> ModelFacts | DraftHeads | None:
@@ -77,6 +92,10 @@ def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> Mode
     else:
         path = resolve_model(config.draft_model, model_stores(), progress)
         found = read_heads(path, facts) or read_model_facts(path)
+    if isinstance(found, ModelFacts) and found.state is not None:
+        reason = "it has recurrent layers, whose states its own cache does not keep"
+        fix = {"--draft-model": None, "--speculative": "ngram"}
+        raise ConfigError(f"--draft-model {config.draft_model}: {reason}; give another", fix=fix)
     if config.runner == "cuda" and isinstance(found, DraftHeads):
         fix = {"--speculative": "ngram", "--draft-model": None}
         raise ConfigError(f"{found.kind} heads draft with --runner native and numpy; on a GPU a draft model does", fix=fix)
@@ -169,7 +188,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     )
     adapters = source.adapter_store(runner.adapters)
     sampler = Sampler(facts.tokens, runner.team)
-    kv = allocate_native_kv(shape, facts.cached, config.kv_dtype)
+    kv = allocate_native_kv(shape, facts.cached, config.kv_dtype, source.states())
     wide = widened(facts, weights)
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
     decisions: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
@@ -209,7 +228,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     adapters = source.adapter_store(runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
-    kv = allocate_kv(shape, facts.cached)
+    kv = allocate_kv(shape, facts.cached, source.states())
     drafts = open_drafts(source, progress, weights)
     common = {"rows": config.rows, "vocab": facts.tokens, "threads": threads, "adapters": adapters}
     backend = QueueBackend(runner, kv, shape, sample_rows, score, **common, drafts=drafts and drafts.model)
