@@ -3,9 +3,9 @@
 // A sum over a row has an order that is a function of the row's width alone: sixteen partial sums, then a fixed tree.
 #include <math.h>
 
+#include "elements/each.h"
 #include "linear/linear.h"
 #include "runtime/rows.h"
-#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -16,16 +16,6 @@ namespace {
 constexpr float kTiny = 1e-36f;
 // Below this a group is not stepped: a quarter of its scale would not be exact.
 constexpr float kTinyStepped = 1e-34f;
-
-// f(start, lanes) over a row; the last call may have fewer than sixteen lanes.
-template <typename F>
-inline void each(size_t width, F f) {
-    size_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) f(i, kLanes);
-    if (i < width) f(i, width - i);
-}
-inline Vec take(const float* p, size_t n) { return n == kLanes ? load(p) : load_first(p, n); }
-inline void put(float* p, Vec x, size_t n) { n == kLanes ? store(p, x) : store_first(p, x, n); }
 
 // One group, a multiple of kCodeGroup inputs; its scale stands once for each kCodeGroup.
 __attribute__((always_inline)) inline void quantise_group(const float* x, size_t group, int8_t* codes, float* scales, int32_t* sums) {
@@ -76,8 +66,6 @@ inline void quantise_stepped(const float* x, int8_t* codes, float* scales, int32
     }
 }
 
-inline Vec silu(Vec x) { return x / (all(1.0f) + exponential(zero() - x)); }
-
 // (1 + tanh u) / 2 = 1 / (1 + e^(-2 u))
 inline Vec gelu_tanh(Vec x) {
     const Vec inner = fma(x * x, all(0.044715f), all(1.0f)) * x * all(-2.0f * 0.7978845608f);
@@ -103,6 +91,8 @@ inline void activated(int activation, F write) {
         write([](Vec v) { return silu(v); });
     else if (activation == kGelu)
         write([](Vec v) { return gelu(v); });
+    else if (activation == kLogistic)
+        write([](Vec v) { return all(1.0f) / (all(1.0f) + exponential(zero() - v)); });
     else
         write([](Vec v) { return gelu_tanh(v); });
 }

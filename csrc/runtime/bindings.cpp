@@ -54,6 +54,14 @@ OpNumber op_of(const std::string& name, const nb::bytes& record) {
     throw nb::value_error("no such op");
 }
 
+OpKind kind_of(const std::string& name) {
+    if (name == "rows") return OpKind::rows;
+    if (name == "products") return OpKind::products;
+    if (name == "experts") return OpKind::experts;
+    if (name == "recurrences") return OpKind::recurrences;
+    return OpKind::attention;
+}
+
 nb::tuple described(const StructInfo& info) {
     nb::list fields;
     for (const FieldInfo& field : info.fields) fields.append(nb::make_tuple(field.name, field.type, field.offset));
@@ -177,6 +185,11 @@ const T* column(nb::handle array) {
     return begin;
 }
 
+template <typename T>
+const T* column_or_null(nb::handle array) {
+    return array.is_none() ? nullptr : column<T>(array);
+}
+
 Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle slots) {
     const auto number = [&](int i) { return nb::cast<std::size_t>(sizes[i]); };
     Step made{};
@@ -190,7 +203,8 @@ Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle sl
     made.cu_q = column<std::int32_t>(columns[3]);
     made.kv_len = column<std::int32_t>(columns[4]);
     made.select = column<std::int32_t>(columns[5]);
-    if (nb::len(columns) > 6) made.adapter = column<std::int32_t>(columns[6]);
+    made.adapter = column_or_null<std::int32_t>(columns[6]);
+    made.state_rows = column_or_null<std::int32_t>(columns[7]);
     const int groups = static_cast<int>(nb::len(tables));
     if (groups > kMaxGroups) throw nb::value_error("too many KV groups");
     for (int g = 0; g < groups; ++g) {
@@ -209,8 +223,7 @@ void bind_plan(nb::module_& m) {
     plan.def_prop_ro("beat", &Plan::beat);
     // What follows is added to the phase that was begun last.
     plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
-        const OpKind begun = kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : kind == "experts" ? OpKind::experts : OpKind::attention;
-        p.begin(begun, selected, factor);
+        p.begin(kind_of(kind), selected, factor);
     });
     plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
     // Where the experts of the op that was added last lie; the store lives as long as the plan.

@@ -36,6 +36,7 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
         }
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
+        case PhaseKind::recurrences: return step.rows * phase.recurrence.parts;
         case PhaseKind::measure: case PhaseKind::threshold:
             return screened_ && !screen_->few() ? std::min(rows, scratch_.size() * kChunksEach) : 0;
         case PhaseKind::bound: case PhaseKind::compute:

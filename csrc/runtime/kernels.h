@@ -10,6 +10,7 @@ namespace ridgeline {
 
 struct Kernels {
     const RowKernel* rows;               // [kOps]; null for ops of other kinds
+    const RecurrenceKernel* recurrences; // [kOps]; likewise
     const LinearKernels* linear;
     const AttentionKernels* attention;
     const RooflineKernels* roofline;

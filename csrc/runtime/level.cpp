@@ -21,14 +21,29 @@ namespace {
 #define ENTRY_products(name, Params) nullptr,
 #define ENTRY_experts(name, Params) nullptr,
 #define ENTRY_attention(name, Params) nullptr,
+#define ENTRY_recurrences(name, Params) nullptr,
 const RowKernel kRows[kOps] = {
+#include "runtime/ops.def"
+};
+
+#undef ENTRY_rows
+#undef ENTRY_recurrences
+#define VALUE(enumerator, name)
+#define ENUM(Name, values)
+#define FIELD(type, name)
+#define STRUCT(Name, fields)
+#define OP(kind, name, Params, fields) ENTRY_##kind(name, Params)
+#define ENTRY_rows(name, Params) nullptr,
+#define ENTRY_recurrences(name, Params) \
+    [](const void* params, const Step& step, size_t row, size_t part) { name(*static_cast<const Params*>(params), step, row, part); },
+const RecurrenceKernel kRecurrences[kOps] = {
 #include "runtime/ops.def"
 };
 
 }  // namespace
 
 extern const Kernels kKernels;
-const Kernels kKernels = {kRows, &kLinear, &kAttention, &kRoofline, &kSample};
+const Kernels kKernels = {kRows, kRecurrences, &kLinear, &kAttention, &kRoofline, &kSample};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -18,7 +18,7 @@ namespace ridgeline {
 #define OP(kind, name, Params, fields) struct Params { fields };
 #include "runtime/ops.def"
 
-enum class OpKind { rows, products, experts, attention };
+enum class OpKind { rows, products, experts, attention, recurrences };
 
 // Ops in the order of the table.
 #define VALUE(enumerator, name)
@@ -31,7 +31,7 @@ enum OpNumber : size_t {
     kOps
 };
 
-// Room for the parameters of any op of rows.
+// Room for the parameters of any op of rows, or of a recurrence.
 union RowParams {
 #define VALUE(enumerator, name)
 #define ENUM(Name, values)
@@ -43,6 +43,9 @@ union RowParams {
 
 // One row of an op of rows, as one ISA level computes it; `params` are those of the op.
 using RowKernel = void (*)(const void* params, const Step& step, size_t row);
+
+// One part of one row of the step, its tokens in order, of a recurrence.
+using RecurrenceKernel = void (*)(const void* params, const Step& step, size_t row, size_t part);
 
 // What Python is told.
 struct FieldInfo {

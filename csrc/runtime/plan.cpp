@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
+
+#include "elements/recurrence.h"
 
 namespace ridgeline {
 
@@ -41,6 +44,16 @@ ProductOp product(const LinearCodesAdd& op) {
     return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, op.residual, {op.out, op.weight.n}};
 }
 
+// Parts of a row of a recurrence.
+size_t parts_of(const ShortConv& op) {
+    if (op.taps > kMostTaps) throw std::invalid_argument("a short convolution has too many taps");
+    return ceiling(op.width, kConvChannels);
+}
+size_t parts_of(const GatedDelta& op) {
+    if (op.key_dim > kMostKeyDim) throw std::invalid_argument("keys of a recurrence are too wide");
+    return op.parts;
+}
+
 // A product with floats of the tokens from `token` on.
 ProductOp from_token(const ProductOp& op, size_t token) {
     const float* residual = op.residual == nullptr ? nullptr : op.residual + token * op.matrix.n;
@@ -73,6 +86,7 @@ void Plan::begin(OpKind kind, bool selected, size_t factor) {
             phase(PhaseKind::sort, selected, factor);
             phase(PhaseKind::experts, selected, factor);
             return;
+        case OpKind::recurrences: phase(PhaseKind::recurrences, selected, factor); return;
         case OpKind::attention: return;  // begins its own
     }
 }
@@ -88,6 +102,8 @@ void Plan::add(OpNumber op, const void* params) {
         case op_linear_heads: return add_experts(experts(*static_cast<const LinearHeads*>(params)));
         case op_linear_heads_codes: return add_experts(experts(*static_cast<const LinearHeadsCodes*>(params)));
         case op_attention: return add_attention(*static_cast<const Attention*>(params));
+        case op_short_conv: return add_recurrence(op, params, parts_of(*static_cast<const ShortConv*>(params)));
+        case op_gated_delta: return add_recurrence(op, params, parts_of(*static_cast<const GatedDelta*>(params)));
         case op_route_logits:
             if (static_cast<const RouteLogits*>(params)->columns > kMostExperts) throw std::invalid_argument("too many experts to choose from");
             routed_ = false;
@@ -150,6 +166,14 @@ void Plan::add_attention(const Attention& op) {
     }
 }
 
+void Plan::add_recurrence(OpNumber op, const void* params, size_t parts) {
+    RecurrenceOp& made = phases_.back().recurrence;
+    made.run = kernels_.recurrences[op];
+    made.parts = parts;
+    memcpy(&made.params, params, ops()[op].params.size);
+    recurs_ = true;
+}
+
 void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted) {
     // The counters first: a thread that is late by a step may count the chunks of what follows, and must find none of its own to claim.
     const uint64_t tag = team_->next_step() << 32;
@@ -166,6 +190,7 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
     trace_ = trace;
     began_ = trace == nullptr ? 0 : nanoseconds();
     cut_attention();
+    order_rows();
     wanted_ = wanted;
     const bool best = wanted.best != nullptr, follows = wanted.followers != nullptr;
     const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
@@ -212,6 +237,14 @@ void Plan::cut_attention() {
         partial_floats = std::max(partial_floats, cut.partial_floats);
     }
     if (partials_.size() < partial_floats) partials_.resize(partial_floats);
+}
+
+void Plan::order_rows() {
+    if (!recurs_) return;
+    const auto tokens = [&](size_t row) { return step_.cu_q[row + 1] - step_.cu_q[row]; };
+    ordered_.resize(step_.rows);
+    std::iota(ordered_.begin(), ordered_.end(), size_t{0});
+    std::stable_sort(ordered_.begin(), ordered_.end(), [&](size_t a, size_t b) { return tokens(a) > tokens(b); });
 }
 
 void Plan::walk(void* work, uint64_t step, int thread) {
@@ -262,6 +295,10 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], partials_.data(), scratch);
         case PhaseKind::merge:
             return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data());
+        case PhaseKind::recurrences: {
+            const RecurrenceOp& op = phase.recurrence;
+            return op.run(&op.params, step, ordered_[chunk / op.parts], chunk % op.parts);
+        }
         case PhaseKind::measure: case PhaseKind::threshold: {
             const size_t rows = rows_of(phase, step), count = chunks(phase, step);
             for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)

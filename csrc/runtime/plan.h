@@ -17,7 +17,7 @@
 
 namespace ridgeline {
 
-enum class PhaseKind { rows, products, sort, experts, attention, merge, measure, bound, threshold, compute };
+enum class PhaseKind { rows, products, sort, experts, attention, merge, recurrences, measure, bound, threshold, compute };
 
 // One matrix times the activations of a phase.
 struct ProductOp {
@@ -34,6 +34,13 @@ struct RowOp {
     RowParams params;
 };
 
+// A recurrence: items are (row of the step, part).
+struct RecurrenceOp {
+    RecurrenceKernel run;
+    RowParams params;
+    size_t parts;
+};
+
 struct Phase {
     PhaseKind kind;
     bool selected = false;               // runs over the selected positions, not over all tokens
@@ -46,6 +53,7 @@ struct Phase {
     bool floats = true;                  // all products have float weights
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
+    RecurrenceOp recurrence{};
 };
 
 constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;  // a chunk of the last product has blocks of the sampler whole
@@ -116,9 +124,12 @@ private:
     void multiply_experts(const Phase& phase, const Step& step, size_t chunk, int thread);
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op);
+    void add_recurrence(OpNumber op, const void* params, size_t parts);
     const Phase& head() const { return phases_[last_product()]; }
     static void walk(void* plan, uint64_t step, int thread);
     void cut_attention();
+    // Rows of most tokens first: the last item is what threads wait for.
+    void order_rows();
     size_t chunks(const Phase& phase, const Step& step) const;
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
     void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
@@ -154,6 +165,8 @@ private:
     bool routed_ = false;                // nothing has been chosen since the last routing was made
     std::set<ExpertStore*> stores_;      // that experts come from
     std::vector<ExpertRoom> rooms_;      // one per thread
+    std::vector<size_t> ordered_;        // rows of the step as recurrences take them; empty of a plan without
+    bool recurs_ = false;
     std::vector<float> partials_;
     std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of
     std::vector<float> best_values_;           // [selected, chunks of the last phase]

@@ -1,4 +1,4 @@
-// Ops of one row at a time, declared for the ISA level that includes this file; see runtime/ops.def for what each of them computes.
+// Ops of one row at a time and recurrences, declared for the ISA level that includes this file; see runtime/ops.def for what each of them computes.
 #pragma once
 
 #include "runtime/ops.h"
@@ -15,11 +15,13 @@ namespace RIDGELINE_LEVEL {
 #define DECLARE_products(name, Params)
 #define DECLARE_experts(name, Params)
 #define DECLARE_attention(name, Params)
+#define DECLARE_recurrences(name, Params) void name(const Params& op, const Step& step, size_t row, size_t part);
 #include "runtime/ops.def"
 #undef DECLARE_rows
 #undef DECLARE_products
 #undef DECLARE_experts
 #undef DECLARE_attention
+#undef DECLARE_recurrences
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -17,6 +17,7 @@ struct Step {
     const int32_t* kv_len;               // [rows], this step's tokens included
     const int32_t* select;               // [selected]
     const int32_t* adapter;              // [tokens]: slots of adapters, -1 for none; null where no row has one
+    const int32_t* state_rows;           // [rows]: where recurrent states of each row lie; null of a model without
     size_t table_width;                  // blocks of a row in every table
     const int32_t* tables[kMaxGroups];   // [rows, table_width]
     const int64_t* slots[kMaxGroups];    // [tokens]

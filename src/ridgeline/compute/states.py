@@ -1,7 +1,7 @@
 """States of recurrent layers: what a short convolution and a recurrence keep of a row, in memory.
 
-Owns the arrays that ops of `compute/ops/recurrence.py` read as `tail` and `state`. A row has its place for as long as it is open; nothing is
-shared between rows, and a new row reads nothing that another has left.
+Owns the arrays that ops of `compute/ops/recurrence.py` read as `tail` and `state`. A row has its place for as long as it is open; nothing
+is shared between rows, and a new row reads nothing that another has left.
 """
 
 from collections.abc import Mapping

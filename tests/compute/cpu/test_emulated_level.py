@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 TESTS = (
-    *(f"cpu/test_native_{name}" for name in ("ops", "floats", "scaled", "attention", "screen")),
+    *(f"cpu/test_native_{name}" for name in ("ops", "recurrence", "floats", "scaled", "attention", "screen")),
     *(f"cpu/test_packed_{name}" for name in ("linear", "formats")),
     "decoding/test_native_sampler",
 )

@@ -19,8 +19,9 @@ from ridgeline.facts.model import CachedHeads
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
-ELSEWHERE = {"lora", "attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes", "linear_heads_codes"}
-"""Ops with tests of their own: of the cache, of packed formats."""
+CODES = {"linear_codes", "linear_codes_add", "linear_experts_codes", "linear_heads_codes"}
+ELSEWHERE = {"lora", "attention", "kv_write", "short_conv", "gated_delta", *CODES}
+"""Ops with tests of their own: of the cache, of states, of packed formats."""
 
 DTYPES = {"int8": "i8", "int32": "i32", "float32": "f32"}
 SHAPE = KVShape((KVGroup("full", (0,), 0),), 4, 1, b"")

@@ -1,7 +1,10 @@
 """Early selection: a step that computes the end of its last layer for selected positions alone gives them the bits of one that does not."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,18 +12,24 @@ from checkpoints import VOCAB
 from native import NativeDriver
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import pack_weights
+from ridgeline.compute.cpu.cache import allocate_native_kv
+from ridgeline.compute.cpu.packing import pack, pack_weights
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
+from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.dummy import dummy_step
+from ridgeline.compute.graph import SELECTED, Axis, Handle, OpList, Recorder, Weight, WeightFormat
 from ridgeline.compute.load.record import record
 from ridgeline.compute.lowering.early import ATTENDED, select_early
 from ridgeline.compute.lowering.fuse import fuse_residuals
 from ridgeline.compute.lowering.lower import PASSES, lower
-from ridgeline.compute.ops.table import check
+from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.ops.table import OPS, check, taken_as_arrays
 from ridgeline.compute.runner import finite_tokens
+from ridgeline.compute.states import RecurrentShape, allocate_states
+from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
-from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.model import CachedHeads, ModelFacts
 
 NAMES = ["llama3", "qwen2", "qwen3moe", "deepseek2", "gpt_oss", "gemma2", "gemma3", "phi3-long", "gpt2", "starcoder2"]
 """With norms behind projections and without, biases, latent attention, a cap on logits, learned positions."""
@@ -101,6 +110,76 @@ def test_lists_without_attention_or_selection_stay(facts) -> None:
     for gone in ("attention", "select"):
         shorter = step.with_ops(tuple(op for op in step.ops if op.name != gone))
         assert select_early(shorter, {}) == shorter
+
+
+HIDDEN = 16
+
+
+def hybrid(kinds: str) -> OpList:
+    """A list of a layer for each letter, attention or a recurrence, without feed-forward parts."""
+    g = Recorder(OPS)
+    x = g.embed(g.input.ids, Weight("token_embd.weight", (VOCAB, HIDDEN)))
+    for layer, kind in enumerate(kinds):
+        matrix = partial(_matrix, g, layer)
+        if kind == "a":
+            g.kv_write(matrix(x, "k"), matrix(x, "v"), layer=layer)
+            mixed = g.attention(matrix(x, "q"), head_dim=HIDDEN, scale=1.0, layer=layer)
+        else:
+            c = g.short_conv(matrix(x, "qkv", 24), Weight(f"blk.{layer}.conv.weight", (24, 4)), layer=layer)
+            gates = (Weight(f"blk.{layer}.{name}.weight", (2,)) for name in ("dt", "a"))
+            mixed = g.gated_delta(c, matrix(x, "beta", 2), matrix(x, "alpha", 2), *gates, key_heads=1, key_dim=4, layer=layer)
+        x = g.add(x, matrix(mixed, "o"))
+    hidden = g.rms_norm(x, Weight("output_norm.weight", (HIDDEN,)), eps=1e-6)
+    g.tap("hidden", hidden)
+    return g.finish("step", logits=g.linear(g.select(hidden), Weight("output.weight", (VOCAB, HIDDEN))))
+
+
+def _matrix(g: Recorder, layer: int, x: Handle, name: str, width: int = HIDDEN) -> Handle:
+    made: Handle = g.linear(x, Weight(f"blk.{layer}.{name}.weight", (width, x.width)))
+    return made
+
+
+@pytest.mark.parametrize("kinds", ["ar", "rr", "rar", "ra"])
+def test_nothing_moves_in_front_of_a_recurrence(kinds: str) -> None:
+    """Also where it stands behind the last attention, or where there is none: what it makes of all tokens is what is looked at."""
+    whole = hybrid(kinds)
+    early = select_early(whole, {})
+    check(early)
+    last = "attention" if kinds[-1] == "a" else "gated_delta"
+    number = next(number for number, op in reversed(list(enumerate(whole.ops))) if op.name == last)
+    assert early.ops[: number + 1] == whole.ops[: number + 1]
+    assert {early.values[made].axis for op in early.ops[number + 1 :] for made in op.outputs} == {SELECTED}
+    assert early.taps[ATTENDED] == whole.ops[number].outputs[0] == f"{last}.{len(kinds) - 1}"
+
+
+@native
+@pytest.mark.parametrize("kept", ["tails", "states"])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_state_that_is_not_finite_is_reported(layer: int, kept: str) -> None:
+    """One number of a state, in front of the attention or behind it: its row is reported, sampling or not, and no other row."""
+    step = hybrid("rar")
+    weights: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as pool:
+        for weight in (weight for op in step.ops for weight in op.weights):
+            array = floats(len(weights), *weight.shape, size=weight.shape[-1] ** -0.5)
+            vector = weight.name in taken_as_arrays(step)
+            weights[weight.name] = array if vector else pack("F32", array.view(np.uint8), array.shape, pool)
+    shape = KVShape((KVGroup("full", (1,), 0),), 4, 8, b"")
+    runner = NativeRunner(step, weights, shape, tokens=16, selected=16, vocab=VOCAB, threads=2)
+    states = allocate_states(dict.fromkeys((0, 2), RecurrentShape(4, 24, 2, 4, 8)), 2, 1)
+    kv = replace(allocate_native_kv(shape, CachedHeads(1, HIDDEN), "f32"), states=states)
+
+    def finite(start: int, count: int, select: list[int]) -> list[bool]:
+        inputs = replace(dummy_step([count, count], groups=1, block_tokens=4, starts=[start] * 2, row_blocks=4),
+                         select=np.array(select, np.int32), state_rows=np.array([1, 0], np.int32))  # fmt: skip
+        found: list[bool] = runner.run(inputs, kv)["finite"].tolist()
+        return found
+
+    assert finite(0, 5, [4]) == [True] * 10
+    getattr(states, kept)[layer][1, 0].reshape(-1)[3] = np.nan
+    assert finite(5, 2, []) == [False] * 2 + [True] * 2
+    assert finite(7, 1, [1]) == [False, True]
+    runner.close()
 
 
 @native

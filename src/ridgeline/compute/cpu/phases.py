@@ -1,7 +1,8 @@
 """Phases of a lowered op list: what a team of threads computes between two barriers, and where values lie.
 
 Pure: no address, no array. Ops of one token at a time stand in one phase one behind the other, since a token's chunk runs them all;
-products of values that exist already share a phase; an attention is a phase by itself.
+products of values that exist already share a phase; an attention is a phase by itself, and so is a recurrence, whose state no other op
+sees.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,11 @@ PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"
 KINDS = {
     **dict.fromkeys(PRODUCTS, "products"), "attention": "attention",
     **dict.fromkeys(("linear_experts", "linear_experts_codes", "linear_heads", "linear_heads_codes"), "experts"),
+    **dict.fromkeys(("short_conv", "gated_delta"), "recurrences"),
 }  # fmt: skip
 """Kind of the phase that an op stands in; of all others it is rows."""
+ALONE = frozenset({"attention", "recurrences"})
+"""Kinds of phases of one op."""
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
 ALIGNMENT = 64
 """Bytes: a cache line, so that two values never share one."""
@@ -23,7 +27,7 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Phase:
-    """Ops that run without a barrier between them. `kind`: rows, products, experts or attention; `axis`: what they run over."""
+    """Ops that run without a barrier between them. `kind`: rows, products, experts, attention, recurrences; `axis`: what they run over."""
 
     kind: str
     axis: Axis
@@ -45,7 +49,7 @@ def phases(oplist: OpList) -> list[Phase]:
 
 def _place(made: list[Phase], kind: str, axis: Axis, last: int) -> int:
     """The phase of an op that reads nothing made behind phase `last`; a new one if none fits."""
-    if kind != "attention":
+    if kind not in ALONE:
         for number in range(max(last, 0), len(made)):
             fits = made[number].kind == kind and made[number].axis == axis
             if fits and (number > last or kind == "rows"):

@@ -147,6 +147,12 @@ class NativePlan:
             return int(found.ctypes.data)
         return ext.address(found, found.dtype.type, weight.shape)
 
+    def by_tap(self, weight: Weight) -> int:
+        """Address of the filters [taps, channels] of a convolution's weight [channels, taps]."""
+        found = self._weights[weight.name]
+        assert isinstance(found, np.ndarray)
+        return self.keep(np.ascontiguousarray(found.T))
+
     def axis(self, name: str) -> Axis:
         """The row axis of a value."""
         return self.oplist.values[name].axis
@@ -170,6 +176,12 @@ class NativePlan:
         """The KV group of the op's layer."""
         return self._groups[int(op.attributes["layer"])]
 
+    def state(self, op: Op) -> NDArray[np.float32]:
+        """What is kept of the op's layer: tails of a convolution, states of a recurrence."""
+        assert self.cache.states is not None, "a recurrent layer has states"
+        kept = self.cache.states.tails if op.name == "short_conv" else self.cache.states.states
+        return kept[int(op.attributes["layer"])]
+
     def layer(self, op: Op) -> tuple[int, ...]:
         """The cache of the op's layer, as the extension takes it."""
         return self.cache.record(self._index[int(op.attributes["layer"])])
@@ -189,7 +201,19 @@ def _parts(plan: NativePlan, op: Op) -> Any:
     """Heads of an op that works on each by itself."""
     if op.weights:
         return op.weights[0].shape[0]
-    return op.attributes["heads"] if op.name == "join_heads" else plan.width(op.outputs[0]) // int(op.attributes["plain"])  # type: ignore[arg-type]
+    return op.attributes["heads"] if "heads" in op.attributes else plan.width(op.outputs[0]) // int(op.attributes["plain"])  # type: ignore[arg-type]
+
+
+def _tail(plan: NativePlan, op: Op) -> int:
+    taps, tails = op.weights[0].shape[1], plan.state(op)
+    if tails.shape[1] < taps:
+        raise ValueError(f"a convolution of {taps} taps is given places of {tails.shape[1]} inputs")
+    return ext.address(tails, np.float32, (*tails.shape[:2], plan.width(op.inputs[0])))
+
+
+def _state(plan: NativePlan, op: Op) -> int:
+    states, values, key_dim = plan.state(op), op.weights[0].shape[0], int(op.attributes["key_dim"])  # type: ignore[arg-type]
+    return ext.address(states, np.float32, (*states.shape[:2], values, key_dim, plan.width(op.outputs[0]) // values))
 
 
 def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
@@ -216,6 +240,12 @@ DERIVED_PARAMETERS: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
     "expert_bytes": lambda plan, op: plan.packed(op.weights[0]).stride,
     "input_per_expert": lambda plan, op: plan.axis(op.inputs[0]) == plan.axis(op.outputs[0]),
     "cache": lambda plan, op: plan.layer(op),
+    "filters": lambda plan, op: plan.by_tap(op.weights[0]),
+    "taps": lambda plan, op: op.weights[0].shape[1],
+    "tail": _tail,
+    "ring": lambda plan, op: plan.state(op).shape[1],
+    "state": _state,
+    "positions": lambda plan, op: plan.state(op).shape[1],
     "kv_group": lambda plan, op: plan.kv_group(op),
     "heads": lambda plan, op: plan.width(op.inputs[0]) // int(op.attributes["head_dim"]),  # type: ignore[arg-type]
 }

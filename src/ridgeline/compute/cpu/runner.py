@@ -253,7 +253,7 @@ def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
     columns = inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select
     return (
         (len(inputs.ids), len(inputs.kv_len), len(inputs.select), width),
-        columns if inputs.adapter is None else (*columns, inputs.adapter),
+        (*columns, inputs.adapter, inputs.state_rows),
         inputs.tables,
         inputs.slots,
     )

@@ -1,7 +1,8 @@
 """Early selection: what only selected positions need is computed for them alone.
 
-Behind a model's last attention nothing mixes tokens, and nobody reads the logits of positions that are not selected: all rows but one of a
-prompt that samples once would go through the last layer's output projection and feed-forward part in vain. Pure; touches no array.
+Behind a model's last attention, or its last recurrence, nothing mixes tokens, and nobody reads the logits of positions that are not
+selected: all rows but one of a prompt that samples once would go through the last layer's output projection and feed-forward part in
+vain. Pure; touches no array.
 """
 
 from dataclasses import replace
@@ -11,7 +12,11 @@ from ridgeline.compute.graph import INPUTS, SELECTED, Formats, Handle, Op, OpLis
 from ridgeline.compute.ops.table import OPS
 
 ATTENDED: Final = "attended"
-"""The tap of what the last attention made, for all tokens. K and V that are not finite, of any layer, leave it not finite."""
+"""The tap of what the last attention or recurrence made, for all tokens. K, V and states that are not finite, of any layer, leave it not
+finite."""
+
+_KEPT: Final = frozenset({"keys", "tail", "state"})
+"""Reads of an op that mixes tokens: of what earlier ones have left."""
 
 
 def select_early(oplist: OpList, formats: Formats) -> OpList:
@@ -22,7 +27,7 @@ def select_early(oplist: OpList, formats: Formats) -> OpList:
     tokens, is gone: "selected" has its selected rows, and there is `ATTENDED`. A list in which nothing can move comes back as it is.
     """
     selects = [op for op in oplist.ops if op.name == "select"]
-    attended = [op.outputs[0] for op in oplist.ops if op.name == "attention"]
+    attended = [op.outputs[0] for op in oplist.ops if op.outputs and not _KEPT.isdisjoint(OPS[op.name].reads)]
     moved = _movable(oplist, selects[0]) if len(selects) == 1 and attended else set()
     if not moved:
         return oplist

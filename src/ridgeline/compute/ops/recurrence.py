@@ -1,9 +1,9 @@
 """Recurrent layers: parts of heads, a short causal convolution, and the gated delta rule.
 
-What a layer keeps of a row lies in two arrays (`compute/states.py`): `tail` fp32 [rows, K - 1 + P, C] has the convolution's input at position
-p at p % (K - 1 + P), `state` fp32 [rows, P, Hv, dk, dv] the state after position p at p % P. A step of a row with tokens at positions
-start … end - 1 begins with what lies there of positions before `start`, with zeros where that is 0, and writes what it has of its last ones.
-Who begins at an earlier position, at most P - 1 before the last one, has undone what came behind it.
+What a layer keeps of a row lies in two arrays (`compute/states.py`): `tail` fp32 [rows, K - 1 + P, C] has the convolution's input at
+position p at p % (K - 1 + P), `state` fp32 [rows, P, Hv, dk, dv] the state after position p at p % P. A step of a row with tokens at
+positions start … end - 1 begins with what lies there of positions before `start`, with zeros where that is 0, and writes what it has of
+its last ones. Who begins at an earlier position, at most P - 1 before the last one, has undone what came behind it.
 """
 
 from typing import Any, Final
@@ -26,7 +26,12 @@ def _take_samples() -> list[Sample]:
     def case(name: str, tokens: int, heads: int, held: int, first: int, width: int) -> Sample:
         return Sample(name, {"x": floats(1, tokens, heads * held), "heads": heads, "first": first, "width": width})
 
-    return [case("ragged", 7, 3, 9, 4, 5), case("one row", 1, 16, 256, 128, 128), case("no row", 0, 2, 8, 0, 2), case("one head", 3, 1, 20, 1, 17)]
+    return [
+        case("ragged", 7, 3, 9, 4, 5),
+        case("one row", 1, 16, 256, 128, 128),
+        case("no row", 0, 2, 8, 0, 2),
+        case("one head", 3, 1, 20, 1, 17),
+    ]
 
 
 def _take_rule(x: Handle, heads: int, first: int, width: int) -> tuple[Handle, ...]:
@@ -83,7 +88,7 @@ def _conv_rule(x: Handle, weight: Weight) -> tuple[Handle, ...]:
 
 @op(
     samples=_conv_samples, rule=_conv_rule, weights=("weight",), reads=("tail", "cu_q", "kv_len", "state_rows"), writes=("tail",),
-    tolerance={"native": 1e-6},
+    tolerance={"native": 5e-7},
 )  # fmt: skip
 def short_conv(x: Floats, weight: Floats, tail: Floats, cu_q: Ints, kv_len: Ints, state_rows: Ints) -> Floats:
     """x [T, C], weight [C, K] → [T, C]: silu(Σ weight[c, j] · x[t - K + 1 + j, c]) over a row's tokens, zeros before its first.
@@ -135,13 +140,13 @@ def _delta_rule(x: Handle, beta: Handle, alpha: Handle, dt: Weight, a: Weight, k
     fits((beta.axis, values) == (alpha.axis, alpha.width) and beta.axis == x.axis, f"gated_delta: {x}, {beta} and {alpha} do not fit")
     fits(dt.shape == a.shape == (values,), f"gated_delta: {values} heads have {dt.name} of {dt.shape} and {a.name} of {a.shape}")
     fits(values % key_heads == 0, f"gated_delta: {values} value heads cannot share {key_heads} key heads")
-    fits(rest > 0 and rest % values == 0, f"gated_delta: {x.name} is {x.width} wide, {key_heads} heads of {key_dim} leave {rest} for {values}")
+    fits(rest > 0 and rest % values == 0, f"gated_delta: of {x.width} numbers keys of {key_heads} · {key_dim} leave {rest} for {values} heads")
     return (Handle("", x.axis, rest),)
 
 
 @op(
     samples=_delta_samples, rule=_delta_rule, weights=("dt", "a"), reads=("state", "cu_q", "kv_len", "state_rows"), writes=("state",),
-    tolerance={"native": 2e-6},
+    tolerance={"native": 1e-6},
 )  # fmt: skip
 def gated_delta(
     x: Floats, beta: Floats, alpha: Floats, dt: Floats, a: Floats, state: Floats, cu_q: Ints, kv_len: Ints, state_rows: Ints, *,
@@ -151,8 +156,8 @@ def gated_delta(
 
         S ← decay · S;  S ← S + k ⊗ (sigmoid(beta) · (v - kᵀ S));  out = qᵀ S,  decay = exp(a · softplus(alpha + dt))
 
-    with q and k over the root of their sum of squares, and q · dk^-0.5. Value heads share key heads in consecutive groups. A token in double
-    precision, its state rounded to fp32. Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", arXiv 2412.06464.
+    with q and k over the root of their sum of squares, and q · dk^-0.5. Value heads share key heads in consecutive groups. A token in
+    double precision, its state rounded to fp32. Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", arXiv 2412.06464.
     """
     values, positions, wide = len(a), state.shape[1], x.astype(np.float64)
     q, k, v = np.split(wide, [key_heads * key_dim, 2 * key_heads * key_dim], axis=1)

@@ -19,8 +19,8 @@ def tanh(x):
 
 @triton.jit
 def activation(x, KIND: tl.constexpr):
-    """silu(x), gelu_tanh(x), gelu(x) or sigmoid(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); the error function by
-    Abramowitz and Stegun 1964, 7.1.26."""
+    """silu(x), gelu_tanh(x), gelu(x) or sigmoid(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); the error
+    function by Abramowitz and Stegun 1964, 7.1.26."""
     tl.static_assert(KIND == "silu" or KIND == "gelu_tanh" or KIND == "gelu" or KIND == "sigmoid")
     if KIND == "gelu":
         z = tl.abs(x) * 0.70710678118
