@@ -140,7 +140,7 @@ def _delta_rule(x: Handle, beta: Handle, alpha: Handle, dt: Weight, a: Weight, k
     fits((beta.axis, values) == (alpha.axis, alpha.width) and beta.axis == x.axis, f"gated_delta: {x}, {beta} and {alpha} do not fit")
     fits(dt.shape == a.shape == (values,), f"gated_delta: {values} heads have {dt.name} of {dt.shape} and {a.name} of {a.shape}")
     fits(values % key_heads == 0, f"gated_delta: {values} value heads cannot share {key_heads} key heads")
-    fits(rest > 0 and rest % values == 0, f"gated_delta: of {x.width} numbers keys of {key_heads} · {key_dim} leave {rest} for {values} heads")
+    fits(rest > 0 and rest % values == 0, f"gated_delta: of {x.width} numbers {key_heads} keys of {key_dim} leave {rest} for {values}")
     return (Handle("", x.axis, rest),)
 
 
