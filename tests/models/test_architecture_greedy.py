@@ -10,7 +10,7 @@ from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 
 TOKENS = 64
-BY_DAY = ("qwen3moe", "glm4moe")
+BY_DAY = ("qwen3moe", "qwen3next", "glm4moe")
 NAMES = [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night) for name in RECIPES]
 
 

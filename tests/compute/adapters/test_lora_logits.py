@@ -40,7 +40,7 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SETTINGS: dict[str, Any] = {
     "qwen2": {"use_rslora": True}, "qwen3": {"alpha_pattern": {"k_proj": 3}},
     "qwen3moe": {"target_modules": ATTENTION}, "qwen2moe": {"target_modules": [*ATTENTION, "shared_expert.down_proj"]},
-    "glm4moe": {"target_modules": ATTENTION},
+    "glm4moe": {"target_modules": ATTENTION}, "qwen3next": {"target_modules": [*ATTENTION, "out_proj", "in_proj_ba"]},
     "deepseek2": {"target_modules": LATENT}, "deepseek3": {"target_modules": LATENT},
 }  # fmt: skip
 """Settings of PEFT by family."""
@@ -69,7 +69,7 @@ class NativeLoraDriver(LoraDriver, NativeDriver):
         self.runner = NativeRunner(  # type: ignore[assignment]
             record(self.facts)["step"], self.weights, self.shape, tokens=64, selected=64, vocab=self.facts.tokens, threads=2, slots=SLOTS
         )
-        self.kv = allocate_native_kv(self.shape, self.facts.cached, "f32")
+        self.kv = allocate_native_kv(self.shape, self.facts.cached, "f32", self.states())
 
 
 def settled(path: Path, name: str) -> ModelFacts:
@@ -127,6 +127,19 @@ def test_rows_in_the_order_of_pairwise_rope(checkpoint: Any, stored: Any, tmp_pa
     merge(made.directory, tmp_path / "own", tmp_path / "out")
     facts = settled(tmp_path / "out", "ernie")
     same(Driver(facts, dense(facts)).step((0, ids)), theirs)
+
+
+def test_one_matrix_of_a_recurrent_layer(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
+    """A checkpoint's queries, keys, values and gates are one matrix, and change as one."""
+    made = checkpoint("qwen3next")
+    model = peft_model(made, tmp_path / "own", target_modules=["in_proj_qkvz"])
+    ids = made.prompts()[0]
+    theirs = logits_of(model, ids)
+    assert np.abs(theirs - made.logits(ids)).max() > 0.1
+    for driver in drivers(settled(stored("qwen3next", "safetensors"), "qwen3next")):
+        fill(driver, 1, tmp_path / "own")
+        driver.slot_of[0] = 1
+        same(driver.step((0, ids)), theirs)
 
 
 def test_quantised_base(checkpoint: Any, stored: Any, tmp_path: Path) -> None:

@@ -31,10 +31,14 @@ def pair(module: str = QUERY, a: str = "lora_A.weight", value: float = 1.0) -> d
 
 @pytest.mark.parametrize(
     ("name", "module", "outputs", "inputs"),
-    [("qwen2moe", "mlp.shared_expert_gate", 1, 64), ("deepseek2", "self_attn.kv_b_proj", 4 * (32 + 64), 32)],
+    [
+        ("qwen2moe", "mlp.shared_expert_gate", 1, 64),
+        ("deepseek2", "self_attn.kv_b_proj", 4 * (32 + 64), 32),
+        ("qwen3next", "linear_attn.conv1d", 224, 4),
+    ],
 )
 def test_matrices_that_cannot_be_changed(stored: Any, tmp_path: Path, name: str, module: str, outputs: int, inputs: int) -> None:
-    """The gate of shared experts, and the matrix that latent attention takes apart by heads."""
+    """The gate of shared experts, the matrix that latent attention takes apart by heads, and a convolution."""
     facts, module = read_model_facts(stored(name, "safetensors")), f"model.layers.0.{module}"
     tensors = {f"{module}.lora_A.weight": np.ones((2, inputs), np.float32), f"{module}.lora_B.weight": np.ones((outputs, 2), np.float32)}
     with pytest.raises(ModelFormatError, match=rf"{module}.*no matrix that an adapter can change"):

@@ -252,10 +252,10 @@ def _parts(
 
 
 def _can_change(name: str, facts: ModelFacts) -> bool:
-    """True of a matrix of a layer that is multiplied for every token; embedding, head, routers and routed experts are not."""
+    """True of a matrix of a layer that is multiplied for every token; embedding, head, routers, routed experts and convolutions are not."""
     tensor = facts.tensors.get(name)
-    is_routed = name.endswith(("_exps.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"))
-    return tensor is not None and len(tensor.shape) == 2 and name.startswith("blk.") and not is_routed
+    other = name.endswith(("_exps.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight"))
+    return tensor is not None and len(tensor.shape) == 2 and name.startswith("blk.") and not other
 
 
 def _strange(name: str) -> ModelFormatError:
