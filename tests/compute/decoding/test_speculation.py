@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from checkpoints import make_checkpoint
+from convert import write_gguf
 from serving import Run, serve
 from speculating import AsMuchAsFits, Scripted, plant, request, settings, waves
 from tiny import Tiny, write_tiny
@@ -30,22 +32,27 @@ from ridgeline.core.events import Finish
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.engine.engine import Engine
+from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import kv_costs
 
 Prepare = Callable[[Engine], None]
 SIZE = Tiny()
-RUNNERS = ("native", "screened", "numpy")
+MODELS = ("native", "screened", "numpy", "recurrent")
 FEW = (7, 8, 9)
 LOAD = 10
 """Requests of one load."""
 
 
-@pytest.fixture(scope="module", params=RUNNERS)
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A runner and its model: with a Q8_0 head for the one that is screened."""
+    """A runner and its model: with a Q8_0 head for the one that is screened, and one with recurrent layers, whose refused drafts must leave
+    no trace in their states."""
     if request.param != "numpy" and ext.lost() is not None:
         pytest.skip("the native extension is not built")
+    if request.param == "recurrent":
+        made = make_checkpoint("qwen3next", tmp_path_factory.mktemp("recurrent"))
+        return "native", write_gguf(made.directory / "F32.gguf", made.model, "qwen3next", "F32")
     stored = {"kind": "Q8_0"} if request.param == "screened" else {}
     path = write_tiny(tmp_path_factory.mktemp("speculation") / "tiny.gguf", SIZE, **stored)
     return "numpy" if request.param == "numpy" else "native", path
@@ -66,16 +73,17 @@ class Load:
     def __init__(self, model: tuple[str, Path], seed: int) -> None:
         self.seed = seed
         self.draw, (self.runner, self.path) = Random(seed), model
-        self.requests = [request(number, self.draw, SIZE.vocab) for number in range(LOAD)]
-        self.chosen = settings(self.draw, self.runner)
+        self.vocab = read_model_facts(self.path).tokens
+        self.requests = [request(number, self.draw, self.vocab) for number in range(LOAD)]
+        self.chosen = settings(self.draw, self.runner) | {"speculative": "ngram"}
 
     def plain(self, prepare: Prepare | None = None) -> Run:
-        return serve(self.path, waves(self.requests, self.draw), prepare, **self.chosen)
+        return serve(self.path, waves(self.requests, self.draw), prepare, **self.chosen | {"speculative": "off"})
 
     def drafted(self, answers: Run, prepare: Callable[[Engine, Scripted], None] | None = None) -> tuple[Run, Scripted]:
         """With drafts made of `answers`; `prepare` is told of their drafter."""
         known = {key: ids for key, (ids, _) in answers.answers.items()}
-        drafter = Scripted(known, self.draw, self.draw.randint(1, 4), SIZE.vocab)
+        drafter = Scripted(known, self.draw, self.draw.randint(1, 4), self.vocab)
 
         def attach(engine: Engine) -> None:
             engine.scheduler.drafter = drafter
@@ -135,6 +143,10 @@ def test_a_draft_model_changes_no_bit(model: tuple[str, Path], kind: str, seeds:
     """One that errs never, since it is the model itself and draws with its noise; one that errs often, with fewer tokens; and the first
     beside repetition."""
     path = write_tiny(tmp_path / "draft.gguf", Tiny(hidden=32, ffn=64, vocab=280), seed=5) if kind == "another" else model[1]
+    if read_model_facts(path).state is not None:
+        with pytest.raises(ConfigError, match="recurrent layers"):
+            serve(path, [], speculative="draft", draft_model=str(path))
+        return
     drafted = accepted = 0
     for seed in seeds:
         load = Load(model, seed)
