@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from checkpoints import make_checkpoint
 from convert import write_gguf
+from numpy.typing import NDArray
 from serving import Run, serve
 from speculating import AsMuchAsFits, Scripted, plant, request, settings, waves
 from tiny import Tiny, write_tiny
