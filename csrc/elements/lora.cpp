@@ -17,12 +17,19 @@ namespace {
 constexpr size_t kMostRank = 256;
 constexpr size_t kNarrow = 8, kPanel = 64;            // rows of A: so many lie by rows, so many of others are a panel
 constexpr size_t kLine = 64;
-constexpr size_t kAhead = sizeof(Part) == sizeof(Vec) ? 8192 : 4096;  // bytes of matrices asked for ahead: a core reads as fast as it has lines under way
+// Bytes of matrices asked for ahead. A core reads as fast as it has lines under way: of the second-level cache it has more than of the first.
+constexpr bool kWide = sizeof(Part) == sizeof(Vec);
+constexpr size_t kFar = 4096, kNear = 512;
+constexpr size_t kTogether = kWide ? 4 : 1;             // tokens of one adapter that share what is read: as many as registers hold sums of
 constexpr size_t kOutputsAhead = 512;    // outputs: other cores have written half of them
 
-// Asks for the lines that begin in [p, p + bytes), where p is aligned to what is asked for at once.
-inline void fetch(const void* p, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(p) + i);
+// Asks for what lies ahead of [p, p + bytes), where p is aligned to what is asked for at once.
+inline void fetch_ahead(const void* p, size_t bytes) {
+    const char* at = static_cast<const char*>(p);
+    for (size_t i = 0; i < bytes; i += kLine) {
+        if constexpr (kWide) __builtin_prefetch(at + i + kFar, 0, 2);
+        __builtin_prefetch(at + i + (kWide ? kNear : kFar));
+    }
 }
 inline void fetch_outputs(const float* y, float* out, size_t from, size_t until) {
     for (size_t i = from; i < until; i += kLine / sizeof(float)) {
@@ -51,30 +58,38 @@ struct BFloat16 {
     static Vec unshuffled(Vec x) { return unshuffled_bf16(x); }
 };
 
-// sums [16 kVecs] = A . x for a panel of A, which lies column by column: columns in turn go to kParts sums, so that additions wait for others.
-template <typename Kind, size_t kVecs>
-inline void shrink_panel(const typename Kind::Type* a, const float* x, size_t columns, float* sums) {
+// sums [kTokens][16 kVecs] = A . x for a panel of A, which lies column by column: columns in turn go to kParts sums, so that additions wait for
+// others. Rows of x are `stride` apart.
+template <typename Kind, size_t kVecs, size_t kTokens>
+inline void shrink_panel(const typename Kind::Type* a, const float* x, size_t stride, size_t columns, float (*sums)[kMostRank], size_t from) {
     constexpr size_t kParts = kVecs == 1 ? 4 : kVecs == 2 ? 2 : 1, kEach = kVecs * kLanes;
-    Vec acc[kParts][kVecs];
-    for (size_t j = 0; j < kParts; ++j)
-        for (size_t i = 0; i < kVecs; ++i) acc[j][i] = zero();
-    const auto add = [&](size_t j, float by) {
-        const Vec v = all(by);
+    Vec acc[kTokens][kParts][kVecs];
+    for (size_t t = 0; t < kTokens; ++t)
+        for (size_t j = 0; j < kParts; ++j)
+            for (size_t i = 0; i < kVecs; ++i) acc[t][j][i] = zero();
+    const auto add = [&](size_t j, size_t k) {
+        Vec by[kTokens];
+        for (size_t t = 0; t < kTokens; ++t) by[t] = all(x[t * stride + k]);
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < kVecs; ++i) acc[j][i] = fma(Kind::of(a + j * kEach + i * kLanes), v, acc[j][i]);
+        for (size_t i = 0; i < kVecs; ++i) {
+            const Vec v = Kind::of(a + j * kEach + i * kLanes);
+            RIDGELINE_UNROLL
+            for (size_t t = 0; t < kTokens; ++t) acc[t][j][i] = fma(v, by[t], acc[t][j][i]);
+        }
     };
     size_t k = 0;
     for (; k + kParts <= columns; k += kParts, a += kParts * kEach) {
-        fetch(reinterpret_cast<const char*>(a) + kAhead, kParts * kEach * sizeof *a);
+        fetch_ahead(a, kParts * kEach * sizeof *a);
         RIDGELINE_UNROLL
-        for (size_t j = 0; j < kParts; ++j) add(j, x[k + j]);
+        for (size_t j = 0; j < kParts; ++j) add(j, k + j);
     }
-    for (size_t j = 0; k + j < columns; ++j) add(j, x[k + j]);
-    for (size_t i = 0; i < kVecs; ++i) {
-        for (size_t apart = 1; apart < kParts; apart *= 2)
-            for (size_t j = 0; j < kParts; j += 2 * apart) acc[j][i] = acc[j][i] + acc[j + apart][i];
-        store(sums + i * kLanes, Kind::unshuffled(acc[0][i]));
-    }
+    for (size_t j = 0; k + j < columns; ++j) add(j, k + j);
+    for (size_t t = 0; t < kTokens; ++t)
+        for (size_t i = 0; i < kVecs; ++i) {
+            for (size_t apart = 1; apart < kParts; apart *= 2)
+                for (size_t j = 0; j < kParts; j += 2 * apart) acc[t][j][i] = acc[t][j][i] + acc[t][j + apart][i];
+            store(&sums[t][from + i * kLanes], Kind::unshuffled(acc[t][0][i]));
+        }
 }
 
 // acc[r] += a[r] . x by lanes, for kCount rows of A with few rows, which lies in blocks of 16 columns [rank, 16], and some of its columns.
@@ -84,7 +99,7 @@ inline void shrink_rows(const typename Kind::Type* a, size_t rank, const float* 
     for (size_t r = 0; r < kCount; ++r) own[r] = acc[r];
     for (size_t i = 0; i < columns; i += kLanes, a += rank * kLanes) {
         const Vec v = load(x + i);
-        fetch(reinterpret_cast<const char*>(a) + kAhead, kCount * kLanes * sizeof *a);
+        fetch_ahead(a, kCount * kLanes * sizeof *a);
         RIDGELINE_UNROLL
         for (size_t r = 0; r < kCount; ++r) own[r] = fma(Kind::of(a + r * kLanes), v, own[r]);
     }
@@ -108,65 +123,88 @@ inline void shrink_narrow(const typename Kind::Type* a, size_t rank, const float
     for (size_t r = 0; r < rank; ++r) sums[r] = sum_of(Kind::unshuffled(acc[r]));
 }
 
-// sums [rank, of more than kNarrow rows padded to a panel] = A . x
-template <typename Kind>
-inline void shrink_all(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float* sums) {
-    if (rank <= kNarrow) return shrink_narrow<Kind>(a, rank, x, columns, sums);
-    for (size_t r = 0; r < rank; r += kPanel) {
+// sums [kTokens][rank, of more than kNarrow rows padded to a panel] = A . x
+template <typename Kind, size_t kTokens>
+inline void shrink_all(const typename Kind::Type* a, size_t rank, const float* x, size_t columns, float (*sums)[kMostRank]) {
+    for (size_t t = 0; t < kTokens && rank <= kNarrow; ++t) shrink_narrow<Kind>(a, rank, x + t * columns, columns, sums[t]);
+    for (size_t r = 0; r < rank && rank > kNarrow; r += kPanel) {
         const size_t vecs = (std::min(kPanel, rank - r) + kLanes - 1) / kLanes;
-        const auto shrink = vecs == 1 ? shrink_panel<Kind, 1> : vecs == 2 ? shrink_panel<Kind, 2> : vecs == 3 ? shrink_panel<Kind, 3> : shrink_panel<Kind, 4>;
-        shrink(a, x, columns, sums + r);
+        const auto shrink = vecs == 1 ? shrink_panel<Kind, 1, kTokens> : vecs == 2 ? shrink_panel<Kind, 2, kTokens>
+                          : vecs == 3 ? shrink_panel<Kind, 3, kTokens> : shrink_panel<Kind, 4, kTokens>;
+        shrink(a, x, columns, columns, sums, r);
         a += vecs * kLanes * columns;
     }
 }
 
 // out = y + scale * sums . b for B in blocks of 32 columns [rank, 32].
-template <typename Kind>
-inline void expand(const typename Kind::Type* b, size_t rank, const float* sums, float by, const float* y, size_t width, float* out) {
+template <typename Kind, size_t kTokens>
+inline void expand(const typename Kind::Type* b, size_t rank, const float (*sums)[kMostRank], float by, const float* y, size_t width, float* out) {
     const Vec scale = all(by);
     for (size_t i = 0; i < width; i += 2 * kLanes) {
-        Vec first = zero(), second = zero();
-        fetch_outputs(y, out, i + kOutputsAhead, std::min(i + kOutputsAhead + 2 * kLanes, width));
-        for (size_t r = 0; r < rank; ++r, b += 2 * kLanes) {
-            fetch(reinterpret_cast<const char*>(b) + kAhead, 2 * kLanes * sizeof *b);
-            const Vec sum = all(sums[r]);
-            first = fma(Kind::of(b), sum, first);
-            second = fma(Kind::of(b + kLanes), sum, second);
+        Vec first[kTokens], second[kTokens];
+        for (size_t t = 0; t < kTokens; ++t) {
+            first[t] = second[t] = zero();
+            const size_t row = t * width, from = i + kOutputsAhead;
+            fetch_outputs(y + row, out + row, from, std::min(from + 2 * kLanes, width));
         }
-        const auto put = [&](size_t from, Vec change) {
-            if (from + kLanes <= width) return store(out + from, load(y + from) + change * scale);
-            if (from < width) store_first(out + from, load_first(y + from, width - from) + change * scale, width - from);
+        for (size_t r = 0; r < rank; ++r, b += 2 * kLanes) {
+            fetch_ahead(b, 2 * kLanes * sizeof *b);
+            const Vec low = Kind::of(b), high = Kind::of(b + kLanes);
+            RIDGELINE_UNROLL
+            for (size_t t = 0; t < kTokens; ++t) {
+                const Vec sum = all(sums[t][r]);
+                first[t] = fma(low, sum, first[t]);
+                second[t] = fma(high, sum, second[t]);
+            }
+        }
+        const auto put = [&](size_t t, size_t from, Vec change) {
+            const float* of = y + t * width;
+            float* to = out + t * width;
+            if (from + kLanes <= width) return store(to + from, load(of + from) + change * scale);
+            if (from < width) store_first(to + from, load_first(of + from, width - from) + change * scale, width - from);
         };
-        put(i, Kind::unshuffled(first));
-        put(i + kLanes, Kind::unshuffled(second));
+        for (size_t t = 0; t < kTokens; ++t) {
+            put(t, i, Kind::unshuffled(first[t]));
+            put(t, i + kLanes, Kind::unshuffled(second[t]));
+        }
     }
 }
 
-template <typename Kind>
+template <typename Kind, size_t kTokens>
 void change(const LoraPair& pair, const float* x, const float* y, size_t columns, size_t width, float* out) {
-    float sums[kMostRank];  // panels are padded, and a rank at the bound fills one
-    fetch_outputs(y, out, 0, std::min(kOutputsAhead, width));
-    shrink_all<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.a), pair.rank, x, columns, sums);
-    expand<Kind>(reinterpret_cast<const typename Kind::Type*>(pair.b), pair.rank, sums, pair.scale, y, width, out);
+    float sums[kTokens][kMostRank];  // panels are padded, and a rank at the bound fills one
+    for (size_t t = 0; t < kTokens; ++t) fetch_outputs(y + t * width, out + t * width, 0, std::min(kOutputsAhead, width));
+    shrink_all<Kind, kTokens>(reinterpret_cast<const typename Kind::Type*>(pair.a), pair.rank, x, columns, sums);
+    expand<Kind, kTokens>(reinterpret_cast<const typename Kind::Type*>(pair.b), pair.rank, sums, pair.scale, y, width, out);
+}
+
+template <size_t kTokens>
+void change_rows(const LoraPair& pair, const float* x, const float* y, size_t columns, size_t width, float* out) {
+    switch (pair.format) {
+        case kF16: return change<Float16, kTokens>(pair, x, y, columns, width, out);
+        case kBF16: return change<BFloat16, kTokens>(pair, x, y, columns, width, out);
+        default: return change<Float32, kTokens>(pair, x, y, columns, width, out);
+    }
 }
 
 }  // namespace
 
 void adapters(const Adapters& op, const Step& step, size_t row) { op.out[row] = step.adapter[row]; }
 
-void lora(const Lora& op, const Step&, size_t row) {
-    const float *x = op.x + row * op.columns, *y = op.y + row * op.width;
-    float* out = op.out + row * op.width;
-    const int32_t slot = op.slots[row];
-    if (slot < 0 || op.pairs[slot].rank == 0) {
-        memcpy(out, y, op.width * sizeof *out);
-        return;
-    }
-    const LoraPair& pair = op.pairs[slot];
-    switch (pair.format) {
-        case kF16: return change<Float16>(pair, x, y, op.columns, op.width, out);
-        case kBF16: return change<BFloat16>(pair, x, y, op.columns, op.width, out);
-        default: return change<Float32>(pair, x, y, op.columns, op.width, out);
+void lora(const Lora& op, const Step&, size_t first, size_t count) {
+    const size_t end = first + count;
+    for (size_t row = first, next; row < end; row = next) {
+        const int32_t slot = op.slots[row];
+        const float *x = op.x + row * op.columns, *y = op.y + row * op.width;
+        float* out = op.out + row * op.width;
+        for (next = row + 1; next < end && op.slots[next] == slot; ) ++next;
+        if (slot < 0 || op.pairs[slot].rank == 0) {
+            memcpy(out, y, (next - row) * op.width * sizeof *out);
+            continue;
+        }
+        const bool together = next - row >= kTogether;
+        next = row + (together ? kTogether : 1);
+        (together ? change_rows<kTogether> : change_rows<1>)(op.pairs[slot], x, y, op.columns, op.width, out);
     }
 }
 

@@ -89,7 +89,7 @@ void bind_ops(nb::module_& m) {
         RowParams params;
         memcpy(&params, record.c_str(), record.size());
         nb::gil_scoped_release unlocked;
-        for (std::size_t row = 0; row < rows; ++row) run(&params, Step{}, row);
+        run(&params, Step{}, 0, rows);
     });
 }
 
@@ -154,7 +154,7 @@ void bind_attention(nb::module_& m) {
         Step now{};
         now.slots[op.kv_group] = pointer<const std::int64_t>(slots);
         nb::gil_scoped_release unlocked;
-        for (std::size_t token = 0; token < tokens; ++token) run(&op, now, token);
+        run(&op, now, 0, tokens);
     });
     m.def("attention_items", [](int level, nb::bytes record, nb::tuple sizes, std::size_t threads, Address items, std::size_t capacity) {
         std::size_t partial_floats = 0;

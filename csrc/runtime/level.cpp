@@ -17,7 +17,12 @@ namespace {
 #define FIELD(type, name)
 #define STRUCT(Name, fields)
 #define OP(kind, name, Params, fields) ENTRY_##kind(name, Params)
-#define ENTRY_rows(name, Params) [](const void* params, const Step& step, size_t row) { name(*static_cast<const Params*>(params), step, row); },
+#define ENTRY_rows(name, Params) \
+    [](const void* params, const Step& step, size_t first, size_t count) { \
+        for (size_t row = first; row < first + count; ++row) name(*static_cast<const Params*>(params), step, row); \
+    },
+#define ENTRY_runs(name, Params) \
+    [](const void* params, const Step& step, size_t first, size_t count) { name(*static_cast<const Params*>(params), step, first, count); },
 #define ENTRY_products(name, Params) nullptr,
 #define ENTRY_experts(name, Params) nullptr,
 #define ENTRY_attention(name, Params) nullptr,
@@ -27,6 +32,7 @@ const RowKernel kRows[kOps] = {
 };
 
 #undef ENTRY_rows
+#undef ENTRY_runs
 #undef ENTRY_recurrences
 #define VALUE(enumerator, name)
 #define ENUM(Name, values)
@@ -34,6 +40,7 @@ const RowKernel kRows[kOps] = {
 #define STRUCT(Name, fields)
 #define OP(kind, name, Params, fields) ENTRY_##kind(name, Params)
 #define ENTRY_rows(name, Params) nullptr,
+#define ENTRY_runs(name, Params) nullptr,
 #define ENTRY_recurrences(name, Params) \
     [](const void* params, const Step& step, size_t row, size_t part) { name(*static_cast<const Params*>(params), step, row, part); },
 const RecurrenceKernel kRecurrences[kOps] = {

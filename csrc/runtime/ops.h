@@ -18,7 +18,7 @@ namespace ridgeline {
 #define OP(kind, name, Params, fields) struct Params { fields };
 #include "runtime/ops.def"
 
-enum class OpKind { rows, products, experts, attention, recurrences };
+enum class OpKind { rows, runs, products, experts, attention, recurrences };
 
 // Ops in the order of the table.
 #define VALUE(enumerator, name)
@@ -41,8 +41,8 @@ union RowParams {
 #include "runtime/ops.def"
 };
 
-// One row of an op of rows, as one ISA level computes it; `params` are those of the op.
-using RowKernel = void (*)(const void* params, const Step& step, size_t row);
+// Rows of an op of rows or runs, as one ISA level computes them; `params` are those of the op.
+using RowKernel = void (*)(const void* params, const Step& step, size_t first, size_t count);
 
 // One part of one row of the step, its tokens in order, of a recurrence.
 using RecurrenceKernel = void (*)(const void* params, const Step& step, size_t row, size_t part);

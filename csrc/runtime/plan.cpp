@@ -80,7 +80,7 @@ Phase& Plan::phase(PhaseKind kind, bool selected, size_t factor) {
 
 void Plan::begin(OpKind kind, bool selected, size_t factor) {
     switch (kind) {
-        case OpKind::rows: phase(PhaseKind::rows, selected, factor); return;
+        case OpKind::rows: case OpKind::runs: phase(PhaseKind::rows, selected, factor); return;
         case OpKind::products: phase(PhaseKind::products, selected, factor); return;
         case OpKind::experts:
             phase(PhaseKind::sort, selected, factor);
@@ -111,6 +111,7 @@ void Plan::add(OpNumber op, const void* params) {
         case op_select: routed_ = false; break;  // may be of a choice of experts
         default: break;
     }
+    if (ops()[op].kind == OpKind::runs) phases_.back().together = kRunRows;
     RowOp made = {kernels_.rows[op], {}};
     memcpy(&made.params, params, ops()[op].params.size);
     phases_.back().rows.push_back(made);
@@ -277,9 +278,9 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
     switch (phase.kind) {
         case PhaseKind::rows: {
-            const size_t rows = rows_of(phase, step), count = chunks(phase, step);
-            for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
-                for (const RowOp& op : phase.rows) op.run(&op.params, step, row);
+            const size_t rows = rows_of(phase, step), count = chunks(phase, step), end = rows * (chunk + 1) / count;
+            for (size_t row = rows * chunk / count; row < end; row += phase.together)
+                for (const RowOp& op : phase.rows) op.run(&op.params, step, row, std::min(phase.together, end - row));
             return;
         }
         case PhaseKind::products: {

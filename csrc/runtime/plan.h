@@ -41,6 +41,8 @@ struct RecurrenceOp {
     size_t parts;
 };
 
+constexpr size_t kRunRows = 4;           // rows that ops of runs compute at a time; others leave them in a near cache
+
 struct Phase {
     PhaseKind kind;
     bool selected = false;               // runs over the selected positions, not over all tokens
@@ -53,6 +55,7 @@ struct Phase {
     bool floats = true;                  // all products have float weights
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
+    size_t together = 1;                 // rows that pass through all ops before the next ones do
     RecurrenceOp recurrence{};
 };
 

@@ -18,7 +18,7 @@ ROUND_SECONDS: Final = 0.15
 """No round but the second begins after so many seconds."""
 FIRST_ROUND_SECONDS: Final = 2.0
 """No second round begins after so many: a large model takes seconds for one. The pace follows the steps that come (`core.pace`)."""
-PRICED_TOKENS: Final = (1, 4, 8, 2, 6, 3, 16, 12, 32)
+PRICED_TOKENS: Final = (1, 4, 8, 2, 6, 3, 16, 17, 12, 24, 32)
 """Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line. Those that span it come first."""
 PRICE_SECONDS: Final = 0.3
 """After so many seconds no third round of prices goes on."""
