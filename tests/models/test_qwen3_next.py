@@ -18,6 +18,7 @@ from heads import add_predictor
 from native import NativeDriver
 from safetensors.torch import load_file, save_file
 from tiny import Driver, dense, log_softmax
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import pack_weights
@@ -60,6 +61,14 @@ def test_parts_of_a_recurrent_layer(checkpoint, stored) -> None:
         for name, values in wanted.items():
             given = found[f"blk.1.{name}"].dense()
             assert given.shape == tuple(values.shape) and np.allclose(given, values.detach().numpy(), rtol=1e-6, atol=0), (form, name)
+
+
+def test_a_long_prompt(checkpoint, stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers' rule token after token: its chunks of 64 are further from the same in double precision than either of both."""
+    made, facts = checkpoint("qwen3next"), read_model_facts(stored("qwen3next", "safetensors"))
+    ids = np.random.default_rng(6).integers(0, VOCAB, 200).tolist()
+    monkeypatch.setattr(modeling_qwen3_next, "torch_chunk_gated_delta_rule", modeling_qwen3_next.torch_recurrent_gated_delta_rule)
+    assert close(Driver(facts, dense(facts)).feed(0, ids, 67), logits_of(made.model, ids))
 
 
 def test_older_files_have_one_matrix(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +140,18 @@ def test_fp8_in_blocks(tmp_path: Path) -> None:
     if ext.lost() is None:
         weights = pack_weights(facts, 1, lambda stage, fraction: None)
         assert close(NativeDriver(facts, weights, kv_dtype="f32", tokens=64).step((0, PROMPT)), theirs)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
+@pytest.mark.parametrize("name", ["qwen3next", "qwen3next-others"])
+def test_selected_positions_alone_have_the_bits_of_all(checkpoint, name: str) -> None:
+    """Behind the last layer's attention, and with a recurrence there."""
+    facts = read_model_facts(checkpoint(name).directory)
+    driver = NativeDriver(facts, pack_weights(facts, 1, lambda stage, fraction: None), threads=2, kv_dtype="f32", tokens=64)  # type: ignore[arg-type]
+    for chunk in (PROMPT, [5], [6, 7, 8]):
+        whole = driver.step((0, chunk), (1, chunk[:1])).copy()
+        last = len(chunk) - 1
+        assert np.array_equal(driver.step((2, chunk), (3, chunk[:1]), select=[last, last + 1]), whole[-2:])
 
 
 @pytest.mark.parametrize("form", ["safetensors", "F32"])
