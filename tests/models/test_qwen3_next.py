@@ -13,7 +13,7 @@ import convert
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB, Recipe, logits_of, make_model
+from checkpoints import VOCAB, Checkpoint, Recipe, logits_of, make_model
 from heads import add_predictor
 from native import NativeDriver
 from safetensors.torch import load_file, save_file
@@ -84,14 +84,14 @@ def test_older_files_have_one_matrix(checkpoint, tmp_path: Path, monkeypatch: py
     assert close(Driver(facts, dense(facts)).step((0, ids)), made.logits(ids))
 
 
-def write_fp8(directory: Path, model: Any, experts: int) -> None:
-    """The model with fp8 matrices in blocks; it gets the weights that result."""
-    model.save_pretrained(directory)
+def store_in_fp8(directory: Path, model: Any, width: int) -> None:
+    """Matrices of a checkpoint in blocks of fp8; the model, whose experts have this width, gets the weights that result."""
     tensors = load_file(directory / "model.safetensors")
     for key in [key for key, value in tensors.items() if value.dim() == 2 and not any(part in key for part in FLOATS)]:
         codes, scales, values = in_blocks(tensors[key])
         tensors |= {key: codes, f"{key}_scale_inv": scales}
-        put(model, key.removesuffix(".weight"), values, experts)
+        if not key.startswith("mtp."):
+            put(model, key.removesuffix(".weight"), values, width)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": BLOCKS}))
@@ -125,16 +125,22 @@ def put(model: Any, module: str, values: torch.Tensor, width: int) -> None:
 
 
 def test_fp8_in_blocks(tmp_path: Path) -> None:
-    """Key heads of 176 rows: blocks of scales end inside them."""
+    """Key heads of 176 rows, so that blocks of scales end inside them; the layer that predicts too, but for what joins its inputs."""
     settings = {"hidden_size": 256, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
     heads = {"linear_num_key_heads": 2, "linear_key_head_dim": 24, "linear_num_value_heads": 4, "linear_value_head_dim": 32}
     sizes = {**settings, **heads, "shared_expert_intermediate_size": 64, "head_dim": 32, "num_hidden_layers": 4}
-    made = make_model(Recipe("Qwen3NextConfig", sizes))
-    write_fp8(tmp_path, made, settings["moe_intermediate_size"])
-    facts = read_model_facts(tmp_path)
+    recipe = Recipe("Qwen3NextConfig", sizes)
+    made, path = make_model(recipe), tmp_path / "fp8"
+    made.save_pretrained(tmp_path / "plain")
+    add_predictor(Checkpoint("fp8", recipe, made, tmp_path / "plain"), path)
+    store_in_fp8(path, made, settings["moe_intermediate_size"])
+    facts = read_model_facts(path)
     assert check_weights(facts, 1) == ()
     kinds = {name: facts.tensors[f"blk.0.{name}.weight"].kind for name in ("ssm_in", "ssm_out", "ssm_ba", "ssm_conv1d", "ffn_up_exps")}
     assert kinds == {"ssm_in": "FP8", "ssm_out": "FP8", "ssm_ba": "F32", "ssm_conv1d": "F32", "ffn_up_exps": "FP8"}
+    drafting = read_predictor(path, facts).facts.tensors
+    kinds = {name: drafting[f"blk.0.{name}.weight"].kind for name in ("eh_proj", "attn_q", "ffn_gate_exps")}
+    assert kinds == {"eh_proj": "F32", "attn_q": "FP8", "ffn_gate_exps": "FP8"}
     theirs = logits_of(made, PROMPT)
     assert close(Driver(facts, map_weights(facts)).step((0, PROMPT)), theirs)
     if ext.lost() is None:
