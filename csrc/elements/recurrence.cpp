@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "elements/each.h"
 #include "elements/recurrence.h"
@@ -16,10 +17,10 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr float kNormEps = 1e-6f;
-constexpr size_t kTurn = 16;             // tokens whose keys are normalised before columns are walked: those of a turn stay in the first cache
-// Vectors of columns that are walked together: as many sums as hide each other's latency, of what fits the registers and, for the keys of
-// heads of 128, the first cache.
-constexpr size_t kTogether = sizeof(Part) == sizeof(Vec) ? 4 : 2;
+constexpr size_t kTurn = 32;             // tokens whose keys are normalised before columns are walked
+// Vectors of columns that are walked together: with keys of 128, 16 kB that stay in the first cache. A single token waits for memory, which
+// is read and written in longer runs.
+constexpr size_t kTogether = 2, kTogetherOnce = 4;
 
 // Tokens of a row in the step: the number of the first, how many, the first one's position.
 struct RowTokens {
@@ -30,13 +31,27 @@ inline RowTokens tokens_of(const Step& step, size_t row) {
     return {first, count, static_cast<size_t>(step.kv_len[row]) - count};
 }
 
-// One token as all columns of a head see it: the state before it, and where the one behind it goes, which may be the same place.
+// One token as all columns of a head see it. `to`: where the state behind it goes, null where nobody looks for it.
 struct DeltaToken {
     float q[kMostKeyDim], k[kMostKeyDim];
     float decay, share;
-    const float *v, *from;
+    const float* v;
     float *to, *out;
 };
+
+// Some columns of a state: row `key` begins `apart` floats behind the one before it.
+struct Columns {
+    float* at;
+    size_t apart;
+};
+
+// Asks for the lines of what is read, or written, one token later or more: another token's numbers lie in other pages.
+inline void fetch(const float* x, size_t count) {
+    for (size_t i = 0; i < count; i += kLanes) __builtin_prefetch(x + i);
+}
+inline void fetch_output(const float* x, size_t count) {
+    for (size_t i = 0; i < count; i += kLanes) __builtin_prefetch(x + i, 1);
+}
 
 // out = x / |x| * by
 inline void unit(const float* x, size_t width, float by, float* out) {
@@ -54,48 +69,53 @@ inline float decay_of(double x, float a) {
     return static_cast<float>(exp(static_cast<double>(a) * softplus));
 }
 
-// A token for kVecs * 16 columns of a state [key_dim, columns], or the `lanes` that are left of 16. Sums over keys are two, of even and of
-// odd ones, each ascending.
-template <size_t kVecs, bool kWhole>
-inline void walk(const DeltaToken& token, size_t key_dim, size_t columns, size_t column, size_t lanes) {
-    const size_t n = kWhole ? kLanes : lanes;
-    const float* from = token.from + column;
-    Vec even[kVecs], odd[kVecs], change[kVecs], out[kVecs];
-    RIDGELINE_UNROLL
-    for (size_t j = 0; j < kVecs; ++j) even[j] = odd[j] = out[j] = zero();
-    const auto add = [&](Vec* sums, size_t key) {
-        const Vec k = all(token.k[key]);
-        RIDGELINE_UNROLL
-        for (size_t j = 0; j < kVecs; ++j) sums[j] = fma(k, take(from + key * columns + j * kLanes, n), sums[j]);
-    };
-    size_t key = 0;
-    for (; key + 2 <= key_dim; key += 2) add(even, key), add(odd, key + 1);
-    if (key < key_dim) add(even, key);
-    const Vec decay = all(token.decay), share = all(token.share);
-    RIDGELINE_UNROLL
-    for (size_t j = 0; j < kVecs; ++j) change[j] = (take(token.v + column + j * kLanes, n) - (even[j] + odd[j]) * decay) * share;
-    float* to = token.to + column;
-    for (key = 0; key < key_dim; ++key, from += columns, to += columns) {
-        const Vec k = all(token.k[key]), q = all(token.q[key]);
+// The state behind a token and, while it is at hand, what the token and the next one's key make of it: out += q . state, sums += next . state.
+template <size_t kVecs, bool kWhole, bool kNext>
+inline void change_state(const DeltaToken& token, const float* next, size_t key_dim, Columns from, Columns to, size_t n, const Vec* change, Vec* out,
+                         Vec* sums) {
+    const Vec decay = all(token.decay);
+    for (size_t key = 0; key < key_dim; ++key, from.at += from.apart, to.at += to.apart) {
+        const Vec k = all(token.k[key]), q = all(token.q[key]), later = kNext ? all(next[key]) : zero();
         RIDGELINE_UNROLL
         for (size_t j = 0; j < kVecs; ++j) {
-            const Vec next = fma(k, change[j], take(from + j * kLanes, n) * decay);
-            put(to + j * kLanes, next, n);
-            out[j] = fma(q, next, out[j]);
+            const Vec now = fma(k, change[j], take(from.at + j * kLanes, kWhole ? kLanes : n) * decay);
+            put(to.at + j * kLanes, now, kWhole ? kLanes : n);
+            out[j] = fma(q, now, out[j]);
+            if (kNext) sums[j] = fma(later, now, sums[j]);
         }
     }
-    RIDGELINE_UNROLL
-    for (size_t j = 0; j < kVecs; ++j) put(token.out + column + j * kLanes, out[j], n);
 }
 
-// Tokens one after the other, for some columns at a time: their part of the state stays near.
-inline void walk_all(const DeltaToken* tokens, size_t count, size_t key_dim, size_t columns) {
-    size_t column = 0;
-    for (; column + kTogether * kLanes <= columns; column += kTogether * kLanes)
-        for (size_t i = 0; i < count; ++i) walk<kTogether, true>(tokens[i], key_dim, columns, column, kLanes);
-    for (; column + kLanes <= columns; column += kLanes)
-        for (size_t i = 0; i < count; ++i) walk<1, true>(tokens[i], key_dim, columns, column, kLanes);
-    for (size_t i = 0; i < count && column < columns; ++i) walk<1, false>(tokens[i], key_dim, columns, column, columns - column);
+// All tokens of a turn for kVecs * 16 columns, or the n that are left of 16. A column has one sum over ascending keys at a time. Between two
+// tokens its state lies here, row behind row: a head's whole rows fall into few sets of a cache.
+template <size_t kVecs, bool kWhole>
+void walk(const DeltaToken* tokens, size_t count, float* state, size_t key_dim, size_t columns, size_t column, size_t n) {
+    alignas(64) float near[kMostKeyDim * kVecs * kLanes];
+    Columns from = {state + column, columns};
+    Vec sums[kVecs], change[kVecs], out[kVecs];
+    RIDGELINE_UNROLL
+    for (size_t j = 0; j < kVecs; ++j) sums[j] = zero();
+    for (size_t key = 0; key < key_dim; ++key) {
+        const Vec k = all(tokens->k[key]);
+        RIDGELINE_UNROLL
+        for (size_t j = 0; j < kVecs; ++j) sums[j] = fma(k, take(from.at + key * columns + j * kLanes, kWhole ? kLanes : n), sums[j]);
+    }
+    for (const DeltaToken *token = tokens, *end = tokens + count; token < end; ++token) {
+        const Vec decay = all(token->decay), share = all(token->share);
+        RIDGELINE_UNROLL
+        for (size_t j = 0; j < kVecs; ++j) {
+            change[j] = (take(token->v + column + j * kLanes, kWhole ? kLanes : n) - sums[j] * decay) * share;
+            sums[j] = out[j] = zero();
+        }
+        const Columns to = token->to == nullptr ? Columns{near, kVecs * kLanes} : Columns{token->to + column, columns};
+        if (token + 1 < end)
+            change_state<kVecs, kWhole, true>(*token, token[1].k, key_dim, from, to, n, change, out, sums);
+        else
+            change_state<kVecs, kWhole, false>(*token, nullptr, key_dim, from, to, n, change, out, sums);
+        RIDGELINE_UNROLL
+        for (size_t j = 0; j < kVecs; ++j) put(token->out + column + j * kLanes, out[j], kWhole ? kLanes : n);
+        from = to;
+    }
 }
 
 }  // namespace
@@ -142,22 +162,33 @@ void gated_delta(const GatedDelta& op, const Step& step, size_t row, size_t head
     DeltaToken tokens[kTurn];
     for (size_t done = 0; done < own.count; done += kTurn) {
         const size_t count = std::min(kTurn, own.count - done);
+        float* const before = state;
         for (size_t i = 0; i < count; ++i) {
             const size_t place = done + i, number = own.first + place, gate = number * op.parts + head;
-            const float* x = op.x + number * op.columns;
+            const float *x = op.x + number * op.columns, *q = x + key_head * dk;
             DeltaToken& token = tokens[i];
-            unit(x + key_head * dk, dk, scale, token.q);
-            unit(x + keys + key_head * dk, dk, 1.0f, token.k);
+            unit(q, dk, scale, token.q);
+            unit(q + keys, dk, 1.0f, token.k);
             token.v = x + 2 * keys + head * dv;
             token.share = sigmoid(op.beta[gate]);
             token.decay = decay_of(static_cast<double>(op.alpha[gate]) + static_cast<double>(op.dt[head]), op.a[head]);
-            token.from = state;
-            // States that nobody goes back to are changed in place: where one is, a later one of the step goes.
-            if (place + op.positions >= own.count) state = state_of(own.start + place);
-            token.to = state;
+            // The last states are kept. One behind a turn has the place of one that nobody goes back to: a later one of the step goes there.
+            const bool kept = place + op.positions >= own.count;
+            if (kept) state = state_of(own.start + place);
+            token.to = kept || i + 1 == count ? state : nullptr;
             token.out = op.out + number * op.width + head * dv;
+            fetch(token.v, dv);
+            fetch_output(token.out, dv);
+            if (place + kTurn < own.count) fetch(q + kTurn * op.columns, dk), fetch(q + kTurn * op.columns + keys, dk);
         }
-        walk_all(tokens, count, dk, dv);
+        size_t column = 0;
+        const auto walk_by = [&](auto vecs) {
+            for (; column + vecs * kLanes <= dv; column += vecs * kLanes) walk<vecs, true>(tokens, count, before, dk, dv, column, kLanes);
+        };
+        if (own.count == 1) walk_by(std::integral_constant<size_t, kTogetherOnce>{});
+        walk_by(std::integral_constant<size_t, kTogether>{});
+        walk_by(std::integral_constant<size_t, 1>{});
+        if (column < dv) walk<1, false>(tokens, count, before, dk, dv, column, dv - column);
     }
 }
 

@@ -13,11 +13,12 @@ import convert
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB, Recipe, logits_of, make_model
+from checkpoints import VOCAB, Checkpoint, Recipe, logits_of, make_model
 from heads import add_predictor
 from native import NativeDriver
 from safetensors.torch import load_file, save_file
 from tiny import Driver, dense, log_softmax
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import pack_weights
@@ -62,6 +63,14 @@ def test_parts_of_a_recurrent_layer(checkpoint, stored) -> None:
             assert given.shape == tuple(values.shape) and np.allclose(given, values.detach().numpy(), rtol=1e-6, atol=0), (form, name)
 
 
+def test_a_long_prompt(checkpoint, stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers' rule token after token: its chunks of 64 are further from the same in double precision than either of both."""
+    made, facts = checkpoint("qwen3next"), read_model_facts(stored("qwen3next", "safetensors"))
+    ids = np.random.default_rng(6).integers(0, VOCAB, 200).tolist()
+    monkeypatch.setattr(modeling_qwen3_next, "torch_chunk_gated_delta_rule", modeling_qwen3_next.torch_recurrent_gated_delta_rule)
+    assert close(Driver(facts, dense(facts)).feed(0, ids, 67), logits_of(made.model, ids))
+
+
 def test_older_files_have_one_matrix(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, later = checkpoint("qwen3next"), convert._recurrent
 
@@ -75,14 +84,14 @@ def test_older_files_have_one_matrix(checkpoint, tmp_path: Path, monkeypatch: py
     assert close(Driver(facts, dense(facts)).step((0, ids)), made.logits(ids))
 
 
-def write_fp8(directory: Path, model: Any, experts: int) -> None:
-    """The model with fp8 matrices in blocks; it gets the weights that result."""
-    model.save_pretrained(directory)
+def store_in_fp8(directory: Path, model: Any, width: int) -> None:
+    """Matrices of a checkpoint in blocks of fp8; the model, whose experts have this width, gets the weights that result."""
     tensors = load_file(directory / "model.safetensors")
     for key in [key for key, value in tensors.items() if value.dim() == 2 and not any(part in key for part in FLOATS)]:
         codes, scales, values = in_blocks(tensors[key])
         tensors |= {key: codes, f"{key}_scale_inv": scales}
-        put(model, key.removesuffix(".weight"), values, experts)
+        if not key.startswith("mtp."):
+            put(model, key.removesuffix(".weight"), values, width)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": BLOCKS}))
@@ -116,21 +125,39 @@ def put(model: Any, module: str, values: torch.Tensor, width: int) -> None:
 
 
 def test_fp8_in_blocks(tmp_path: Path) -> None:
-    """Key heads of 176 rows: blocks of scales end inside them."""
+    """Key heads of 176 rows, so that blocks of scales end inside them; the layer that predicts too, but for what joins its inputs."""
     settings = {"hidden_size": 256, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
     heads = {"linear_num_key_heads": 2, "linear_key_head_dim": 24, "linear_num_value_heads": 4, "linear_value_head_dim": 32}
     sizes = {**settings, **heads, "shared_expert_intermediate_size": 64, "head_dim": 32, "num_hidden_layers": 4}
-    made = make_model(Recipe("Qwen3NextConfig", sizes))
-    write_fp8(tmp_path, made, settings["moe_intermediate_size"])
-    facts = read_model_facts(tmp_path)
+    recipe = Recipe("Qwen3NextConfig", sizes)
+    made, path = make_model(recipe), tmp_path / "fp8"
+    made.save_pretrained(tmp_path / "plain")
+    add_predictor(Checkpoint("fp8", recipe, made, tmp_path / "plain"), path)
+    store_in_fp8(path, made, settings["moe_intermediate_size"])
+    facts = read_model_facts(path)
     assert check_weights(facts, 1) == ()
     kinds = {name: facts.tensors[f"blk.0.{name}.weight"].kind for name in ("ssm_in", "ssm_out", "ssm_ba", "ssm_conv1d", "ffn_up_exps")}
     assert kinds == {"ssm_in": "FP8", "ssm_out": "FP8", "ssm_ba": "F32", "ssm_conv1d": "F32", "ffn_up_exps": "FP8"}
+    drafting = read_predictor(path, facts).facts.tensors
+    kinds = {name: drafting[f"blk.0.{name}.weight"].kind for name in ("eh_proj", "attn_q", "ffn_gate_exps")}
+    assert kinds == {"eh_proj": "F32", "attn_q": "FP8", "ffn_gate_exps": "FP8"}
     theirs = logits_of(made, PROMPT)
     assert close(Driver(facts, map_weights(facts)).step((0, PROMPT)), theirs)
     if ext.lost() is None:
         weights = pack_weights(facts, 1, lambda stage, fraction: None)
         assert close(NativeDriver(facts, weights, kv_dtype="f32", tokens=64).step((0, PROMPT)), theirs)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
+@pytest.mark.parametrize("name", ["qwen3next", "qwen3next-others"])
+def test_selected_positions_alone_have_the_bits_of_all(checkpoint, name: str) -> None:
+    """Behind the last layer's attention, and with a recurrence there."""
+    facts = read_model_facts(checkpoint(name).directory)
+    driver = NativeDriver(facts, pack_weights(facts, 1, lambda stage, fraction: None), threads=2, kv_dtype="f32", tokens=64)  # type: ignore[arg-type]
+    for chunk in (PROMPT, [5], [6, 7, 8]):
+        whole = driver.step((0, chunk), (1, chunk[:1])).copy()
+        last = len(chunk) - 1
+        assert np.array_equal(driver.step((2, chunk), (3, chunk[:1]), select=[last, last + 1]), whole[-2:])
 
 
 @pytest.mark.parametrize("form", ["safetensors", "F32"])

@@ -51,7 +51,7 @@ def experts_of(facts: ModelFacts) -> int:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["qwen3moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen3next", "gpt_oss"])
 def test_bits_are_those_of_experts_in_memory(checkpoint, name: str, threads: int, tmp_path: Path) -> None:
     """Chunks of a prompt and single tokens, with as few slots as a layer has experts: most of them are read again and again."""
     facts = read_model_facts(checkpoint(name).directory)

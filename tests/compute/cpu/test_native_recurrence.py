@@ -17,8 +17,8 @@ from ridgeline.compute.runner import relative_error
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
 CASES = [pytest.param(OPS[name], sample, id=f"{name}, {sample.name}") for name in RECURRENCES for sample in OPS[name].samples()]
-LENGTH = 40
-"""More than two turns of tokens whose keys are normalised together."""
+LENGTH = 70
+"""More than two turns of 32 tokens, whose keys are normalised together."""
 
 
 def run(definition: Definition, sample: Sample, threads: int) -> tuple[np.ndarray, np.ndarray]:

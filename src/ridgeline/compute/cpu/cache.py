@@ -42,7 +42,7 @@ class NativeKVCache:
     head_dim: int
     value_dim: int
     states: StateCache | None = None
-    """Of recurrent layers."""
+    """States of recurrent layers, if there are any."""
 
     @property
     def kv_heads(self) -> int:

@@ -177,7 +177,7 @@ class NativePlan:
         return self._groups[int(op.attributes["layer"])]
 
     def state(self, op: Op) -> NDArray[np.float32]:
-        """What is kept of the op's layer: tails of a convolution, states of a recurrence."""
+        """Arrays that are kept of the op's layer: tails of a convolution, states of a recurrence."""
         assert self.cache.states is not None, "a recurrent layer has states"
         kept = self.cache.states.tails if op.name == "short_conv" else self.cache.states.states
         return kept[int(op.attributes["layer"])]

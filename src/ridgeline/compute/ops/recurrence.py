@@ -19,7 +19,7 @@ NORM_EPS: Final = 1e-6
 """Added to the sum of squares whose root keys and queries are divided by."""
 
 Rows = tuple[tuple[int, int], ...]
-"""Of each row of a step: tokens before it, and its own."""
+"""Tokens before each row of a step, and its own."""
 
 
 def _take_samples() -> list[Sample]:
@@ -49,7 +49,7 @@ def take_heads(x: Floats, *, heads: int, first: int, width: int) -> Floats:
 
 
 def _step(rows: Rows) -> dict[str, Any]:
-    """What a step says of its rows; their states lie in any order among those of two rows more."""
+    """The part of a step that says of its rows; their states lie in any order among those of two rows more."""
     cu_q = np.cumsum([0, *(count for _, count in rows)]).astype(np.int32)
     kv_len = np.array([before + count for before, count in rows], np.int32)
     return {"cu_q": cu_q, "kv_len": kv_len, "state_rows": np.random.default_rng(5).permutation(len(rows) + 2)[: len(rows)].astype(np.int32)}
