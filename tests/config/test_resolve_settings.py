@@ -1,5 +1,7 @@
 """Settings are settled by one pure function that says why."""
 
+from dataclasses import replace
+
 import pytest
 
 from ridgeline.config.groups import EngineConfig
@@ -90,3 +92,16 @@ def test_no_room_for_one_token() -> None:
     costs = KVCosts(block_bytes=1_000, sequence_blocks=lambda tokens: 6, longest_sequence=lambda blocks, limit: limit if blocks >= 6 else 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):
         resolve(EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)
+
+
+def test_recurrent_states_have_memory_of_their_own() -> None:
+    costs = replace(COSTS, row_bytes=50_000)
+    settled = resolve(EngineConfig("m", max_num_seqs=2), context=16_000, memory_bytes=1_000_000, costs=costs)
+    assert settled.blocks == 270 and settled.config.max_num_seqs == 2
+    said = settled.decisions[-1]
+    assert (said.name, said.value, said.origin) == ("max_num_seqs", 2, "model") and "100000 bytes" in said.reason
+    fewer = resolve(EngineConfig("m", max_num_seqs=64), context=16_000, memory_bytes=1_000_000, costs=costs)
+    assert (fewer.config.max_num_seqs, fewer.blocks) == (6, 210)
+    assert fewer.decisions[-1].origin == "machine" and "shrunk from 64" in fewer.decisions[-1].reason
+    with pytest.raises(ConfigError, match=r"recurrent states of one sequence have 50000 bytes, 30% of 100000"):
+        resolve(EngineConfig("m", max_num_seqs=1), context=100, memory_bytes=100_000, costs=costs)
