@@ -196,6 +196,7 @@ def test_a_checkpoint_without_such_a_layer(checkpoint) -> None:
     ("changes", "words"),
     [
         ({"linear_num_key_heads": 3}, "4 value heads of recurrent layers are not a multiple of 3 key heads"),
+        ({"layer_types": ["linear_attention"] * 4}, "all layers are recurrent"),
         ({"use_sliding_window": True}, "use_sliding_window is True, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"linear_conv_kernel_dim": 5}, "'model.layers.0.linear_attn.conv1d.weight' has shape"),
