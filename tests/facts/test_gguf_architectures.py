@@ -12,7 +12,7 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.headers.fields import MAX_EXPERTS
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import attention_scale, longrope_scale
-from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.model import ModelFacts, StateLayers
 from ridgeline.models.table import RUNNABLE
 
 Changes = dict[str, bytes | None]
@@ -42,6 +42,28 @@ def test_every_architecture_has_a_smallest_file(architecture: str, tmp_path: Pat
     assert found.attn_scale == 16**-0.5
     views = {tensor.transform for tensor in found.tensors.values()}
     assert views == ({"", "interleaved"} if RUNNABLE[architecture].interleaved else {""})
+
+
+def test_recurrent_layers(tmp_path: Path) -> None:
+    """Heads of values and widths of a value are told from each other by the file's numbers, and go together."""
+    found = facts(tmp_path, "qwen3next")
+    assert found.layer_kinds == ("none", "full") and found.state == StateLayers(1, 2 * 8 * 16, 3 * 48, 1, 8, 2, 16, 4)
+    for changes, words in (
+        ({"ssm.time_step_rank": value("u32", 3)}, "inner_size is 32, a multiple of the 3 value heads"),
+        ({"ssm.group_count": None}, "ssm.group_count is missing"),
+        ({"ssm.time_step_rank": value("u32", 4), "ssm.group_count": value("u32", 3)}, "4 value heads .* not a multiple of 3 key heads"),
+        ({"ssm.conv_kernel": value("u32", 3)}, "ssm_conv1d.weight' has shape"),
+    ):
+        with pytest.raises(ModelFormatError, match=words):
+            facts(tmp_path, "qwen3next", changes)
+    lost = dict.fromkeys(("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"))
+    with pytest.raises(ModelFormatError, match=r"attn_qkv\.weight' of shape .* is missing"):
+        facts(tmp_path, "qwen3next", tensors=lost)
+    older = facts(tmp_path, "qwen3next", tensors=lost | {"blk.0.ssm_in.weight": (80, 32)})
+    assert "blk.0.ssm_in.weight" in older.tensors and older.state == found.state
+    both = {"blk.1.ssm_norm.weight": (16,), **{f"blk.1.attn_{each}.weight": None for each in "qkv"}}
+    with pytest.raises(ModelFormatError, match="all layers of this qwen3next model are recurrent"):
+        facts(tmp_path, "qwen3next", tensors=both)
 
 
 def test_windows(tmp_path: Path) -> None:

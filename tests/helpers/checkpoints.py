@@ -96,11 +96,11 @@ _DELTA = {
     "num_hidden_layers": 4,
     "head_dim": HEAD_DIM,
     "linear_num_key_heads": 2,
-    "linear_key_head_dim": 24,
+    "linear_key_head_dim": 32,
     "linear_num_value_heads": 4,
     "linear_value_head_dim": 32,
 }
-"""Heads of keys and of values of different widths; one layer of four attends, and a quarter of its heads turns."""
+"""One layer of four attends, and a quarter of its heads turns."""
 _GEMMA = {
     "head_dim": HEAD_DIM,
     "query_pre_attn_scalar": HEAD_DIM,
@@ -197,6 +197,7 @@ RECIPES: dict[str, Recipe] = {
             **_DELTA,
             "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
             "mlp_only_layers": [2],
+            "linear_key_head_dim": 24,
             "linear_num_value_heads": 6,
             "linear_conv_kernel_dim": 3,
             "attention_bias": True,

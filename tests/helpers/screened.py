@@ -66,7 +66,7 @@ class Head:
     def run(self, x: np.ndarray, *wanted: int) -> None:
         """A step of x fp32 [M, K]; wanted: addresses of best, keep, masks, maxima."""
         self.x[: len(x)] = x
-        self.plan.run((0, 0, len(x), 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, *wanted)
+        self.plan.run((0, 0, len(x), 1), (*(NONE,) * 6, None, None), (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, *wanted)
 
     def best(self, x: np.ndarray, masks: Masks | None = None) -> list[int]:
         """Ids of the largest outputs for x fp32 [M, K]."""

@@ -92,7 +92,7 @@ def less_one(values: np.ndarray) -> np.ndarray:
 
 def together(rows: np.ndarray) -> np.ndarray:
     """Rows of a matrix with queries, keys, values and gates of each key head in turn, as if they had no heads."""
-    parts = np.split(rows.reshape(2, 24 + 24 + 64 + 64, -1), [24, 48, 112], axis=1)
+    parts = np.split(rows.reshape(2, 32 + 32 + 64 + 64, -1), [32, 64, 128], axis=1)
     return np.concatenate([part.reshape(-1, rows.shape[1]) for part in parts])
 
 

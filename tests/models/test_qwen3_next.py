@@ -30,7 +30,7 @@ from ridgeline.facts.headers.read import describe_files, read_model_facts
 from ridgeline.facts.model import StateLayers
 
 PROMPT = np.random.default_rng(4).integers(3, VOCAB, 24).tolist()
-STATE = StateLayers(3, 4 * 24 * 32, 3 * (2 * 2 * 24 + 4 * 32), 2, 24, 4, 32, 4)
+STATE = StateLayers(3, 4 * 32 * 32, 3 * (2 * 2 * 32 + 4 * 32), 2, 32, 4, 32, 4)
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 FLOATS = ("embed_tokens", "lm_head", "conv1d", "in_proj_ba", "mlp.gate.", "shared_expert_gate", "mtp.fc")
 """Parts of the names of matrices that published fp8 checkpoints keep as floats."""
@@ -44,7 +44,7 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
 def test_layers_and_their_states(stored, form: str) -> None:
     facts = read_model_facts(stored("qwen3next", form))
     assert facts.layer_kinds == ("none", "none", "none", "full") and facts.kv_layers == 1
-    assert facts.state == STATE and facts.state.channels == 224 and facts.state_bytes == 3 * 4 * (3072 + 672)
+    assert facts.state == STATE and facts.state.channels == 256 and facts.state_bytes == 3 * 4 * (4096 + 768)
     assert facts.rope["full"].dim == 4
     assert describe_files(stored("qwen3next", form)).state == STATE
 
@@ -196,6 +196,7 @@ def test_a_checkpoint_without_such_a_layer(checkpoint) -> None:
     ("changes", "words"),
     [
         ({"linear_num_key_heads": 3}, "4 value heads of recurrent layers are not a multiple of 3 key heads"),
+        ({"layer_types": ["linear_attention"] * 4}, "all layers are recurrent"),
         ({"use_sliding_window": True}, "use_sliding_window is True, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"linear_conv_kernel_dim": 5}, "'model.layers.0.linear_attn.conv1d.weight' has shape"),

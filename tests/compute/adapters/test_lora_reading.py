@@ -34,7 +34,7 @@ def pair(module: str = QUERY, a: str = "lora_A.weight", value: float = 1.0) -> d
     [
         ("qwen2moe", "mlp.shared_expert_gate", 1, 64),
         ("deepseek2", "self_attn.kv_b_proj", 4 * (32 + 64), 32),
-        ("qwen3next", "linear_attn.conv1d", 224, 4),
+        ("qwen3next", "linear_attn.conv1d", 256, 4),
     ],
 )
 def test_matrices_that_cannot_be_changed(stored: Any, tmp_path: Path, name: str, module: str, outputs: int, inputs: int) -> None:

@@ -110,6 +110,8 @@ def runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
     fields, facts = config.fields, config.facts
     names = _supported_names(config)
     _check_required_values(fields)
+    if not facts.kv_layers:
+        raise ModelFormatError("config.json: all layers are recurrent, which is not supported; one that attends was expected")
     if facts.head_dim % 2:
         raise ModelFormatError(f"config.json: heads have length {facts.head_dim}, an even number was expected")
     latent = facts.widths.latent

@@ -197,7 +197,9 @@ def _factor(header: Header, key: str) -> float:
 
 
 def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
-    """Raises ModelFormatError unless heads are equal in all layers, keys as long as values, and of even length."""
+    """Raises ModelFormatError unless heads are equal in all layers that attend, keys as long as values, and of even length."""
+    if not facts.kv_layers:
+        raise ModelFormatError(f"all layers of this {name} model are recurrent, which is not supported; one that attends was expected")
     for key in ("head_count", "head_count_kv"):
         header.integer(f"{name}.attention.{key}", 1, facts.heads, default=facts.heads)
     if facts.heads % facts.kv_heads:
