@@ -19,7 +19,7 @@ from ridgeline.engine.tiers.seal import Seal
 from ridgeline.engine.tiers.shelf import Shelf
 from ridgeline.errors import ConfigError
 
-SIZE = Seal(SECRET, shape()).value_bytes
+SIZE, LABEL = Seal(SECRET, shape()).value_bytes, Seal(SECRET, shape()).label
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def server(shelf: Shelf) -> Iterator[PeerServer]:
-    found = PeerServer([shelf], SECRET, "127.0.0.1", 0)
+    found = PeerServer([shelf], SECRET, LABEL, "127.0.0.1", 0)
     yield found
     found.close()
     assert not found._thread.is_alive()
 
 
-def tier(*ports: int, secret: bytes = SECRET) -> PeerTier:
-    return PeerTier([("127.0.0.1", port) for port in ports], secret, SIZE)
+def tier(*ports: int, secret: bytes = SECRET, label: str = LABEL) -> PeerTier:
+    return PeerTier([("127.0.0.1", port) for port in ports], secret, SIZE, label)
 
 
 def fill(shelf: Shelf) -> tuple[int, ...]:
@@ -79,11 +79,11 @@ def test_an_engine_finds_what_another_has_computed(shelf: Shelf, server: PeerSer
     alone = fill(shelf)
     run = Run([tier(server.port)], seconds=0.05)
     assert run.answer("b") == alone and run.from_tier == len(PROMPT) // 16 * 16
-    assert run.close() == {"fetched": 8, "kept": 0, "bad": 0, "dropped": 0, "failures": 0, "converted": 0}
+    assert run.close() == {"fetched": 8, "kept": 0, "bad": 0, "dropped": 0, "failures": 0, "converted": 0, "refused": 0}
 
 
 def test_the_first_that_has_a_block_gives_it(shelf: Shelf, server: PeerServer) -> None:
-    alone, empty = fill(shelf), PeerServer([Shelf(SIZE, SIZE)], SECRET, "127.0.0.1", 0)
+    alone, empty = fill(shelf), PeerServer([Shelf(SIZE, SIZE)], SECRET, LABEL, "127.0.0.1", 0)
     with listening(lambda opened: time.sleep(3)) as mute:
         run = Run([tier(empty.port, mute, server.port)], seconds=0.05)
         assert run.answer("b") == alone and run.from_tier == len(PROMPT) // 16 * 16
@@ -170,14 +170,15 @@ def test_what_no_engine_would_send_ends_its_connection(shelf: Shelf, server: Pee
 
 def _broken(rng: random.Random, session: Session, name: bytes) -> bytes:
     """A frame of an engine with the secret, with something wrong."""
-    frame = bytearray(session.request(GET, [name] * rng.randrange(1, 5), SIZE))
+    frame = bytearray(session.request(GET, [name] * rng.randrange(1, 5), SIZE, LABEL.encode()))
     match rng.randrange(4):
         case 0:
             frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
         case 1:
             del frame[rng.randrange(len(frame)) :]
         case 2:
-            frame[: HEAD.size] = HEAD.pack(rng.choice((0, GET, HAS, 200)), rng.choice((0, 65, 4_097, 65_535)), rng.getrandbits(32))
+            count = rng.choice((0, 65, 4_097, 65_535))
+            frame[: HEAD.size] = HEAD.pack(rng.choice((0, GET, HAS, 200)), count, rng.getrandbits(32), rng.randbytes(16))
         case 3:
             frame[:] = rng.randbytes(rng.randrange(1, 5_000))
     return bytes(frame)

@@ -111,7 +111,8 @@ def test_a_fetch_ends_before_the_engine_is_taken_to_hang() -> None:
 def test_what_is_counted_is_there_from_the_start() -> None:
     """The loop reads the counts while threads add to them."""
     run = Run([MemoryTier()])
-    assert set(run.store.counts["memory"]) == {"fetched", "kept", "bad", "dropped", "failures", "converted"} and not run.store.used()
+    names = {"fetched", "kept", "bad", "dropped", "failures", "converted", "refused"}
+    assert set(run.store.counts["memory"]) == names and not run.store.used()
     run.close()
 
 

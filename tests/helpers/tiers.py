@@ -89,6 +89,7 @@ class MemoryTier:
 
     name = "memory"
     takes = True
+    refused = 0
 
     def __init__(self, seconds: float = 0.0, fails: bool = False) -> None:
         self.values: dict[bytes, bytes] = {}

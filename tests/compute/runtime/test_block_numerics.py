@@ -53,7 +53,7 @@ def counts(llm: LLM) -> dict[str, int]:
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is so small that computing takes less than asking."""
-    monkeypatch.setattr("ridgeline.engine.tiers.store.LEAST_SECONDS", 2.0)
+    monkeypatch.setattr("ridgeline.engine.tiers.patience.SHARE", 1e5)
 
 
 @pytest.fixture(scope="module")
