@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from pages import chat_server, page  # noqa: F401  (fixtures)
 from processes import browser, chromium, demo_server, environment, serving  # noqa: F401  (fixtures)
-from redis_server import redis_server  # noqa: F401  (fixture)
+from redis_server import redis_server, tls_redis_server  # noqa: F401  (fixtures)
 from scripted import scripted_server  # noqa: F401  (fixture)
 
 from ridgeline.config.env import ModelStores

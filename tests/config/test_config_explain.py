@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields
 from ridgeline.config.setting import setting_of
 from ridgeline.facts.hardware import ceilings
+from ridgeline.facts.hardware.disk import file_rate, folder_rate
 from ridgeline.facts.hardware.this_machine import this_machine
+from ridgeline.planning.report import CHECKED_BYTES_PER_SECOND
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
 
@@ -57,6 +60,33 @@ def test_tiers_have_a_price_where_they_are_used(demo_file: Path, tmp_path: Path)
     assert [rows[name]["bytes"] for name in names[1:3]] == [1 << 30, 2 << 30]
     told = re.search(r"bringing the blocks of 4,096 tokens, which take ([\d.]+) s to compute", str(rows["kv_cache_dir"]["reason"]))
     assert told and 0 < float(str(rows["kv_cache_dir"]["seconds"])) < float(told[1])
+
+
+def test_the_file_of_blocks_is_read_for_its_rate(demo_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.kv").write_bytes(bytes(range(256)) * (1 << 16))
+    words = ("--device", "epyc-9654", "--set", f"kv_cache_dir={tmp_path}", "--max-model-len", "4096")
+    rows = {str(row["name"]): row for row in explain(str(demo_file), *words)}
+    rate = re.search(r"what lies there is read at ([\d.e+]+) GB/s", str(rows["kv_cache_dir"]["reason"]))
+    assert rate
+    per_byte, size = 1 / (1e9 * float(rate[1])) + 1 / CHECKED_BYTES_PER_SECOND, float(str(rows["max_model_len"]["bytes"]))
+    assert float(str(rows["kv_cache_dir"]["seconds"])) == pytest.approx(size * per_byte, rel=0.06)
+
+
+def test_rates_are_those_of_what_is_there(tmp_path: Path) -> None:
+    """Holes are none of it, and a disk that is slow costs milliseconds."""
+    path = tmp_path / "file"
+    with path.open("wb+") as file:
+        file.truncate(1 << 30)
+        assert file_rate(file.fileno()) is None, "it is a hole"
+        file.seek(600 << 20)
+        file.write(bytes(range(256)) * (1 << 15))
+        file.flush()
+        began = time.perf_counter()
+        rate = file_rate(file.fileno())
+        assert rate is not None and rate > 1e7 and time.perf_counter() - began < 2
+    assert folder_rate(str(tmp_path), ".kv") is None and folder_rate(str(tmp_path / "missing"), ".kv") is None
+    (tmp_path / "link.kv").symlink_to(path)
+    assert folder_rate(str(tmp_path), ".kv") is None
 
 
 @pytest.mark.parametrize(("flags", "lanes", "eight"), [("avx2", 32, 64), ("avx2 avx512f avx512_vnni", 64, 256), ("sse2", 4, 0)])

@@ -36,7 +36,7 @@ EVENTS = [
     events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5),
     events.Rejected("r", "full", 2.0),
     events.StepTimed(1, Timings(run=0.1)),
-    events.TierUsed("file", 1, 2, 3, 4, 5, 6),
+    events.TierUsed("file", 1, 2, 3, 4, 5, 6, 7),
     events.StepLate(1, 0.5, 0.1, 4, 80),
     events.Idle(0.5, 1, 2, 3),
     events.Waiting("r", 0, events.Wait.PREFIX, None),

@@ -1,14 +1,19 @@
 """Eviction from a tier: what nobody asks for goes first, and of a prompt its end."""
 
 from collections import OrderedDict
+from math import log
 from pathlib import Path
 
 import pytest
 from conversations import conversations
 from tiers import SECRET, file_tier, shape
 
+from ridgeline.config.env import ModelStores
 from ridgeline.engine.tiers.seal import Seal
-from ridgeline.engine.tiers.worth import POSITION_TOKENS, Place, Worth
+from ridgeline.engine.tiers.worth import FORGETTING, LEAST_VALUES, Place, Worth
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.planning.arguments import PlanOptions, deployment_of
+from ridgeline.planning.step import RowGroup, step_work
 
 
 def name(number: int) -> bytes:
@@ -41,19 +46,47 @@ def test_a_beginning_stays_while_something_hangs_on_it() -> None:
 
 
 def test_what_is_dear_to_compute_is_worth_more() -> None:
-    worth = Worth()
-    worth.enter(name(1), Place(b"", POSITION_TOKENS))
-    worth.enter(name(2), Place(b"", 0))
-    assert worth.use(name(1)) == 4.0 and worth.use(name(2)) == 2.0
-    assert worth.evict() == name(2)
-    worth.enter(name(3), Place(b"", 0))
-    worth.use(name(3))
-    assert worth.evict() == name(1), "the age has come near it"
+    assert outlives([Place(b"", 1_000)], attention_tokens=1_000) == HALF, "twice the cost, until others have come since that count twice"
+    assert outlives([Place(b"", 0)], attention_tokens=1_000) == outlives([Place(b"", 1_000)], attention_tokens=0) == 0
+
+
+def test_uses_count_less_the_longer_ago_they_are() -> None:
+    assert outlives([Place()] * 2) == pytest.approx(HALF, abs=1), "two uses count as much as a later one"
+    assert outlives([Place()] * 4) == pytest.approx(2 * HALF, abs=2)
+
+
+HALF = int(LEAST_VALUES * FORGETTING * log(2))
+"""Uses of others behind which one counts half."""
+
+
+def outlives(uses: list[Place], attention_tokens: float = 0.0) -> int:
+    """How many values that are each used once behind the uses of another one go before it."""
+    worth, later = Worth(attention_tokens), range(10, 10 + 3 * HALF)
+    worth.enter(name(1), uses[0])
+    for _ in uses[1:]:
+        worth.use(name(1))
+    for number in later:
+        worth.enter(name(number), Place())
+    gone = [worth.evict() for _ in (1, *later)]
+    assert [each for each in gone if each != name(1)] == [name(number) for number in later]
+    return gone.index(name(1))
+
+
+def test_the_price_of_a_position_is_the_models() -> None:
+    """A token behind so many costs twice what a first one does, by the planner's own count of operations."""
+    for model in ("llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b"):
+        facts = describe_model(model, ModelStores(Path("/nonexistent")))
+        far = int(facts.attention_tokens)
+        asked = deployment_of(facts, PlanOptions("a100", 1))
+        first, twice = (step_work(asked, [RowGroup(at, 512, sampled=0)]) for at in (2 * facts.window, far + 2 * facts.window))
+        whole = (twice.linear_flops + twice.attention_flops) / (first.linear_flops + first.attention_flops)
+        print(f"{model}: {far:,} tokens, {whole:.2f} times")
+        assert whole == pytest.approx(2, rel=0.15)
 
 
 def test_values_in_a_ring_can_be_evicted() -> None:
     worth = Worth()
-    worth.load([(name(1), Place(name(2)), 1.0), (name(2), Place(name(1)), 2.0), (name(3), Place(name(3)), 3.0)], is_full=True)
+    worth.load([(name(1), Place(name(2)), 1.0), (name(2), Place(name(1)), 2.0), (name(3), Place(name(3)), 3.0)])
     assert sorted(worth.evict() for _ in range(3)) == [name(1), name(2), name(3)]
 
 
@@ -87,16 +120,18 @@ class Recent:
         return self.order.popitem(last=False)[0]
 
 
-def hits(rule: Worth | Recent, capacity: int, memory: int) -> float:
-    """Share of prompt blocks that a tier brings to an engine whose own memory holds the last `memory` blocks: those behind what the engine
-    has, as far as there is no gap."""
+def hits(rule: Worth | Recent, capacity: int, memory: int, attention_tokens: float) -> tuple[float, float]:
+    """Share of prompt blocks that a tier brings to an engine whose own memory holds the last `memory` blocks, and of what they cost: those
+    behind what the engine has, as far as there is no gap."""
     held: set[bytes] = set()
     own: OrderedDict[int, None] = OrderedDict()
-    brought = asked = 0
+    brought, asked = [0.0, 0.0], [0.0, 0.0]
     for arrival in conversations(3, 1_500, rate=6.0, pause=40.0):
         here = next((at for at, block in enumerate(arrival.blocks) if block not in own), len(arrival.blocks))
         there = next((at for at, block in enumerate(arrival.blocks[here:], here) if name(block) not in held), len(arrival.blocks))
-        asked, brought = asked + len(arrival.blocks) - here, brought + there - here
+        for sums, end in ((asked, len(arrival.blocks)), (brought, there)):
+            sums[0] += end - here
+            sums[1] += sum(1 + 512 * at / attention_tokens for at in range(here, end))
         for block in arrival.blocks[here:there]:
             rule.use(name(block))
         for at, block in enumerate(arrival.blocks[there:], there):
@@ -110,11 +145,15 @@ def hits(rule: Worth | Recent, capacity: int, memory: int) -> float:
             own.move_to_end(block)
         while len(own) > memory:
             own.popitem(last=False)
-    return brought / asked
+    return brought[0] / asked[0], brought[1] / asked[1]
 
 
-@pytest.mark.parametrize("capacity", [400, 1_000])
-def test_worth_finds_more_than_what_was_used_last(capacity: int) -> None:
-    by_worth, by_use = hits(Worth(), capacity, 200), hits(Recent(), capacity, 200)
-    print(f"{capacity} blocks: {by_worth:.3f} of the prompts' blocks by worth, {by_use:.3f} by last use")
-    assert by_worth >= by_use
+@pytest.mark.parametrize("attention_tokens", [3_000.0, 24_000.0])
+@pytest.mark.parametrize("capacity", [400, 1_000, 2_000, 4_000])
+def test_worth_finds_more_than_what_was_used_last(capacity: int, attention_tokens: float) -> None:
+    """And no less where a tier holds nearly all that is asked again."""
+    by_worth, by_use = (hits(rule, capacity, 200, attention_tokens) for rule in (Worth(attention_tokens), Recent()))
+    told = ", ".join(f"{share:.4f} of the prompts' blocks, {cost:.4f} of their cost by {rule}" for (share, cost), rule in zip(
+        (by_worth, by_use), ("worth", "last use"), strict=True))  # fmt: skip
+    print(f"{capacity} blocks, attention as dear at {attention_tokens:,.0f} tokens: {told}")
+    assert all(ours > theirs or (capacity == 4_000 and ours >= 0.999 * theirs) for ours, theirs in zip(by_worth, by_use, strict=True))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.store import BlockStore
 from ridgeline.engine.tiers.tier import Tier
 from ridgeline.engine.tiers.worth import NOWHERE, Place
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prometheus import exposition
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.laws.executor import SimExecutor, fake_executor
+from ridgeline.sim.laws.executor import SimExecutor, StampBlocks, fake_executor
 from ridgeline.sim.laws.model import FakeModel
 
 SECRET = bytes(range(32))
@@ -32,28 +35,56 @@ PROMPT = tuple(100 + number * 7 % 90 for number in range(100))
 BYTES = 1 << 20
 
 
+STAMP_BYTES = 8 * 17
+
+
 @cache
-def shape() -> KVShape:
-    """Two groups, one with a window; a block's stamps, and their group, are its bytes."""
-    return replace(fake_executor(windows=(0, 24)).info.kv, block_bytes=8 * 17)
+def shape(block_bytes: int = STAMP_BYTES) -> KVShape:
+    """Two groups, one with a window; a block's stamps, and their group, are its bytes, or the first of these (`Padded`)."""
+    return replace(fake_executor(windows=(0, 24)).info.kv, block_bytes=block_bytes)
 
 
-def file_tier(folder: Path, most_bytes: int = BYTES) -> FileTier:
+def file_tier(folder: Path, most_bytes: int = BYTES, block_bytes: int = STAMP_BYTES) -> FileTier:
     with private_folder(str(folder)) as descriptor:
-        return FileTier(descriptor, "model", Seal(SECRET, shape()).value_bytes, most_bytes)
+        return FileTier(descriptor, "model", Seal(SECRET, shape(block_bytes)).value_bytes, most_bytes)
+
+
+class Padded(StampBlocks):
+    """Contents of simulated blocks that are as large as those of a model: stamps, and what follows from them."""
+
+    class Staged(dict[int, bytes]):
+        wrong = 0
+
+        def __setitem__(self, number: int, content: bytes) -> None:
+            self.wrong += content != padded(content[:STAMP_BYTES], len(content))
+            super().__setitem__(number, content[:STAMP_BYTES])
+
+    def __init__(self, blocks: StampBlocks, block_bytes: int) -> None:
+        self.__dict__.update(vars(blocks))
+        self.staged = blocks.staged = self.content = self.Staged()
+        self._bytes = block_bytes
+
+    def read(self, block_id: int) -> bytes:
+        return padded(super().read(block_id), self._bytes)
+
+
+def padded(content: bytes, size: int) -> bytes:
+    return (content + sha256(content).digest() * (size // 32)).ljust(size, b"\0")[:size]
 
 
 class Run:
     """An engine over the simulated executor, which checks the content of every block that it reads, and a store over `tiers`."""
 
     def __init__(
-        self, tiers: Sequence[Tier], seconds: float = 1e-3, record: Path | None = None, secret: bytes = SECRET, **bounds: Any
-    ) -> None:
-        kv = shape()
+        self, tiers: Sequence[Tier], seconds: float = 4e-3, record: Path | None = None, secret: bytes = SECRET,
+        block_bytes: int = STAMP_BYTES, **bounds: Any,
+    ) -> None:  # fmt: skip
+        kv = shape(block_bytes)
         executor = SimExecutor(replace(fake_executor().info, kv=kv), FakeModel(), VirtualClock())
         limits = Limits(rows=4, token_budget=64, depth=2)
         scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
-        self.store = BlockStore(tiers, Seal(secret, kv), kv, executor.blocks, seconds=seconds, **bounds)
+        self.blocks = executor.blocks if block_bytes == STAMP_BYTES else Padded(executor.blocks, block_bytes)
+        self.store = BlockStore(tiers, Seal(secret, kv), kv, self.blocks, seconds=seconds, **bounds)
         if record is None:
             self.engine = Engine(scheduler, executor, VirtualClock(), 2, self.store)
         else:
@@ -77,7 +108,16 @@ class Run:
 
     def close(self) -> dict[str, int]:
         self.engine.close()
+        assert not (isinstance(self.blocks, Padded) and self.blocks.content.wrong), "a block that nobody has computed was used"
         return dict(next(iter(self.store.counts.values())))
+
+    def metric(self, name: str) -> float:
+        """The sum over tiers of what `/metrics` shows."""
+        metrics = Metrics()
+        for event in self.events:
+            metrics.apply(event)
+        lines = exposition(metrics, "m", shape()).decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
     @property
     def from_tier(self) -> int:
@@ -89,6 +129,7 @@ class MemoryTier:
 
     name = "memory"
     takes = True
+    refused = 0
 
     def __init__(self, seconds: float = 0.0, fails: bool = False) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -118,9 +159,9 @@ class MemoryTier:
         pass
 
 
-def kept(tier: Tier) -> None:
+def kept(tier: Tier, block_bytes: int = STAMP_BYTES) -> None:
     """Lets an engine compute the prompt, and end."""
-    run = Run([tier])
+    run = Run([tier], block_bytes=block_bytes)
     run.answer("a")
     assert run.close()["kept"] >= 2 * (len(PROMPT) // 16)
 
@@ -136,6 +177,6 @@ def poison(rng: random.Random, values: dict[bytes, bytes]) -> None:
         ))  # fmt: skip
 
 
-def content(number: int) -> tuple[Content, bytes]:
+def content(number: int, block_bytes: int = STAMP_BYTES) -> tuple[Content, bytes]:
     key = number.to_bytes(32, "little")
-    return Content(key, 0, tuple(range(number, number + 16)), b""), (key * 5)[: shape().block_bytes]
+    return Content(key, 0, tuple(range(number, number + 16)), b""), padded(key, block_bytes)

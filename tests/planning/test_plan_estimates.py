@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.plan import physics_table
 from ridgeline.config.env import ModelStores
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import speed
@@ -14,7 +15,8 @@ from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.levers import levers
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.report import tier_prices
+from ridgeline.planning.report import CHECKED_BYTES_PER_SECOND, RATES, make_report, tier_prices
+from ridgeline.planning.speed import prefill_seconds
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 
 
@@ -104,3 +106,22 @@ def test_a_tier_pays_where_it_is_faster_than_computing() -> None:
     assert list(prices) == ["host", "file", "redis", "peer"]
     assert prices["file"].seconds == pytest.approx(3.0 + 4.0) and prices["file"].of_computing == pytest.approx(7 / 4)
     assert prices["host"].of_computing < 1
+    measured = {each.tier: each.seconds for each in tier_prices(6e9, 4.0, {"file": 6e9})}
+    assert measured["file"] == pytest.approx(1.0 + 4.0) and measured["redis"] == prices["redis"].seconds
+
+
+@pytest.mark.parametrize(("prompt", "device", "bytes_per_token"), [(2_000, "epyc-9654", 131_072), (8_000, "h100", 131_072)])
+def test_a_plan_prices_the_blocks_of_a_prompt(prompt: int, device: str, bytes_per_token: int) -> None:
+    """The rows that `ridgeline plan` prints: seconds by bytes and rate, and their part of computing the whole prompt."""
+    asked = deployed("llama-3-8b", device, workload=f"in={prompt},out=100")
+    report = make_report(asked, Objective(), False, None)
+    rows = dict(physics_table(report)[2])
+    computing = prefill_seconds(replace(asked, workload=replace(asked.workload, reused=0.0)))
+    for tier, rate in RATES.items():
+        seconds = bytes_per_token * prompt * (1 / rate + 1 / CHECKED_BYTES_PER_SECOND)
+        told = re.fullmatch(r"([\d.,]+) ms, ([\d.]+)%", rows[f"a prompt's blocks from {tier}"])
+        assert told and float(told[1].replace(",", "")) == pytest.approx(1e3 * seconds, rel=0.02)
+        assert float(told[2]) / 100 == pytest.approx(seconds / computing, rel=0.02, abs=5e-4)
+    assert [name for name in rows if name.startswith("a prompt's blocks from")] == [
+        f"a prompt's blocks from {tier}" for tier in ("host", *RATES)
+    ]

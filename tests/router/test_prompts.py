@@ -36,9 +36,21 @@ def test_what_is_no_object_has_no_prompt(body: bytes) -> None:
 
 
 def test_a_stored_response_binds_the_requests_that_name_it() -> None:
-    assert read_prompt("/v1/responses", b'{"input": "a", "previous_response_id": "resp_1"}', b"").bound_to == b"resp_1"
-    assert read_prompt("/v1/responses/resp_2/input_items", b"", b"").bound_to == b"resp_2"
-    assert read_prompt("/v1/responses", b'{"input": "a", "previous_response_id": 3}', b"").bound_to == b""
+    def bound(body: object, path: str = "/v1/responses") -> bytes:
+        return read_prompt(path, json.dumps(body).encode(), b"").bound_to
+
+    name, other = (f"{number:024x}deadbeef" for number in (1, 2))
+    reference, whole = ({"type": kind, "id": f"msg_{name}0002"} for kind in ("item_reference", "message"))
+    assert bound({"input": "a", "previous_response_id": f"resp_{name}"}) == f"resp_{name}".encode()
+    assert bound({}, f"/v1/responses/resp_{name}") == bound({}, f"/v1/responses/resp_{name}/input_items") == f"resp_{name}".encode()
+    assert bound({"input": [whole, reference]}) == bound({"input": [reference | {"id": f"rs_{other}0001"}, reference]})
+    assert bound({"input": [whole, reference]}) == f"resp_{name}".encode()
+    for nothing in (
+        {"previous_response_id": 3}, {"previous_response_id": "resp_1"}, {"previous_response_id": f"resp_{name}".upper()},
+        {"input": [whole]}, {"input": json.dumps(reference)}, {"input": [{"type": "item_reference", "x": "a" * 999} | reference]},
+    ):  # fmt: skip
+        assert bound(nothing) == b"", nothing
+    assert bound({"input": [reference]}, "/v1/embeddings") == bound({}, "/v1/responsesx") == bound({}, "/v1/responses/none") == b""
 
 
 def test_a_session_is_what_requests_have_in_common() -> None:

@@ -1,14 +1,12 @@
-"""Which replica gets a request, and when one gets none: the breaker, canaries, retries."""
+"""Which replica gets a request, and when one gets none: the breaker, canaries."""
 
 import asyncio
-import random
 import time
-from math import inf
 
 from ridgeline.core.routing import ROUTING
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.proxy import _nobody
-from ridgeline.router.replicas import FAILURES, FIRST_LOOK, MOST_PAUSE_SECONDS, WATCHED, Replicas
+from ridgeline.router.replicas import FAILURES, MOST_PAUSE_SECONDS, Replicas
 from ridgeline.router.roster import Named
 
 SHORT = Prompt(10, ())
@@ -80,38 +78,6 @@ def test_every_canary_gets_its_share() -> None:
     replicas = fleet(0, 0.05, 0.1)
     found = [replicas.choose(SHORT, set())[0].number for _ in range(20_000)]  # type: ignore[index]
     assert abs(found.count(1) / 20_000 - 0.05) < 0.01 and abs(found.count(2) / 20_000 - 0.1) < 0.01
-
-
-def test_a_sound_canary_stays_and_a_worse_one_is_stopped() -> None:
-    dice = random.Random(3)
-
-    def stopped(spread: float, slower: float, broken: float, answers: int) -> int:
-        """Answers of a canary until it is stopped, looked at with each from the first look on; 0: it is not."""
-        replicas = fleet(0, 0.05)
-        plain, canary = replicas.all
-        for number in range(1, answers + 1):
-            for each, factor, lost, count in ((plain, 1.0, 0.0, 3), (canary, slower, broken, 1)):
-                for _ in range(count):
-                    failed = dice.random() < lost
-                    each.answers.append((not failed, inf if failed else factor * dice.lognormvariate(0, spread)))
-            if len(canary.answers) >= FIRST_LOOK:
-                replicas._judge(canary)
-            if canary.is_stopped:
-                return number
-        return 0
-
-    assert not any(stopped(spread, 1.0, 0.0, 2_000) for spread in (0.3, 0.5, 0.8, 1.2) for _ in range(5))
-    assert all(stopped(spread, 5.0, 0.0, 2 * WATCHED) > 0 for spread in (0.3, 0.5, 0.8))
-    assert stopped(0.3, 4.0, 0.0, WATCHED) == FIRST_LOOK == stopped(0.3, 1.0, 1.0, WATCHED), "what is plain is seen at the first look"
-    assert stopped(0.5, 1.0, 0.9, WATCHED)
-
-
-def test_retries_have_a_budget() -> None:
-    replicas = fleet(0)
-    assert sum(replicas.may_retry() for _ in range(100)) == 10
-    for _ in range(10):
-        replicas.choose(SHORT, set())
-    assert sum(replicas.may_retry() for _ in range(100)) in (1, 2)
 
 
 def test_a_prompt_that_is_cached_does_not_wait_for_long() -> None:

@@ -12,9 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-import redis
 from processes import ServerProcess
-from redis_server import PASSWORD, RedisProcess
 
 from ridgeline.router.attempts import LEAST_SAMPLES, SAMPLES_PER_LOOK
 
@@ -146,13 +144,6 @@ def test_the_end_waits_for_answers(replicas: list[ServerProcess], route: Callabl
     assert router.process.wait(timeout=10) == 0
 
 
-def test_a_stored_response_is_asked_of_its_replica(replicas: list[ServerProcess], router: ServerProcess) -> None:
-    for _ in range(3):
-        _, first, _ = ask(router.url, {"model": "fake", "input": "a", "max_output_tokens": 16}, "/v1/responses")
-        assert router.get(f"/v1/responses/{first['id']}")[0] == 200
-        assert router.get(f"/v1/responses/{first['id']}")[0] == 200
-
-
 def test_a_session_stays_with_its_server(replicas: list[ServerProcess], route: Callable[..., ServerProcess]) -> None:
     router = route(*to(replicas), "--session-affinity", "header:X-Session-Id", "--session-affinity", "user")
 
@@ -212,31 +203,6 @@ def test_requests_wait_for_the_first_server(environment: dict[str, str], route: 
             time.sleep(0.02)
         router.process.send_signal(signal.SIGTERM)
         assert waiting.result()[0] == 503, "no replica will come to a router that ends"
-
-
-def test_servers_that_share_answers_stand_in_for_each_other(
-    environment: dict[str, str], redis_server: RedisProcess, route: Callable[..., ServerProcess]
-) -> None:
-    template = Path(__file__).parents[1] / "gold" / "templates" / "Qwen-Qwen3-0.6B.jinja"
-    store = ["--response-store", redis_server.url, "--response-store-password-file", redis_server.password_file]
-    servers = [ServerProcess([SLOW, "--chat-template", str(template), *store], environment) for _ in range(2)]
-    doomed, other = servers
-    router = route("--replica", f"{doomed.url}=1000", "--replica", other.url)
-    try:
-        asked = {"model": "fake", "input": "a", "max_output_tokens": 16}
-        _, first, _ = ask(router.url, asked, "/v1/responses")
-        slow = {**asked, "max_output_tokens": 2_000, "background": True}
-        _, begun, _ = ask(router.url, slow, "/v1/responses")
-        path = f"/v1/responses/{begun['id']}"
-        assert json.loads(other.get(path)[1])["status"] == "in_progress", "another server knows that it is still computed"
-        doomed.process.kill()
-        assert ask(router.url, {**asked, "previous_response_id": first["id"]}, "/v1/responses")[0] == 200
-        assert router.get(f"/v1/responses/{first['id']}")[0] == 200
-        redis.Redis.from_url(redis_server.url, password=PASSWORD).delete(f"ridgeline:responses:leases:{begun['id']}")  # its time is over
-        assert json.loads(router.get(path)[1])["status"] == "failed"
-    finally:
-        doomed.process.wait()
-        other.stop()
 
 
 def test_keys_are_asked_for_and_passed_on(tmp_path: Path, environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:

@@ -1,18 +1,23 @@
 """Keys of files, origins and certificates that cannot work are told at the start, with the way out, and without a part of a secret."""
 
+import os
+import stat
 import subprocess
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from ridgeline.config.groups import ServerConfig
-from ridgeline.config.secret import read_cache_secret
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.config.secret import read_cache_secret, read_tier_secret
 from ridgeline.errors import ConfigError
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.origins import allows, parse_origins
 from ridgeline.server.tls import Certificate
+
+PLAIN = EngineConfig("demo")
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> str:
@@ -77,17 +82,43 @@ def test_options_that_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_secret_of_the_cache_is_made_once_and_shared(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    first = read_cache_secret(str(file))
-    assert first == read_cache_secret(str(file)) and len(first) == 32 and file.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [file] and read_cache_secret(None) != read_cache_secret(None)
+    first = read_cache_secret(str(file), PLAIN)
+    assert first == read_cache_secret(str(file), PLAIN) and len(first) == 32 and file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [file] and read_cache_secret(None, PLAIN) != read_cache_secret(None, PLAIN)
     file.unlink()
-    assert read_cache_secret(str(file)) != first, "a lost secret is a new one"
+    assert read_cache_secret(str(file), PLAIN) != first, "a lost secret is a new one"
     for text, mode, message in (("short", 0o600, "has 5 characters"), ("x" * 32, 0o640, "run: chmod 600")):
         write(file, text, mode)
         with pytest.raises(ConfigError, match=message):
-            read_cache_secret(str(file))
+            read_cache_secret(str(file), PLAIN)
     with pytest.raises(ConfigError, match="cannot be made"):
-        read_cache_secret(str(tmp_path / "missing" / "secret"))
+        read_cache_secret(str(tmp_path / "missing" / "secret"), PLAIN)
+
+
+def test_the_secret_in_the_folder_of_blocks_is_no_link_and_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(PLAIN, kv_cache_dir=str(tmp_path / "kv"))
+    first, file = read_cache_secret(None, config), tmp_path / "kv" / "secret"
+    assert first == read_tier_secret(config) and list((tmp_path / "kv").iterdir()) == [file] and file.stat().st_mode & 0o777 == 0o600
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"kv/secret' cannot be read: Too many levels of symbolic links"):
+        read_tier_secret(config)
+    named = replace(config, kv_cache_secret_file=str(file))
+    assert read_tier_secret(named) == first, "secrets of Kubernetes are links, which the operator names"
+    file.unlink()
+    write(file, "x" * 32, 0o644)
+    with pytest.raises(ConfigError, match="run: chmod 600"):
+        read_tier_secret(config)
+    write(file, "x" * 32, 0o600)
+    real, own = os.fstat, os.geteuid()
+
+    def of_another(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        return found if stat.S_ISDIR(found.st_mode) else os.stat_result((*found[:4], own + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    with pytest.raises(ConfigError, match=f"belongs to user {own + 1}, this process to {own}"):
+        read_tier_secret(config)
 
 
 WRONG_KEYS = {

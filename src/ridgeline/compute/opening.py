@@ -87,11 +87,14 @@ class ModelSource:
         config = self.config
         unit, sizes = unit_tokens(config.block_size), (self.host_blocks, self.costs.block_bytes)  # blocks of other sizes are converted
         named, shared = f"{config.runner} {numerics} {config.kv_dtype} {unit}", b""
+        layout = f"{config.runner} {numerics}, KV type {config.kv_dtype}"
         if config.kv_cache_numerics == "any":
             named, shared = f"{named} any", hashlib.sha256(self.facts.fingerprint + b"any %d" % unit).digest()
+            layout = "any numerics"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        recurrent = self.facts.state is not None
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared, recurrent)
+        words = f"weights {self.facts.fingerprint.hex()[:12]}, {layout}, units of {unit} tokens"
+        price, recurrent = self.facts.attention_tokens, self.facts.state is not None
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared, words, price, recurrent)
 
     def draft_shape(self, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
         """The shape of the cache of what drafts: as many blocks as all rows need, within `DRAFT_SHARE` of the memory. Raises ConfigError

@@ -8,6 +8,7 @@ import os
 import shlex
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +34,56 @@ def read_settings(path: str) -> dict[str, Any]:
 
 def read_bounded(path: str, source: str, most: int = MAX_BYTES) -> str:
     """The text of a regular file of at most `most` bytes. `source` names the setting that gives the path. Raises ConfigError."""
+    return _read(path, source, most)
+
+
+def read_private(path: str, source: str, most: int = MAX_BYTES, folder: int | None = None) -> str:
+    """`read_bounded` of a file with a secret, which is checked as `check_private` does when it is open: what is read is what was checked.
+
+    folder  descriptor of the private folder that the file lies in, which then has to be this user's own and no link
+    """
+
+    def check(found: os.stat_result) -> None:
+        _check_private(found, path, source)
+        if folder is not None and found.st_uid != os.geteuid():
+            raise ConfigError(f"{source} {path!r:.200} belongs to user {found.st_uid}, this process to {os.geteuid()}; remove the file")
+
+    return _read(path, source, most, check, folder)
+
+
+def check_private(path: str, source: str) -> None:
+    """Raises ConfigError where others than its owner may read or change a file with a secret. The group of a file that belongs to root may
+    read it, if this is another user's process: so are keys given to services (Debian's `ssl-cert`, secrets of Kubernetes)."""
     try:
-        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer does not wait
+        found = Path(path).expanduser().stat()
+    except OSError as error:
+        raise ConfigError(f"{source} {path!r:.200} cannot be read: {error.strerror}", fix={source: None}) from None
+    _check_private(found, path, source)
+
+
+def _check_private(found: os.stat_result, path: str, source: str) -> None:
+    allowed = stat.S_IRGRP if found.st_uid == 0 != os.geteuid() else 0
+    if found.st_mode & OTHERS & ~allowed:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(
+            f"{source} {path!r:.200} holds a secret, and its mode {mode:04o} lets others than its owner at it; "
+            f"run: chmod {'640' if allowed else '600'} {shlex.quote(path)}"
+        )
+
+
+def _read(
+    path: str, source: str, most: int, check: Callable[[os.stat_result], None] | None = None, folder: int | None = None
+) -> str:  # fmt: skip
+    """The text of a file that `check` has let pass. `folder`: descriptor of the one that it is in; it is no link then."""
+    try:
+        name, more = (Path(path).expanduser(), 0) if folder is None else (Path(path).name, os.O_NOFOLLOW)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | more, dir_fd=folder)  # a pipe without a writer does not wait
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"{source} {path!r:.200} is not a regular file", fix={source: None})
+            if check is not None:
+                check(found)
             data = file.read(most + 1)
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -48,22 +94,6 @@ def read_bounded(path: str, source: str, most: int = MAX_BYTES) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source} {path!r:.200} is not UTF-8 (byte {error.start})", fix={source: None}) from None
-
-
-def check_private(path: str, source: str) -> None:
-    """Raises ConfigError where others than its owner may read or change a file with a secret. The group of a file that belongs to root may
-    read it, if this is another user's process: so are keys given to services (Debian's `ssl-cert`, secrets of Kubernetes)."""
-    try:
-        found = Path(path).expanduser().stat()
-    except OSError as error:
-        raise ConfigError(f"{source} {path!r:.200} cannot be read: {error.strerror}", fix={source: None}) from None
-    allowed = stat.S_IRGRP if found.st_uid == 0 != os.geteuid() else 0
-    if found.st_mode & OTHERS & ~allowed:
-        mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(
-            f"{source} {path!r:.200} holds a secret, and its mode {mode:04o} lets others than its owner at it; "
-            f"run: chmod {'640' if allowed else '600'} {shlex.quote(path)}"
-        )
 
 
 def _read_toml(path: str, text: str) -> dict[str, Any]:

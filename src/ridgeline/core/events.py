@@ -176,7 +176,8 @@ class Moved(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TierUsed:
     """Work of a tier since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
-    failed or could not keep up; calls that failed; and of the blocks that it brought those of another KV type."""
+    failed or could not keep up; calls that failed; of the blocks that it brought those of another KV type; and calls that found its blocks
+    to be of another layout."""
 
     tier: str
     fetched: int = 0
@@ -185,6 +186,7 @@ class TierUsed:
     dropped: int = 0
     failures: int = 0
     converted: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,10 @@ class KVShape:
     """Bytes that a copy of a block moves; 0 if no memory is behind it, as in a simulation."""
     shared: bytes = b""
     """Hash of the weights alone, which engines of several numerics that share blocks begin prefix keys with; empty: `fingerprint` does."""
+    layout: str = ""
+    """Words for all that a content depends on: tiers say them of blocks that are not used."""
+    attention_tokens: float = 0.0
+    """See `facts.model`: what a token costs by its position, for tiers that choose what to keep."""
     recurrent: bool = False
     """Rows have recurrent states beside their blocks, so that none begins behind blocks that another has computed."""
 

@@ -311,6 +311,16 @@ class ModelFacts:
         return CachedHeads(1, latent.cached, latent.rank) if latent else CachedHeads(self.kv_heads, self.head_dim)
 
     @property
+    def attention_tokens(self) -> float:
+        """Tokens in front of one at which attending to them takes as many multiply-adds as its products, and as its layers with a window,
+        which see no more of them; 0: no layer sees them all."""
+        share = self.experts.active / self.experts.routed if self.experts else 0.0
+        products = self.parameters["attention"] + self.parameters["ffn"] + self.parameters["experts"] * share
+        width, kinds = self.widths.prefill, self.layer_kinds
+        seen = kinds.count("full") * width
+        return (products + kinds.count("window") * self.window * width) / seen if seen else 0.0
+
+    @property
     def attention_kind(self) -> Literal["MHA", "GQA", "MQA", "MLA"]:
         """Name of the attention variant. Notes on inference, part 4, section 7."""
         if self.widths.latent:

@@ -136,7 +136,7 @@ class Metrics(Histograms):
             case events.TierUsed():
                 self._tier(event.tier).update(
                     fetched=event.fetched, kept=event.kept, bad=event.bad, dropped=event.dropped, failures=event.failures,
-                    converted=event.converted,
+                    converted=event.converted, refused=event.refused,
                 )  # fmt: skip
             case events.Preempted():
                 self.preemptions += 1

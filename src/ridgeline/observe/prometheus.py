@@ -197,6 +197,7 @@ class MetricsCollector(Collector):
             ("ridgeline_tier_bad_blocks", "KV blocks of a tier that were other than their names say, and not used.", "bad"),
             ("ridgeline_tier_dropped_blocks", "KV blocks that a tier did not take, since it failed or could not keep up.", "dropped"),
             ("ridgeline_tier_failures", "Calls of a tier that failed.", "failures"),
+            ("ridgeline_tier_refused", "Calls of a tier whose blocks are of another layout.", "refused"),
         ):
             yield self._counter(name, text, [((tier,), counts[key]) for tier, counts in sorted(self._metrics.tiers.items())], "tier")
 

@@ -1,5 +1,6 @@
 """The complete result of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -33,7 +34,8 @@ SELF_HOST_ABOVE_TOKENS_PER_DAY = 50_000_000
 CHECKED_BYTES_PER_SECOND: Final = 1.5e9
 """HMAC-SHA256 of one core with SHA instructions: blocks from beyond the process are checked before they are used."""
 RATES: Final = {"file": 2e9, "redis": 1e9, "peer": 1.25e9}
-"""Bytes per second that a tier gives to one reader: a solid-state disk, a server on this machine, ten-gigabit Ethernet."""
+"""Bytes per second that a tier gives to one reader: a solid-state disk, a server on this machine, ten-gigabit Ethernet. Assumed: a plan
+may be for another machine."""
 
 Hosting = Literal["api", "evaluate", "self-host"]
 
@@ -240,10 +242,12 @@ def _expert_reads(deployment: Deployment) -> list[ExpertReads]:
     return [ExpertReads(rate, token * (1 - rate), itl + token * (1 - rate) / RATES["file"]) for rate in HIT_RATES]
 
 
-def tier_prices(prompt_bytes: float, computing_seconds: float) -> list[TierPrice]:
-    """The tiers, host memory first, for a prompt whose blocks have so many bytes and take so long to compute."""
+def tier_prices(prompt_bytes: float, computing_seconds: float, measured: Mapping[str, float] | None = None) -> list[TierPrice]:
+    """The tiers, host memory first, for a prompt whose blocks have so many bytes and take so long to compute. `measured`: rates of tiers
+    in the place of those that are assumed."""
     seconds = {"host": host_copy_seconds(prompt_bytes, HOST_LINK)}
-    seconds |= {tier: prompt_bytes * (1 / rate + 1 / CHECKED_BYTES_PER_SECOND) for tier, rate in RATES.items()}
+    rates = RATES | dict(measured or {})
+    seconds |= {tier: prompt_bytes * (1 / rate + 1 / CHECKED_BYTES_PER_SECOND) for tier, rate in rates.items()}
     return [TierPrice(tier, each, each / computing_seconds) for tier, each in seconds.items()]
 
 

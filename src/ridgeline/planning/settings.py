@@ -4,7 +4,7 @@ Texts are those of `config.groups`, values come from `config.resolve`, costs fro
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from ridgeline.config.groups import EngineConfig, public_name
@@ -13,6 +13,7 @@ from ridgeline.config.resolve import Decision, KVCosts, Resolved
 from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import Settings, show_value
 from ridgeline.config.values import GIB
+from ridgeline.facts.hardware.disk import folder_rate
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.memory import adapter_bytes
@@ -40,7 +41,8 @@ class ExplainedSetting:
 
 @dataclass(frozen=True, slots=True)
 class CostInput:
-    """Input of the costs of settings. `pace`: the tokens that `step_ms` allows, by the planner's estimate; an engine measures."""
+    """Input of the costs of settings. `pace`: the tokens that `step_ms` allows, by the planner's estimate; an engine measures. `rates`:
+    bytes per second of tiers that have been measured."""
 
     config: EngineConfig
     blocks: int
@@ -48,6 +50,7 @@ class CostInput:
     facts: ModelFacts
     deployment: Deployment
     pace: Decision
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -63,12 +66,18 @@ TIERS: Final = {"kv_cache_dir": "file", "kv_cache_redis": "redis", "kv_cache_pee
 """Setting → the tier that it opens, by its name in prices."""
 
 
+def _rates(config: EngineConfig) -> Mapping[str, float]:
+    """Bytes per second of the tiers that can be measured: of the largest file of blocks, as it is read now, where there is one."""
+    rate = None if config.kv_cache_dir is None else folder_rate(config.kv_cache_dir, ".kv")
+    return {} if rate is None else {"file": rate}
+
+
 def _bringing(name: str) -> "Seconds":
     """Seconds that a tier takes for the blocks of the longest sequence; None where it is not used."""
 
     def seconds(given: CostInput) -> float | None:
         size = given.costs.sequence_blocks(given.length) * given.costs.block_bytes
-        prices = {each.tier: each.seconds for each in tier_prices(size, 1.0)}
+        prices = {each.tier: each.seconds for each in tier_prices(size, 1.0, given.rates)}
         return prices[TIERS[name]] if getattr(given.config, name) else None
 
     return seconds
@@ -97,11 +106,11 @@ COSTS: Final[Mapping[str, tuple[Bytes | None, Seconds | None]]] = {
 def explain(given: Settings, resolved: Resolved, costs: CostInput) -> list[ExplainedSetting]:
     """All settings of the engine and of the server, in the order of their groups. A secret has no value here."""
     decided = {decision.name: decision for decision in given.with_origins(resolved.decisions)}
-    explained = []
+    costs, explained = replace(costs, rates=_rates(resolved.config)), []
     for group in (resolved.config, given.server):
-        for field in fields(group):
-            name, setting, value = public_name(field), setting_of(field), getattr(group, field.name)
-            decision, origin = decided.get(field.name), given.origins.get(name)
+        for entry in fields(group):
+            name, setting, value = public_name(entry), setting_of(entry), getattr(group, entry.name)
+            decision, origin = decided.get(entry.name), given.origins.get(name)
             kind = origin.kind if origin else decision.origin if decision else "default"
             place = "" if origin is None else origin.place
             reason = "; ".join(each for each in (decision.reason if decision else "", setting.why) if each not in ("", place))
@@ -110,6 +119,8 @@ def explain(given: Settings, resolved: Resolved, costs: CostInput) -> list[Expla
             if name in TIERS and value:
                 computing = costs.step_seconds(RowGroup(0, costs.length))
                 reason += f"; the cost is bringing the blocks of {costs.length:,} tokens, which take {computing:.3g} s to compute"
+                if (rate := costs.rates.get(TIERS[name])) is not None:
+                    reason += f"; what lies there is read at {rate / 1e9:.2g} GB/s"
             size, seconds = COSTS.get(name, (None, None))
             explained.append(
                 ExplainedSetting(

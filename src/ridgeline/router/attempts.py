@@ -28,6 +28,10 @@ REWRITTEN: Final = (b"x-request-id", b"request-id", b"date", PREFIX_HEADER.encod
 """Headers of a replica's answer that the router's own takes the place of, and one that is for the router alone."""
 OWN_LIMITS: Final = (b"rate_limit_exceeded", b"insufficient_quota")
 """Codes of a 429 that is about the key and not about the replica."""
+UNKNOWN: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
+STORED_PATH: Final = "/v1/responses"
+UNKNOWN_CODES: Final = (b'"previous_response_not_found"', b'"not_found"')
+"""Statuses, paths and codes of a replica that has not the stored answer that a request names."""
 LEAST_SAMPLES: Final = 50
 """First bytes by which a percentile is known."""
 MOST_SAMPLES: Final = 1_000
@@ -45,11 +49,12 @@ class Answer:
 
 
 class Elsewhere(Exception):
-    """The replica does not take this request now, and nothing has been sent of an answer. `answer` is the replica's, if it gave one."""
+    """The replica does not take this request now, and nothing has been sent of an answer. `answer` is the replica's, if it gave one;
+    `was_sent`: it may have begun with it; `is_unknown`: it has not the stored answer that the request names."""
 
-    def __init__(self, answer: Answer | None = None) -> None:
+    def __init__(self, answer: Answer | None = None, *, was_sent: bool = True, is_unknown: bool = False) -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self.was_sent, self.is_unknown = answer, was_sent, is_unknown
 
 
 class Broken(Exception):
@@ -90,7 +95,7 @@ class Attempts:
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         own = [(b"x-request-id", scope[ACCESS_KEY].request_id), *more]
         request = replica.upstream.request(scope["method"], target, scope["headers"], body, own)
-        is_fresh = False
+        is_fresh = was_sent = False
         while True:
             connection, asked = asked, None
             try:
@@ -103,16 +108,19 @@ class Attempts:
                 self._metrics.answers(replica.upstream.url, f"{begun.status // 100}xx").inc()
                 if begun.status in ELSEWHERE:
                     await self._hear_refusal(begun)
+                elif begun.status in UNKNOWN and scope["path"].startswith(STORED_PATH) and not replica.shares_responses:
+                    await self._hear_unknown(begun)
                 return begun
             except UpstreamError:
                 if connection is not None:
+                    was_sent = True
                     replica.upstream.release(connection)
                     if connection.was_used and not is_fresh:
                         is_fresh = True
                         continue
                 turn.judge(is_good=False)
                 replica.note_silence()
-                raise Elsewhere from None
+                raise Elsewhere(was_sent=was_sent) from None
             except Elsewhere:
                 assert connection is not None
                 replica.upstream.release(connection)
@@ -125,11 +133,18 @@ class Attempts:
 
     async def _hear_refusal(self, begun: Begun) -> None:
         """Reads an answer of 429 or 503. Raises Elsewhere unless it is about the key and not about the replica."""
-        connection = begun.connection
-        answer = Answer(begun.status, [each for each in connection.headers if each[0] not in REWRITTEN], await whole(connection))
+        answer = await _read(begun)
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE or not any(code in answer.body for code in OWN_LIMITS):
             begun.turn.judge(is_good=answer.status == HTTPStatus.TOO_MANY_REQUESTS)
             raise Elsewhere(answer)
+        begun.first = answer.body
+
+    async def _hear_unknown(self, begun: Begun) -> None:
+        """Reads an answer of 400 or 404. Raises Elsewhere where it says that this replica has not the stored answer that is named."""
+        answer = await _read(begun)
+        if any(code in answer.body for code in UNKNOWN_CODES):
+            begun.turn.judge(is_good=True)
+            raise Elsewhere(answer, is_unknown=True)
         begun.first = answer.body
 
     async def begin_body(self, scope: Scope, replica: Replica, body: bytes, turn: Turn, more: Headers) -> Begun:
@@ -209,6 +224,11 @@ async def race(first: "asyncio.Task[Begun]", delay: float, second: Callable[[], 
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(found, Begun):
                 drop(found)
+
+
+async def _read(begun: Begun) -> Answer:
+    headers = [each for each in begun.connection.headers if each[0] not in REWRITTEN]
+    return Answer(begun.status, headers, await whole(begun.connection))
 
 
 async def whole(connection: Connection) -> bytes:

@@ -25,8 +25,12 @@ MAX_NAME_BYTES: Final = 512
 """Bytes of a model's name, with its quotes."""
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 """Names of headers and cookies."""
-RESPONSE_ID: Final = re.compile(rb'"id":\s?"(resp_[A-Za-z0-9_-]{1,64})"')
-RESPONSE_PATH: Final = re.compile(r"/v1/responses/(resp_[A-Za-z0-9_-]{1,64})(?:/|$)")
+RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{32}")
+RESPONSES_PATH: Final = "/v1/responses"
+REFERENCE: Final = b'"item_reference"'
+MAX_REFERENCE_BYTES: Final = 256
+ITEM_ID: Final = re.compile(rb'"id"\s*:\s*"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}"')
+"""An item's id has that of its answer."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -117,16 +121,29 @@ def _cookie(headers: Headers, name: bytes) -> bytes:
     return next((value for key, _, value in pairs if key == name), b"")
 
 
+def _response(given: Any) -> bytes:
+    """The id of a stored answer; b"" for what is none."""
+    return given.encode() if isinstance(given, str) and RESPONSE_ID.fullmatch(given) else b""
+
+
+def _referred(text: bytes) -> bytes:
+    """The id of the answer whose item a conversation refers to, of several the last one's."""
+    if (at := text.rfind(REFERENCE)) < 0:
+        return b""
+    begin, end = text.rfind(b"{", max(0, at - MAX_REFERENCE_BYTES), at), text.find(b"}", at, at + MAX_REFERENCE_BYTES)
+    found = ITEM_ID.search(text, begin, end) if 0 <= begin < end else None
+    return b"" if found is None else b"resp_" + found[1]
+
+
 def read_prompt(path: str, body: bytes, domain: bytes, headers: Headers = (), sessions: Sessions = NO_SESSIONS) -> Prompt:
     """The prompt of a body; of one that is no JSON object, nothing. Requests of different `domain` share no prefix and no session."""
-    found = RESPONSE_PATH.match(path)
-    bound_to = found[1].encode() if found else b""
+    bound_to = _response(path.removeprefix(RESPONSES_PATH).lstrip("/").partition("/")[0]) if path.startswith(RESPONSES_PATH) else b""
     try:
         asked = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Prompt(len(body) // BYTES_PER_TOKEN, (), bound_to, sessions.find(headers, None, domain))
-    if isinstance(asked.previous_response_id, str):
-        bound_to = asked.previous_response_id.encode()[:128]
+    if path.startswith(RESPONSES_PATH):
+        bound_to = bound_to or _response(asked.previous_response_id) or _referred(bytes(asked.input))
     text = b"".join((asked.tools, asked.system, asked.instructions, asked.prompt, asked.messages, asked.input))
     parent, chain = blake2b(domain + b"\0" + bytes(asked.model), digest_size=16).digest(), []
     for begin in range(0, min(len(text), PART_BYTES * MAX_PARTS) - PART_BYTES + 1, PART_BYTES):

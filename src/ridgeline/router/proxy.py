@@ -20,12 +20,14 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.observe.logs import with_fields
 from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Answer, Attempts, Begun, Broken, Elsewhere, Hedge, race, whole
-from ridgeline.router.journal import Journal
+from ridgeline.router.budget import Moves
+from ridgeline.router.journal import Journal, stop_of
 from ridgeline.router.metrics import RouterMetrics
-from ridgeline.router.prompts import NO_SESSIONS, RESPONSE_ID, Prompt, Sessions, read_prompt
+from ridgeline.router.prompts import NO_SESSIONS, Prompt, Sessions, read_prompt
 from ridgeline.router.replicas import CHECK_SECONDS, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError
 from ridgeline.server.callers import current_caller
+from ridgeline.server.connection import PAUSED_KEY
 from ridgeline.server.errors import ApiError
 from ridgeline.server.routers import BLOCKS_PATH
 from ridgeline.server.routes import dialect_of, find_row
@@ -52,8 +54,6 @@ MOST_BODY_BYTES: Final = 16 << 20
 BODYLESS: Final = ("GET", "HEAD", "OPTIONS")
 GRAMMARS: Final = (OPENAI_EVENTS, ANTHROPIC_EVENTS, RESPONSES_EVENTS, OLLAMA_LINES, GGML_EVENTS)
 PROBES: Final = ("/livez", "/readyz", "/health", "/startupz")
-FREE_RETRIES: Final = 2
-"""Replicas that may end, or be gone, under one request before another one is taken out of the budget of retries."""
 CONTINUE_SECONDS: Final = 30.0
 """Seconds for which a stream waits for a replica that goes on with it."""
 MOST_STALLS: Final = 2
@@ -76,6 +76,30 @@ class Chosen(NamedTuple):
         if self.connection is not None:
             self.connection.close()
             self.turn.replica.upstream.release(self.connection)
+
+
+class _Tries:
+    """Replicas that have been asked for the beginning of one answer: `numbers` of them, and what they said in place of it."""
+
+    def __init__(self, replicas: Replicas, prompt: Prompt) -> None:
+        self._replicas, self._prompt = replicas, prompt
+        self.moves = Moves(replicas.budget)
+        self.numbers, self._without = set[int](), set[int]()
+        self._refused: Answer | None = None
+        self._unknown: Answer | None = None
+
+    def may_go_on(self, number: int, error: Elsewhere) -> bool:
+        """Notes why a replica has not answered; True if another may be asked."""
+        if error.is_unknown:
+            self._unknown = error.answer
+            self._without.add(number)
+            return self._replicas.may_search(self._prompt, self.numbers)
+        self._refused = error.answer or self._refused
+        return not error.was_sent or self.moves.pay(is_loss=error.answer is None)
+
+    def answer(self) -> Answer | None:
+        """What the client is told: that no replica has the stored answer only where that is sure."""
+        return self._refused or (None if self._replicas.may_have(self._prompt, self._without) else self._unknown)
 
 
 class Proxy:
@@ -152,32 +176,29 @@ class Proxy:
         prompt = read_prompt(scope["path"], body, tenant.encode(), scope["headers"], self._sessions)
         if self._tokens is not None:
             prompt = await self._tokens.fill(prompt, scope["path"], body, tenant)
-        tried: set[int] = set()
-        refused: Answer | None = None
-        lost = 0
-        chosen: Chosen | None = scope.pop(CHOSEN_KEY, None)
-        while (choice := chosen or await self._choose(scope, prompt, tried, len(body))) is not None:
+        tries, chosen = _Tries(self._replicas, prompt), scope.pop(CHOSEN_KEY, None)
+        if chosen is None or chosen.connection is None:  # else it did on the short way
+            self._replicas.budget.earn()
+        while (choice := chosen or await self._choose(scope, prompt, tries.numbers, len(body))) is not None:
             turn, asked = choice
-            tried.add(turn.replica.number)
+            tries.numbers.add(turn.replica.number)
             chosen = None
             try:
                 with turn:
                     if asked is None and self._hedge.takes(scope["method"], row, prompt.bound_to):
-                        work = self._hedged(scope, send, body, prompt, tried, turn)
+                        work = self._hedged(scope, send, body, prompt, tries.numbers, turn)
                     else:
                         work = self._alone(scope, send, body, prompt, turn, asked)
                     await unless_disconnected(scope, work)
                 return
             except Broken as broken:
-                await unless_disconnected(scope, self.go_on(scope, send, body, prompt, broken))
+                await unless_disconnected(scope, self.go_on(scope, send, body, prompt, broken, tries.moves))
                 return
             except Elsewhere as error:
-                refused = error.answer or refused
-                lost += error.answer is None
-                if (error.answer or lost > FREE_RETRIES) and not self._replicas.may_retry():
+                if not tries.may_go_on(turn.replica.number, error):
                     break
                 self._metrics.retries.inc()
-        if refused is None:
+        if (refused := tries.answer()) is None:
             raise _nobody(self._replicas)
         await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
         await send({"type": "http.response.body", "body": refused.body, "more_body": False})
@@ -193,20 +214,20 @@ class Proxy:
     async def _alone(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, turn: Turn, asked: Connection | None) -> None:
         """The answer of one replica, `asked` on this connection. Raises Elsewhere while nothing has been sent, Broken where it breaks
         off."""
-        journal = Journal(self._key)
+        journal = Journal(self._key, lines=True)
         begun = await self._attempts.begin(scope, turn.replica, body, turn, journal.headers, asked)
         await self._forward(scope, send, prompt, begun, journal)
 
     async def _hedged(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, tried: set[int], turn: Turn) -> None:
         """The answer of one replica, or of another one where that is slow to begin. Raises what `_alone` does."""
-        journal, hedge = Journal(self._key), self._hedge
+        journal, hedge = Journal(self._key, lines=True), self._hedge
         with ExitStack() as turns:
 
             def begin(turn: Turn) -> asyncio.Task[Begun]:
                 return asyncio.ensure_future(self._attempts.begin_body(scope, turn.replica, body, turn, journal.headers))
 
             def begin_second() -> asyncio.Task[Begun] | None:
-                choice = self._replicas.choose(prompt, tried) if self._replicas.may_retry() else None
+                choice = self._replicas.choose(prompt, tried) if self._replicas.budget.take() else None
                 if choice is None:
                     return None
                 tried.add(choice[0].number)
@@ -232,7 +253,9 @@ class Proxy:
                 replica.note_failure()
             if self._replicas.held is not None:
                 self._replicas.held.hear(prompt, replica.number, connection.headers)
-            if not is_stream(headers):
+            stop = stop_of(headers)
+            begun.turn.is_stream = bool(stop)
+            if not journal.follow(stop):
                 journal = Journal(None)
             await send({"type": "http.response.start", "status": begun.status, "headers": headers})
             await self._stream(scope, send, begun, journal)
@@ -251,17 +274,22 @@ class Proxy:
 
     # ── a stream whose replica has gone ─────────────────────────────────────────────────────────────────────────────
 
-    async def go_on(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken) -> None:
+    async def go_on(
+        self, scope: Scope, send: Send, body: bytes, prompt: Prompt, broken: Broken, moves: Moves | None = None
+    ) -> None:  # fmt: skip
         """Goes on with a stream at other replicas, one after the other. Where none can, it ends with an error.
 
-        A request that ends replicas must not end all of them: two that end in a row, without an event between, are the last.
+        A request that ends replicas must not end all of them: two that end in a row, without an event between, are the last. A move that
+        cannot be paid for waits. `moves`: that it has made; None: it has made none.
         """
         journal, lost, refusing, stalls = broken.journal, broken.replica, set[int](), 0
+        moves, is_loss, is_paid = moves or Moves(self._replicas.budget), True, False
         until = time.monotonic() + CONTINUE_SECONDS
         while journal.can_continue and stalls < MOST_STALLS and time.monotonic() < until:
             journal.lose()
             before, free = journal.events, prompt._replace(bound_to=b"")
-            choice = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing)
+            is_paid = is_paid or moves.pay(is_loss)
+            choice = self._replicas.choose(free, refusing | {lost.number}) or self._replicas.choose(free, refusing) if is_paid else None
             if choice is None:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -271,11 +299,12 @@ class Proxy:
                     await self._continue_at(scope, send, body, turn, journal)
                 return
             except Elsewhere as error:
+                is_loss, is_paid = error.answer is None, not error.was_sent
                 if error.answer is not None and error.answer.status not in ELSEWHERE:
                     refusing.add(replica.number)
                 await asyncio.sleep(PAUSE_SECONDS)
             except Broken:
-                lost = replica
+                lost, is_loss, is_paid = replica, True, False
                 stalls = 0 if journal.events > before else stalls + 1
                 until = time.monotonic() + CONTINUE_SECONDS
         if journal.is_whole:
@@ -289,10 +318,11 @@ class Proxy:
         begun = await self._attempts.begin(scope, replica, journal.body(body), turn, journal.headers)
         connection = begun.connection
         try:
-            if begun.status != HTTPStatus.OK or not is_stream(connection.headers):
+            if begun.status != HTTPStatus.OK or not journal.follow(stop_of(connection.headers)):
                 answer = Answer(begun.status, connection.headers, begun.first or await whole(connection))
                 log.info("replica does not go on with a stream", extra=with_fields(replica=replica.upstream.url, status=begun.status))
                 raise Elsewhere(answer)
+            turn.is_stream = True
             replica.note_answer()
             self._metrics.continued.labels(replica.upstream.url).inc()
             await self._stream(scope, send, begun, journal)
@@ -316,15 +346,11 @@ class Proxy:
                 seconds = begun.turn.first_byte()
                 self._metrics.first_byte(replica.upstream.url).observe(seconds)
                 self._hedge.note(seconds)
-                if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(data[:4096])):
-                    self._replicas.bind(found[1], replica)
+            else:
+                begun.turn.passed += len(data)
             data = await connection.read()
+        begun.turn.is_held = bool(scope.get(PAUSED_KEY))
         await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
-
-
-def is_stream(headers: Headers) -> bool:
-    """True for server-sent events, in front of which a replica can tell more."""
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 async def _end_broken(scope: Scope, send: Send, headers: Headers) -> None:

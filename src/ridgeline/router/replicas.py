@@ -8,23 +8,24 @@ are no failures. The choice itself is a policy of `core.routing`, the one that t
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate, count
-from math import inf, sqrt
-from statistics import median
+from math import inf
 from typing import Final
 
 from ridgeline.core.routing import ReplicaLoad, RoutingPolicy
 from ridgeline.observe.logs import with_fields
+from ridgeline.router.budget import Budget
 from ridgeline.router.chooser import Chooser, LoadShare
 from ridgeline.router.holding import HoldingRoom
 from ridgeline.router.holdings import ASK_SECONDS, SILENT_SECONDS, Holdings
 from ridgeline.router.prompts import Prompt
 from ridgeline.router.roster import Named, Roster
+from ridgeline.router.trial import JUDGED_SECONDS, MOST_COMPARED, PACED_BYTES, Outcome, Trial, Usual
 from ridgeline.router.upstream import Headers, Upstream, UpstreamError
-from ridgeline.server.routers import KEY_HEADER, NAMES_HEADER, SHARED_HEADER, UNLOADED_HEADER, read_names
+from ridgeline.server.routers import KEY_HEADER, NAMES_HEADER, SHARED_HEADER, TAG_BYTES, TAG_HEADER, UNLOADED_HEADER, read_names
 
 log = logging.getLogger("ridgeline.router")
 
@@ -36,22 +37,6 @@ FAILURES: Final = 5
 """Failures in a row that open the breaker, as in Envoy."""
 FIRST_PAUSE_SECONDS: Final = 1.0
 MOST_PAUSE_SECONDS: Final = 30.0
-RETRY_SHARE: Final = 0.2
-"""Retries per request, over the last while."""
-MOST_RETRIES: Final = 10.0
-"""Retries that may be saved up."""
-MOST_RESPONSES: Final = 1 << 16
-"""Stored responses whose replica is remembered."""
-WATCHED: Final = 50
-"""Answers by which a canary is compared with the others, at most, before the next so many are."""
-FIRST_LOOK: Final = 20
-"""Answers from which on it is compared, with each check: what is plain need not wait for all. From 15 on, seventy million simulated answers
-of sound canaries stopped none; from 10 on, six."""
-WORSE_GOODPUT: Final = 0.1
-DEVIATIONS: Final = 5.0
-"""Standard errors by which a canary's goodput must be lower: at four a sound one among thousands of requests was stopped."""
-SLOWER: Final = 2.0
-"""A canary's answer is good if its first byte took at most so many times the median of the others."""
 MISSED_CHECKS: Final = 3
 """Checks in a row without an answer behind which a replica's open requests are given up, and its cache is taken for lost."""
 
@@ -72,8 +57,13 @@ class Replica:
         self.why_not = "not asked yet"
         self.shares_responses = False
         """Others find the answers that it has stored."""
-        self.answers: deque[tuple[bool, float]] = deque(maxlen=WATCHED)
-        """Outcomes of the last requests: whether there was an answer, and the seconds to its first byte."""
+        self.tag = b""
+        """Ends the ids of answers that it stores, as it says."""
+        self.turns: set[Turn] = set()
+        """Requests that it has."""
+        self.answers: deque[Outcome] = deque(maxlen=MOST_COMPARED)
+        """Outcomes since the last look at canaries."""
+        self.trial = Trial()
         self.is_stopped = False
         """A canary that was worse than the others."""
         self._missed = 0
@@ -93,7 +83,7 @@ class Replica:
         if named is not None:
             self.load.weight = named.weight
             if named.share != self.share:
-                self.share, self.is_stopped = named.share, False
+                self.share, self.is_stopped, self.trial = named.share, False, Trial()
                 self.answers.clear()
 
     def is_shut(self, now: float) -> bool:
@@ -151,6 +141,7 @@ class Replica:
     def _hear(self, told: dict[bytes, bytes]) -> None:
         """Notes what a server that is ready says of itself."""
         self.shares_responses = told.get(SHARED_HEADER.encode()) == b"responses"
+        self.tag = told.get(TAG_HEADER.encode(), b"")
         self.load.names, self.load.unloaded = (read_names(told.get(name.encode(), b"")) for name in (NAMES_HEADER, UNLOADED_HEADER))
 
     async def _ask_ready(self) -> tuple[int, str]:
@@ -174,24 +165,48 @@ def _seconds(header: bytes) -> float:
 
 
 class Turn:
-    """A request that a replica has: its share of the load, from the making of this to the end of its context."""
+    """A request that a replica has: its share of the load, from the making of this to the end of its context.
+
+    is_stream  its answer is one
+    is_held    its client does not read as fast as it could
+    passed     bytes of the answer behind the first ones
+    """
 
     def __init__(self, replica: Replica, tokens: int, cached: int) -> None:
         self.replica = replica
         self._began = time.monotonic()
-        self._seconds = inf
+        self._first: float | None = None
         self._share = LoadShare()
         self._share.begin(replica.load, tokens, cached)
+        self.is_stream = self.is_held = self._is_judged = False
+        self.passed = 0
+        replica.turns.add(self)
 
     def first_byte(self) -> float:
         """The answer begins: the prompt waits no longer. Returns the seconds that it took."""
         self._share.first_byte()
-        self._seconds = time.monotonic() - self._began
-        return self._seconds
+        self._first = time.monotonic()
+        return self._first - self._began
 
     def judge(self, is_good: bool) -> None:
-        """Notes whether the replica answered as it should. A request whose client has gone is not judged."""
-        self.replica.answers.append((is_good, self._seconds))
+        """Notes whether the replica answered as it should. A request whose client has gone is not judged, and none twice."""
+        if not self._is_judged:
+            self._is_judged, now = True, time.monotonic()
+            seconds = inf if self._first is None else self._first - self._began
+            self.replica.answers.append(Outcome(now, is_good, seconds, self._pace(now), self.is_stream))
+
+    def look(self, now: float, patience: float) -> None:
+        """Judges an answer under way that should have begun, or has for long enough."""
+        if self._first is None and now - self._began > patience:
+            self._first = now  # at best
+        if self._first is not None and now - self._first >= JUDGED_SECONDS:
+            self.judge(is_good=True)
+
+    def _pace(self, now: float) -> float | None:
+        if self._first is None or not self.is_stream or self.is_held:
+            return None
+        seconds = now - self._first
+        return seconds / max(1, self.passed) if self.passed >= PACED_BYTES or seconds >= JUDGED_SECONDS else None
 
     def __enter__(self) -> "Turn":
         return self
@@ -202,6 +217,7 @@ class Turn:
     def end(self) -> None:
         """The request is over, or another replica has it."""
         self._share.end()
+        self.replica.turns.discard(self)
 
 
 class Replicas:
@@ -215,10 +231,11 @@ class Replicas:
         self.room = HoldingRoom(hold_seconds)
         """The room where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
+        self.budget, self._searches = Budget(), Budget()
+        """Of requests that are sent again; and of those that are, as one replica after the other has not the answer that they name."""
+        self._usual = Usual()
         self._key = key
         self._numbers = count()
-        self._responses: OrderedDict[bytes, int] = OrderedDict()
-        self._retries = MOST_RETRIES
         self.follow(named)
 
     @property
@@ -251,12 +268,8 @@ class Replicas:
 
     def choose(self, prompt: Prompt, tried: set[int]) -> tuple[Replica, int] | None:
         """(replica for a request, tokens of its prompt in the cache there), or None where none is left that has not been tried."""
-        if (bound := self._responses.get(prompt.bound_to)) is not None:
-            replica = self._find(bound)
-            if replica is not None and replica.is_ready and bound not in tried:
-                return replica, 0
-            if replica is not None and not replica.shares_responses:
-                return None
+        if prompt.bound_to and (owner := self._owner(prompt)) is not None and owner.is_ready and owner.number not in tried:
+            return owner, 0
         ready = self.ready()
         if tried:
             ready = [each for each in ready if each.number not in tried]
@@ -267,41 +280,36 @@ class Replicas:
             shares = accumulate(each.share for each in ready)
             canary = next((each for each, upto in zip(ready, shares, strict=True) if each.share and chance < upto), None)
             ready = [canary] if canary is not None else [each for each in ready if not each.share] or ready
-        self._save_retry()
         loads = [each.load for each in ready]
         number, cached = self.chooser.choose(loads, prompt)
         return ready[[load.number for load in loads].index(number)], cached
 
     def note(self, prompt: Prompt, replica: Replica) -> None:
         """Notes a request that a replica was sent without a choice."""
-        self._save_retry()
         self.chooser.note(prompt, replica.number)
-
-    def _save_retry(self) -> None:
-        self._retries = min(MOST_RETRIES, self._retries + RETRY_SHARE)
 
     def only(self) -> Replica | None:
         """The one that gets every request, whatever it asks for; None where there may be a choice."""
         return only if len(self.all) == 1 and (only := self.all[0]).is_ready and not only.is_stopped else None
 
-    def _find(self, number: int) -> Replica | None:
-        return next((each for each in self.all if each.number == number), None)
+    def _owner(self, prompt: Prompt) -> Replica | None:
+        """The replica that has stored the answer which a request names, as its id says; None: that one has gone, or is none of these."""
+        tag = prompt.bound_to[-TAG_BYTES:]
+        return next((each for each in self.all if each.tag == tag), None)
 
-    def may_retry(self) -> bool:
-        """Takes one retry of the budget, if there is one: where much fails, retries would be the overload."""
-        if self._retries < 1:
+    def may_search(self, prompt: Prompt, tried: set[int]) -> bool:
+        """True if another replica may be asked for the stored answer that a request names, as the last one has not got it."""
+        return bool(prompt.bound_to) and any(each.number not in tried for each in self.ready()) and self._searches.take()
+
+    def may_have(self, prompt: Prompt, without: set[int]) -> bool:
+        """True if a replica that has not said otherwise may have the stored answer that a request names."""
+        if not prompt.bound_to:
             return False
-        self._retries -= 1
-        return True
-
-    def bind(self, response: bytes, replica: Replica) -> None:
-        """Notes which replica has stored a response."""
-        self._responses[response] = replica.number
-        if len(self._responses) > MOST_RESPONSES:
-            self._responses.popitem(last=False)
+        owner = self._owner(prompt)
+        return any(each.number not in without for each in ([owner] if owner is not None else self.ready()))
 
     async def watch(self, roster: Roster) -> None:
-        """Asks every replica how it is, each second, compares canaries with the others, and follows who is named. Never returns."""
+        """Asks every replica how it is, each second, holds canaries against the others, and follows who is named. Never returns."""
         watched = set[int]()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -315,6 +323,8 @@ class Replicas:
                             group.create_task(_follow_blocks(each, self.held))
                 if self._has_leaving:
                     self._let_go()
+                if self._has_canaries:
+                    self.judge()
                 await asyncio.sleep(CHECK_SECONDS)
 
     def _let_go(self) -> None:
@@ -334,26 +344,24 @@ class Replicas:
                 self.chooser.forget(replica.number)
             if self.room.count and self.ready():
                 self.room.release()
-            if replica.share and not replica.is_stopped and len(replica.answers) >= FIRST_LOOK:
-                self._judge(replica)
             await self.room.pause(CHECK_SECONDS, WANTED_CHECK_SECONDS)
 
-    def _judge(self, canary: Replica) -> None:
-        """Stops a canary whose last answers were worse than the others', beyond chance."""
-        usual = [answer for each in self.all if not each.share for answer in each.answers]
-        if len(usual) < WATCHED:
-            return
-        limit = SLOWER * median(seconds for _, seconds in usual)
-        wanted, found = _goodput(usual, limit), _goodput(canary.answers, limit)
-        count = len(canary.answers)
-        whole = (wanted * len(usual) + found * count) / (len(usual) + count)
-        error = sqrt(whole * (1 - whole) * (1 / len(usual) + 1 / count))
-        if count == WATCHED:
-            canary.answers.clear()
-        if wanted - found > max(WORSE_GOODPUT, DEVIATIONS * error):
-            canary.is_stopped = True
-            fields = with_fields(replica=canary.upstream.url, goodput=round(found, 2), others=round(wanted, 2))
-            log.warning("canary is stopped: its goodput is below the others'", extra=fields)
+    def judge(self) -> None:
+        """Stops canaries whose last answers were worse than the others'."""
+        now, patience, usual = time.monotonic(), self._usual.patience, list[Outcome]()
+        for each in self.all:
+            for turn in list(each.turns):
+                turn.look(now, patience)
+            if not each.share:
+                usual += each.answers
+                each.answers.clear()
+        self._usual.hear(sorted(usual), now)
+        for each in [each for each in self.all if each.share and not each.is_stopped and self._usual.bad is not None]:
+            each.is_stopped = each.trial.hear(each.answers, self._usual)
+            each.answers.clear()
+            if each.is_stopped:
+                fields = with_fields(replica=each.upstream.url, **self._usual.limits._asdict())
+                log.warning("canary is stopped: its answers are worse than the others'", extra=fields)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -372,8 +380,3 @@ async def _follow_blocks(replica: Replica, held: Holdings) -> None:
         tells = replica.is_ready and await held.ask(replica.number, replica.upstream, replica.key)
         await asyncio.sleep(ASK_SECONDS if tells else SILENT_SECONDS if replica.is_ready else ASK_SECONDS)
     held.forget(replica.number)
-
-
-def _goodput(answers: Sequence[tuple[bool, float]] | deque[tuple[bool, float]], limit: float) -> float:
-    """The part of these answers that were answers, and in time."""
-    return sum(is_good and seconds <= limit for is_good, seconds in answers) / len(answers)

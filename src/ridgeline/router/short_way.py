@@ -15,10 +15,10 @@ from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ridgeline.router.attempts import ELSEWHERE, REWRITTEN, Begun, Broken, Hedge
-from ridgeline.router.journal import Journal
+from ridgeline.router.journal import Journal, stop_of
 from ridgeline.router.metrics import RouterMetrics
 from ridgeline.router.prompts import BYTES_PER_TOKEN, Prompt, Sessions, read_prompt
-from ridgeline.router.proxy import Chosen, Proxy, is_stream
+from ridgeline.router.proxy import Chosen, Proxy
 from ridgeline.router.replicas import Replica, Replicas, Turn
 from ridgeline.router.upstream import Connection, Headers, UpstreamError, passed_on
 from ridgeline.server.access import ACCESS_KEY, CLIENT_DISCONNECTED, REQUEST_ID, Access, id_of, write_line
@@ -74,7 +74,7 @@ class ShortWay:
         hedge: Hedge, tokens: "PromptTokens | None" = None,
     ) -> None:  # fmt: skip
         self.proxy, self.metrics, self.key = proxy, metrics, key
-        self._own = b"".join([b"\r\n%b: %b" % each for each in Journal(key).headers])
+        self._own = b"".join([b"\r\n%b: %b" % each for each in Journal(key, lines=True).headers])
         self._next_id = id_of(b"")
         """The next request's, unless it brings one: made behind the one before, as everything in front of a request takes its time."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +152,7 @@ class ShortWay:
         request_id = head.given or self._next_id
         connection.ask(replica.upstream.asked(head.line, b"\r\nx-request-id: " + request_id + self._own + head.passed, body))
         self._next_id = id_of(b"")
+        self._replicas.budget.earn()
         turn = replica.serving(len(body) // BYTES_PER_TOKEN if prompt is None else prompt.tokens, cached)
         return Passing(self, client, head, Access(request_id), request, body, prompt, connection, turn)
 
@@ -183,7 +184,7 @@ class Passing:
     ) -> None:  # fmt: skip
         """`prompt`: None where it has not been read, as nothing was to choose."""
         connection.on_change = self.heard
-        self.access, self._journal = access, _UNTOLD if way.key is None else Journal(way.key)
+        self.access, self._journal = access, _UNTOLD if way.key is None else Journal(way.key, lines=True)
         self._way, self._client, self._head, self._request, self._body = way, client, head, request, body
         self._flow, self._write = client.flow, client.transport.write_now  # type: ignore[attr-defined]
         self._prompt, self._connection, self._turn = prompt, connection, turn
@@ -206,6 +207,7 @@ class Passing:
                 return
             out = self._begin()
         elif self._client.is_paused and not connection.is_lost:  # the replica's connection is read no further meanwhile
+            self._turn.is_held = True
             return
         data, has_ended, is_broken = connection.take(), connection.is_whole, False
         if connection.is_lost and not has_ended:
@@ -219,7 +221,9 @@ class Passing:
             out += self._framed(self._journal.end()) + (b"0\r\n\r\n" if self._is_chunked else b"")
         if out:
             self._write(out)
-        if not self._has_first:
+        if self._has_first:
+            self._turn.passed += len(data)
+        else:
             self._count(data)
         if has_ended:
             self._end()
@@ -231,7 +235,9 @@ class Passing:
         if self._flow.write_paused:
             return False
         self._write(chunks)
-        if not self._has_first:
+        if self._has_first:
+            self._turn.passed += len(chunks)
+        else:
             self._count(chunks)
         if self._connection.is_whole:
             self._end()
@@ -257,7 +263,9 @@ class Passing:
         self.has_begun, self.access.status = True, status
         if self._prompt is not None:
             self._way.hear(self._prompt, self._turn.replica, self._connection.headers)
-        if not is_stream(found):
+        stop = stop_of(found)
+        self._turn.is_stream = bool(stop)
+        if not self._journal.follow(stop):
             self._journal = _UNTOLD
         self._is_chunked = status not in BODYLESS and b"content-length" not in dict(found)
         if self._is_chunked and self._journal is _UNTOLD:

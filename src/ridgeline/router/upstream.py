@@ -5,6 +5,7 @@ where a request ends. While nobody reads an answer, its connection is not read.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -13,9 +14,12 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from ridgeline.server.routers import CONTINUE_HEADER, KEY_HEADER
+from ridgeline.server.routers import CONTINUE_HEADER, KEY_HEADER, LINES_HEADER
 
 CONNECT_SECONDS: Final = 2.0
+PROBES: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+"""Seconds without a byte behind which the other system is asked whether it is there, between two such probes, and probes: a stream whose
+network has gone ends 5 s later. Systems answer them, however busy the replica is."""
 MOST_IDLE: Final = 64
 """Connections kept open per replica."""
 HIGH_WATER: Final = 1 << 16
@@ -24,6 +28,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 HOP_BY_HOP: Final = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length", KEY_HEADER, CONTINUE_HEADER,
+    LINES_HEADER,
 })  # fmt: skip
 """Headers that are between two neighbours, and those that are written anew: a client's own would speak with the router's key."""
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -258,9 +263,13 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+                transport, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
         except (OSError, TimeoutError, ValueError) as error:  # a name that is none, too
             raise UpstreamError from error
+        opened = transport.get_extra_info("socket")
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in [(getattr(socket, name), value) for name, value in PROBES.items() if hasattr(socket, name)]:
+            opened.setsockopt(socket.IPPROTO_TCP, *option)
         self._busy.add(connection)
         return connection
 

@@ -212,7 +212,7 @@ async def deliver(
     """The stream, or else the whole answer as JSON. The source is aborted whatever happens; a stream does that at its end."""
     note_usage(request.scope, source.usage)
     headers = notes.tell()
-    if stream is None or not stream.has_comments:
+    if stream is None or not (stream.has_comments or (source.relay is not None and source.relay.marks_lines)):
         source.relay = None
     if stream is not None:
         stream.relay, stream.shortcut, stream.waits = source.relay, source.shortcut, source.may_be_refused

@@ -86,8 +86,9 @@ def read_relay(records: bytes, events: int) -> "Relay":
 class Relay:
     """One answer on its way to a router.
 
-    created    seconds since 1970, when the answer began, here or elsewhere
-    key        of the ids of its calls
+    created      seconds since 1970, when the answer began, here or elsewhere
+    key          of the ids of its calls
+    marks_lines  the router takes marks out of streams of lines too
     """
 
     def __init__(self, records: Sequence[Record] = (), events: int = 0) -> None:
@@ -96,6 +97,7 @@ class Relay:
         self._records: list[Wrote | Ended] = []
         self._pending: list[bytes] = []
         self._skip = events
+        self.marks_lines = False
         self.created, self.key = int(time.time()), secrets.token_hex(16).encode()
         for number, each in enumerate(records):
             if isinstance(each, Begun) != (number == 0):

@@ -1,7 +1,7 @@
 """Answers that clients ask for again by their ids: in memory, in files that survive a restart, or in a server that several share.
 
 Owns their bounds (bytes and age, for each key by itself), and that an answer is found under the key alone that it was stored under. An id
-has 128 random bits. Records are bytes of the caller's; a file that is not as it was written is its business, and a miss.
+has 96 random bits. Records are bytes of the caller's; a file that is not as it was written is its business, and a miss.
 """
 
 import asyncio

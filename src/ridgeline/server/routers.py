@@ -26,8 +26,13 @@ from ridgeline.server.transport import BODY_LIMIT_KEY, read_body, replayed
 KEY_HEADER: Final = b"x-ridgeline-router"
 CONTINUE_HEADER: Final = b"x-ridgeline-continue"
 """Bytes of the records that stand before the body, and the events that the client has: two numbers."""
+LINES_HEADER: Final = b"x-ridgeline-lines"
+"""Header of a router that takes marks out of streams of lines too, not of events alone."""
 SHARED_HEADER: Final = "x-ridgeline-shares"
 """Header in answers of /readyz: `responses` where other servers find the answers that are stored here."""
+TAG_HEADER: Final = "x-ridgeline-tag"
+"""Header in answers of /readyz: what the ids of answers that are stored here end with."""
+TAG_BYTES: Final = 8
 NAMES_HEADER: Final = "x-ridgeline-names"
 """Header in answers of /readyz to a router with the key: names of models and adapters that are answered to, with commas."""
 UNLOADED_HEADER: Final = "x-ridgeline-unloaded"
@@ -107,6 +112,7 @@ class RelayGate:
             relay = Relay()
             if asked is not None:
                 relay, receive = await self._read(scope, receive, asked)
+            relay.marks_lines = any(name == LINES_HEADER for name, _ in scope["headers"])
         with serving(replace(current_caller(), relay=relay)):
             await self._app(scope, receive, send)
 

@@ -15,7 +15,7 @@ from typing import Final
 from ridgeline import __version__
 from ridgeline.config.env import cache_directory, state_directory, visible_gpu
 from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.config.secret import read_cache_secret, read_router_key, tier_secret_file
+from ridgeline.config.secret import read_cache_secret, read_router_key
 from ridgeline.core.commands import Knob
 from ridgeline.core.events import Closed, Event, Finish, StepLate
 from ridgeline.core.params import Admitted, Grammar, Pooling, SamplingParams
@@ -104,8 +104,7 @@ class Service:
         self._grammars = StructuredOutputCompiler()
         self.counterfactuals = Counterfactuals()
         self._grammar_turns = Turns("the compiler of grammars", MAX_WAITING_GRAMMARS, QUEUE_SECONDS)
-        secret_file = config.cache_secret_file or tier_secret_file(engine_config)
-        self._secret: bytes = read_cache_secret(secret_file) if beside is None else beside._secret
+        self._secret: bytes = read_cache_secret(config.cache_secret_file, engine_config) if beside is None else beside._secret
         self._domain_of = lru_cache(MAX_DOMAINS)(partial(tenant_domain, self._secret))
         self.blocks = HeldBlocks(self._secret)
         self.router_key = read_router_key(config.router_key_file)
@@ -295,8 +294,8 @@ class Service:
         message = model.tokenizer.encode(text, add_bos=False) if ids is not None and text else ()
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
-            before = caller.relay and caller.relay.next_request()
-            request_id, draw_seed = (before.request_id, lambda: before.seed) if before else (secrets.token_hex(16), self._draw_seed)
+            before, own = caller.relay and caller.relay.next_request(), secrets.token_hex(12) + self.shelf.tag
+            request_id, draw_seed = (before.request_id, lambda: before.seed) if before else (own, self._draw_seed)
             return admit(
                 prompt, params, limits, request_id=request_id, draw_seed=draw_seed, bad_words=bad_words, domain=domain,
                 tenant=caller.tenant, weight=caller.weight, priority=priority, arrived=arrived, grammar=grammar,

@@ -4,6 +4,7 @@ Owns the form of a record, and the tasks of answers in the background.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.response_store import ResponseStore, SharedStore
 from ridgeline.server.responses_input import answer_of
 from ridgeline.server.responses_shapes import Item, ResponseObject
+from ridgeline.server.routers import TAG_BYTES
 from ridgeline.server.tapes import Tapes
 
 RENEWAL_SECONDS: Final = 10.0
@@ -41,6 +43,8 @@ class Shelf:
     """Stored answers. Every method takes the owner, and raises ApiError for an answer that this owner has not."""
 
     def __init__(self, store: ResponseStore | None) -> None:
+        self.tag = secrets.token_hex(TAG_BYTES // 2)
+        """Ends the ids of this process's answers, so that a router knows where they are."""
         self._store = store
         self._shared = store if isinstance(store, SharedStore) else None
         self._renewing: asyncio.Task[None] | None = None

@@ -19,7 +19,7 @@ from ridgeline.server import replies
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.live import Judge
-from ridgeline.server.routers import SHARED_HEADER, tell_names
+from ridgeline.server.routers import SHARED_HEADER, TAG_HEADER, tell_names
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
@@ -63,6 +63,8 @@ def routes(service: Service, judge: Judge) -> list[BaseRoute]:
         return startup_response(service.deployment.startup.snapshot(), has_started=service.deployment.has_started)
 
     told = {SHARED_HEADER: "responses"} if service.shelf.is_shared else {}
+    if service.shelf.is_open:
+        told[TAG_HEADER] = service.shelf.tag
 
     async def readyz(request: Request) -> Response:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""

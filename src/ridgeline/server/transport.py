@@ -201,7 +201,7 @@ class EventStream(Response):
 
     @property
     def has_comments(self) -> bool:
-        """True if a line can stand in front of an event."""
+        """True if a line can stand in front of an event, which readers skip."""
         return self._grammar.media_type == OPENAI_EVENTS.media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,6 @@
 """KV blocks in tiers are found by engines of another runner or KV type, where both operators say that any will do; nowhere else."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def counts(llm: LLM) -> dict[str, int]:
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is so small that computing takes less than asking."""
-    monkeypatch.setattr("ridgeline.engine.tiers.store.LEAST_SECONDS", 2.0)
+    monkeypatch.setattr("ridgeline.engine.tiers.patience.SHARE", 1e5)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,34 @@ def test_nowhere_else(tmp_path: Path, path: Path, first: str, second: str, kind:
         answer(llm)
     with engine(path, kind, kv_cache_dir=str(tmp_path / "kv"), kv_cache_numerics=second) as llm:
         assert answer(llm)[2] == 0
+
+
+def reasons(llm: LLM) -> dict[str, str]:
+    return {decision.name: f"{decision.value}: {decision.reason}" for decision in llm.decisions}
+
+
+def test_blocks_that_are_not_used_are_told_by_name(tmp_path: Path, path: Path) -> None:
+    """Files of another layout at the start; other engines' when they are asked; blocks that are no multiple of the unit."""
+    folder, secret = str(tmp_path / "kv"), {"kv_cache_secret_file": str(tmp_path / "secret")}
+    with engine(path, "bf16", kv_cache_dir=folder, kv_cache_listen="127.0.0.1:0", **secret) as first:
+        ids, *_ = answer(first)
+        assert "kv_cache_other_files" not in reasons(first) and "block_size" not in reasons(first)
+        port = reasons(first)["kv_cache_listen"].rpartition(" ")[2]
+        with engine(path, "f32", kv_cache_dir=folder, kv_cache_peers=(f"127.0.0.1:{port}",), **secret) as second:
+            found, _, cached = answer(second)
+            assert found == ids and cached == 0
+            told = reasons(second)["kv_cache_other_files"]
+            pattern = (
+                r"1 not used: .* \(weights (\w{12}), native \w+, KV type f32, units of 16 tokens\): weights \1, .* KV type bf16, units"
+            )
+            assert re.match(pattern, told), told
+            store = second._engine._engine.store  # type: ignore[union-attr,attr-defined]
+            assert store.counts["peer"]["refused"] == 1 and not store.counts["peer"]["failures"]
+    settings = {**ENGINES["bf16"], "block_size": 24, "kv_cache_dir": folder, "runner": "numpy", "kv_dtype": "f32"}
+    with LLM(str(path), max_model_len=256, max_num_seqs=2, kv_cache_memory_bytes=8 << 20, **settings) as odd:
+        assert re.match(r"24: engines of another --block-size do not find .* multiple of 16", reasons(odd)["block_size"])
+        assert reasons(odd)["kv_cache_other_files"].startswith("2 not used: ")
+        assert re.search(r"\d+: tiers are asked for so many and more: it takes [\d.e-]+ ms", reasons(odd)["kv_fetch_tokens"])
 
 
 def test_a_server_between_two_types(path: Path, redis_server: RedisProcess, tmp_path: Path) -> None:

@@ -14,6 +14,12 @@ from ridgeline.engine.tiers.seal import Seal
 PROMPT = [3 + number * 7 % 90 for number in range(200)]
 
 
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is so small that computing takes less than asking."""
+    monkeypatch.setattr("ridgeline.engine.tiers.patience.SHARE", 1e5)
+
+
 def answer(path: Path, block_size: int, folder: Path | None, **settings: Any) -> tuple[list[int], int]:
     """(ids, prompt tokens from a cache) of an engine that begins anew."""
     more = settings | ({"kv_cache_dir": str(folder)} if folder else {})

@@ -24,7 +24,7 @@ class KVCache:
     block_tokens: int
     value_dim: int
     states: StateCache | None = None
-    """Of recurrent layers."""
+    """States of recurrent layers."""
 
     def layer(self, index: int) -> tuple[Floats, Floats]:
         """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension], V's of `value_dim`."""

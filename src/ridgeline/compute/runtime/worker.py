@@ -68,8 +68,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
 
 
 def _recurrent(config: EngineConfig) -> tuple[Decision, ...]:
-    """What a model with recurrent layers does without: shared prefixes, as a state is of one sequence alone. ConfigError for what is
-    built on them, and on a GPU."""
+    """The decision on shared prefixes, which a model with recurrent layers does without, as a state is of one sequence alone. Raises
+    ConfigError for what is built on them, and on a GPU."""
     if config.runner == "cuda":
         raise ConfigError("recurrent layers run on a CPU alone, with --runner native or numpy", fix={"--runner": "native"})
     if config.swap_space or config.has_tiers:

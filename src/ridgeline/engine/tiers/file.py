@@ -16,21 +16,27 @@ from typing import Final
 
 from ridgeline.engine.tiers.seal import NAME_BYTES
 from ridgeline.engine.tiers.worth import NOWHERE, Place, Worth
+from ridgeline.facts.hardware.disk import file_rate
 
 SUFFIX: Final = ".kv"
 HEAD_BYTES: Final = 4_096
 _HEAD: Final = Struct("<32sQQ")
-_MAGIC: Final = b"ridgeline kv tier 2\n".ljust(32, b"\0")
+_MAGIC: Final = b"ridgeline kv tier 3\n".ljust(32, b"\0")
+LAYOUT_BYTES: Final = 256
+"""Bytes behind that for the layout of its values in words, which who has another one is told."""
 _ENTRY: Final = Struct(f"<{NAME_BYTES}s{NAME_BYTES}sId")
 """Name, place (the name before it, its position), worth."""
 _EMPTY: Final = bytes(NAME_BYTES)
 _READ_BYTES: Final = 1 << 20
+MOST_WORTH: Final = 1e9
+"""Uses count no more beyond it; nothing comes near."""
 
 
 class _Slots:
     """A file of slots as it is read, whoever writes it."""
 
     name = "file"
+    refused = 0
 
     def __init__(self, value_bytes: int, most_bytes: int) -> None:
         self._slot_bytes = value_bytes
@@ -66,15 +72,20 @@ class FileTier(_Slots):
     label        names the file: one per layout and model
     value_bytes  of every value
     most_bytes   of all files of the folder together
+    layout       of its values, in words
+    attention_tokens  see `Worth`
     """
 
     takes = True
 
-    def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
+    def __init__(
+        self, descriptor: int, label: str, value_bytes: int, most_bytes: int, layout: str = "", attention_tokens: float = 0.0
+    ) -> None:  # fmt: skip
         super().__init__(value_bytes, most_bytes)
         self._lock = Lock()
         self._file = _open_locked(descriptor, label + SUFFIX)
-        self._worth = Worth()
+        self._layout = layout
+        self._worth = Worth(attention_tokens)
         self._free: list[int] = []
         try:
             self._load()
@@ -90,6 +101,13 @@ class FileTier(_Slots):
     def capacity(self) -> int:
         """Blocks that it holds at most."""
         return self._count
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second at which its values are read, measured for some milliseconds; None where there are too few."""
+        with suppress(OSError):  # whoever reads a value is told
+            return file_rate(self._file)
+        return None
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         with self._lock:
@@ -145,15 +163,15 @@ class FileTier(_Slots):
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._first)
             with suppress(OSError):  # of a full disk: found empty again by the next engine
-                _write_all(self._file, head, 0)
+                _write_all(self._file, head + self._layout.encode()[:LAYOUT_BYTES], 0)
         found = list[tuple[bytes, Place, float]]()
         for slot, (name, before, position, worth) in enumerate(_entries(self._file, self._count)):
-            if name == _EMPTY or name in self._slots or not 0 <= worth < 1e15:
+            if name == _EMPTY or name in self._slots or not 0 <= worth < MOST_WORTH:
                 self._free.append(slot)
                 continue
             self._slots[name] = slot
             found.append((name, Place(before.rstrip(b"\0") and before, position), worth))
-        self._worth.load(found, is_full=not self._free)
+        self._worth.load(found)
         self._free.reverse()
 
 
@@ -183,6 +201,19 @@ class FileArchive(_Slots):
         if slot is None or os.pread(self._file, NAME_BYTES, HEAD_BYTES + slot * _ENTRY.size) != name:
             return None
         return self._value(slot)
+
+
+def other_layouts(folder: int, own: Sequence[str]) -> list[str]:
+    """The layouts of the files of a folder that have none of the labels `own`, in words; of one that tells none "unknown"."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in own:
+            with suppress(OSError):
+                file = _open(folder, name, os.O_RDONLY)
+                words = os.pread(file, LAYOUT_BYTES, _HEAD.size).partition(b"\0")[0].decode("ascii", "replace")
+                os.close(file)
+                found.append(words if words and words.isprintable() else "unknown")
+    return found
 
 
 def _sizes(value_bytes: int, most_bytes: int) -> tuple[int, int]:

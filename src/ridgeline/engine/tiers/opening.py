@@ -8,10 +8,11 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.peers import LISTEN_FLAG, PEERS_FLAG, parse_listen, parse_peers
 from ridgeline.config.redis import read_password
 from ridgeline.config.resolve import Decision
-from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_secret, tier_secret_file
-from ridgeline.core.plan import KVShape
+from ridgeline.config.secret import FOLDER_FLAG, TIER_FLAG, private_folder, read_tier_secret
+from ridgeline.core.plan import UNIT_TOKENS, KVShape
 from ridgeline.engine.executor import BlockContents, Executor
-from ridgeline.engine.tiers.file import FileArchive, FileTier
+from ridgeline.engine.tiers.file import FileArchive, FileTier, other_layouts
+from ridgeline.engine.tiers.patience import SHARE, least_tokens
 from ridgeline.engine.tiers.peer import PeerTier
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
@@ -25,14 +26,15 @@ from ridgeline.errors import ConfigError
 STAGED_SHARE: Final = 0.25
 """Share of the KV cache's bytes that blocks may take on their way into it."""
 LEAST_STAGED_BYTES: Final = 64 << 20
+SHOWN_LAYOUTS: Final = 4
 
 
 def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | None, tuple[Decision, ...]]:
     """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError."""
-    path, info, blocks = tier_secret_file(config), executor.info, executor.blocks
+    secret, info, blocks = read_tier_secret(config), executor.info, executor.blocks
     named = ((FOLDER_FLAG, config.kv_cache_dir), (REDIS_FLAG, config.kv_cache_redis), (LISTEN_FLAG, config.kv_cache_listen))
     flag = next((flag for flag, value in named if value is not None), PEERS_FLAG)
-    if path is None:
+    if secret is None:
         raise ConfigError(f"{flag} needs a secret that engines share: {TIER_FLAG} FILE", fix={TIER_FLAG: "kv-secret"})
     if not config.enable_prefix_caching:
         raise ConfigError(
@@ -41,23 +43,23 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
         )
     if blocks is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
-    secret = read_secret(path, TIER_FLAG)
     seals = _seals(secret, info.kv, blocks)
     seal = seals[0]
     tiers: list[Tier] = []
     others: list[Source] = []
-    decisions: list[Decision] = []
+    decisions = [*_units(info.kv)]
     if config.kv_cache_listen is not None:
-        tiers.append(Shelf(seal.value_bytes, max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])))
+        size = max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])
+        tiers.append(Shelf(seal.value_bytes, size, info.kv.attention_tokens))
     if config.kv_cache_dir is not None:
-        decisions.append(_open_file(config, seal, tiers))
+        decisions += _open_file(config, info.kv, seals, tiers)
         others += _archives(config, seals[1:])
     if config.kv_cache_redis is not None:
         decisions.append(_open_redis(config, seals, tiers, others))
     if config.kv_cache_peers:
         peers = parse_peers(config.kv_cache_peers)
-        tiers.append(PeerTier(peers, secret, seal.value_bytes))
-        others += [(PeerTier(peers, secret, other.value_bytes), other) for other in seals[1:]]
+        tiers.append(PeerTier(peers, secret, seal.value_bytes, seal.label))
+        others += [(PeerTier(peers, secret, other.value_bytes, other.label), other) for other in seals[1:]]
         decisions.append(
             Decision("kv_cache_peers", ", ".join(config.kv_cache_peers), "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked")
         )
@@ -69,9 +71,12 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
         decisions.append(Decision("kv_cache_numerics", config.kv_cache_numerics, "flag", reason))
     server = None
     if config.kv_cache_listen is not None:
-        server, decision = _listen(config.kv_cache_listen, secret, tiers)
+        server, decision = _listen(config.kv_cache_listen, secret, seal.label, tiers)
         decisions.append(decision)
     seconds = 0.0 if info.seconds is None else info.seconds.token
+    if seconds:
+        reason = f"it takes {1e3 * seconds:.3g} ms to compute one, of which a prompt waits for tiers for {SHARE:.0%} at most"
+        decisions.append(Decision("kv_fetch_tokens", least_tokens(seconds), "machine", f"tiers are asked for so many and more: {reason}"))
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
     longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
     bounds: dict[str, Any] = {"seconds": seconds, "most_seconds": longest, "most_staged_bytes": staged}
@@ -86,6 +91,14 @@ def _seals(secret: bytes, shape: KVShape, blocks: BlockContents) -> list[Seal]:
     return [Seal(secret, shape, blocks.runs, type, shape.block_bytes // own * size) for type, size in blocks.types.items()]
 
 
+def _units(shape: KVShape) -> Iterator[Decision]:
+    """The decision on blocks that engines with blocks of other sizes do not find."""
+    if shape.unit_tokens != UNIT_TOKENS:
+        size = shape.block_tokens
+        reason = f"engines of another --block-size do not find these blocks; those of a multiple of {UNIT_TOKENS} find each other's"
+        yield Decision("block_size", size, "flag", reason)
+
+
 def _archives(config: EngineConfig, seals: Sequence[Seal]) -> Iterator[Source]:
     """The files of other KV types that are in the folder."""
     assert config.kv_cache_dir is not None
@@ -95,11 +108,11 @@ def _archives(config: EngineConfig, seals: Sequence[Seal]) -> Iterator[Source]:
                 yield FileArchive(folder, seal.label, seal.value_bytes, config.kv_cache_dir_bytes), seal
 
 
-def _listen(address: str, secret: bytes, tiers: Sequence[Tier]) -> tuple[PeerServer | None, Decision]:
+def _listen(address: str, secret: bytes, label: str, tiers: Sequence[Tier]) -> tuple[PeerServer | None, Decision]:
     """Gives other engines what this one holds itself."""
     host, port, size = parse_listen(address)
     try:
-        server = PeerServer([tier for tier in tiers if isinstance(tier, Shelf | FileTier)], secret, host, port)
+        server = PeerServer([tier for tier in tiers if isinstance(tier, Shelf | FileTier)], secret, label, host, port)
     except OSError as error:
         return None, Decision("kv_cache_listen", "not used", "machine", f"{address}: {error.strerror or error}")
     reason = f"{LISTEN_FLAG}: {size / (1 << 30):g} GiB of blocks for others, at port {server.port}"
@@ -116,15 +129,22 @@ def _open_redis(config: EngineConfig, seals: Sequence[Seal], tiers: list[Tier], 
     return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
 
 
-def _open_file(config: EngineConfig, seal: Seal, tiers: list[Tier]) -> Decision:
-    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start."""
+def _open_file(config: EngineConfig, shape: KVShape, seals: Sequence[Seal], tiers: list[Tier]) -> Iterator[Decision]:
+    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start. Says which files there are not used."""
     assert config.kv_cache_dir is not None
+    seal = seals[0]
     with private_folder(config.kv_cache_dir) as folder:
         try:
-            tier = FileTier(folder, seal.label, seal.value_bytes, config.kv_cache_dir_bytes)
+            sizes = seal.value_bytes, config.kv_cache_dir_bytes
+            tier = FileTier(folder, seal.label, *sizes, seal.words, shape.attention_tokens)
+            rate, layouts = tier.rate, other_layouts(folder, [each.label for each in seals])
         except OSError as error:
-            return Decision("kv_cache_dir", "not used", "machine", f"{config.kv_cache_dir}: {error.strerror or error}")
+            yield Decision("kv_cache_dir", "not used", "machine", f"{config.kv_cache_dir}: {error.strerror or error}")
+            return
     tiers.append(tier)
-    size = seal.value_bytes
-    reason = f"{FOLDER_FLAG}: {tier.capacity} blocks of {size} bytes, {len(tier)} are there from before"
-    return Decision("kv_cache_dir", config.kv_cache_dir, "flag", reason)
+    reason = f"{FOLDER_FLAG}: {tier.capacity} blocks of {seal.value_bytes} bytes, {len(tier)} are there from before"
+    yield Decision("kv_cache_dir", config.kv_cache_dir, "flag", reason if rate is None else f"{reason}, read at {rate / 1e9:.2g} GB/s")
+    if layouts:
+        shown = "; ".join(sorted(set(layouts))[:SHOWN_LAYOUTS])
+        reason = f"their blocks have another layout than this engine's ({seal.words}): {shown}"
+        yield Decision("kv_cache_other_files", f"{len(layouts)} not used", "machine", reason)

@@ -21,6 +21,7 @@ from ridgeline.engine.tiers.frames import (
     PROOF_BYTES,
     TAG_BYTES,
     BadFrame,
+    OtherLayout,
     Session,
 )
 from ridgeline.engine.tiers.worth import NOWHERE, Place
@@ -32,6 +33,8 @@ GRACE_SECONDS: Final = 0.005
 """Seconds for an answer that has come while another engine was waited for."""
 ALONE_SECONDS: Final = 5.0
 """Seconds for which an engine that failed is not asked."""
+REFUSED_SECONDS: Final = 60.0
+"""The same for one with blocks of another layout, which it has until it ends."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -39,14 +42,16 @@ T = TypeVar("T")
 class Peer:
     """One other engine, and the connection to it."""
 
-    def __init__(self, host: str, port: int, secret: bytes, value_bytes: int) -> None:
+    def __init__(self, host: str, port: int, secret: bytes, value_bytes: int, label: str) -> None:
         self._address = (host, port)
         self._secret = secret
-        self._bytes = value_bytes
+        self._bytes, self._label = value_bytes, label.encode()
         self._socket: socket.socket | None = None
         self._session: Session | None = None
         self._until = 0.0
         """Until this time of the clock it is left alone."""
+        self.refused = 0
+        """Times that it has said that its blocks have another layout."""
 
     def attempt(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
         """Returns the result of `call`; None where it is left alone, or fails, whatever has come of an answer."""
@@ -54,20 +59,23 @@ class Peer:
             return None
         try:
             return call(*arguments, **options)
+        except OtherLayout:
+            self.refused += 1
+            self.leave(REFUSED_SECONDS)
         except OSError:
             self.leave()
-            return None
+        return None
 
-    def leave(self) -> None:
+    def leave(self, seconds: float = ALONE_SECONDS) -> None:
         """Ends the connection, and asks it for nothing for a while."""
-        self._until = time.monotonic() + ALONE_SECONDS
+        self._until = time.monotonic() + seconds
         self.close()
 
     def ask(self, kind: int, names: Sequence[bytes], deadline: float) -> Session:
         """Sends a question. Raises OSError."""
         if self._session is None:
             self._session = self._connect(min(deadline, time.monotonic() + CONNECT_SECONDS))
-        self._send(self._session.request(kind, names, self._bytes), deadline)
+        self._send(self._session.request(kind, names, self._bytes, self._label), deadline)
         return self._session
 
     def hear(self, session: Session, count: int, deadline: float) -> list[bool]:
@@ -122,14 +130,14 @@ class Peer:
 class PeerTier:
     """Implements `Tier` over other engines.
 
-    secret       of the tier; `value_bytes` of every value
+    secret       of the tier; `value_bytes` of every value, `label` of their layout
     """
 
     name = "peer"
     takes = False
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, value_bytes: int) -> None:
-        self._peers = [Peer(host, port, secret, value_bytes) for host, port in addresses]
+    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, value_bytes: int, label: str) -> None:
+        self._peers = [Peer(host, port, secret, value_bytes, label) for host, port in addresses]
         self._holders: dict[bytes, Peer] = {}
         """Peers that hold what was asked about last."""
 
@@ -152,9 +160,14 @@ class PeerTier:
                 for name, there in zip(part, found or (False,) * len(part), strict=True):
                     if there:
                         self._holders.setdefault(name, peer)
-        if names and not answered:
+        if names and not answered and not self.refused:
             raise OSError("no other engine answers")
         return [name in self._holders for name in names]
+
+    @property
+    def refused(self) -> int:
+        """See `Tier.refused`."""
+        return sum(peer.refused for peer in self._peers)
 
     def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
         deadline = time.monotonic() + min(seconds, CALL_SECONDS)

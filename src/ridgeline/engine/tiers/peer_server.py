@@ -19,6 +19,8 @@ from ridgeline.engine.tiers.frames import (
     HELLO_BYTES,
     MAGIC,
     NONCE_BYTES,
+    REFUSED,
+    THERE,
     Session,
     rest_bytes,
 )
@@ -35,11 +37,11 @@ UNSENT_BYTES: Final = 1 << 20
 
 
 class PeerServer:
-    """Serves the values of `tiers`, the nearest first, until `close`."""
+    """Serves the values of `tiers`, the nearest first, until `close`. `label`: of their layout; who asks for another is told so."""
 
-    def __init__(self, tiers: Sequence[Tier], secret: bytes, host: str, port: int) -> None:
+    def __init__(self, tiers: Sequence[Tier], secret: bytes, label: str, host: str, port: int) -> None:
         """Raises OSError where the address cannot be listened on."""
-        self._tiers, self._secret = tuple(tiers), secret
+        self._tiers, self._secret, self._label = tuple(tiers), secret, label.encode()
         self._strangers = self._peers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -107,9 +109,12 @@ class PeerServer:
         while True:
             head = await reader.readexactly(HEAD.size)
             async with asyncio.timeout(FRAME_SECONDS):
-                kind, names, value_bytes = session.read_request(head, await reader.readexactly(rest_bytes(head)))
+                kind, names, value_bytes, label = session.read_request(head, await reader.readexactly(rest_bytes(head)))
+                if label != self._label:
+                    writer.write(session.answer(bytes((REFUSED,)) * len(names)))
+                    continue
                 values = await asyncio.to_thread(self._find, kind, names, value_bytes)
-                writer.write(session.answer(bytes(value is not None for value in values)))
+                writer.write(session.answer(bytes(THERE if value is not None else 0 for value in values)))
                 if kind == GET:
                     for value in values:
                         if value is not None:

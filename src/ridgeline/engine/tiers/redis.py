@@ -29,6 +29,7 @@ class RedisTier:
 
     name = "redis"
     takes = True
+    refused = 0
 
     def __init__(self, url: str, password: str | None, value_bytes: int) -> None:
         """Raises ConfigError for an address that is not taken, or without the package."""

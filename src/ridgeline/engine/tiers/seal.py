@@ -17,6 +17,7 @@ from ridgeline.core.plan import KVShape
 
 TAG_BYTES: Final = 32
 NAME_BYTES: Final = 32
+LABEL_CHARACTERS: Final = 16
 FORMAT: Final = b"ridgeline kv block 2\n"
 VERSION: Final = __version__.encode()
 """Version of what has computed a block: another version's may have other last bits, and is not found."""
@@ -50,8 +51,10 @@ class Seal:
         self._secret = hmac.digest(secret, b"kv blocks " + VERSION, "sha256")
         layout = shape.shared + type.encode() if shape.shared else shape.fingerprint
         self._named, self._layout = b"name" + type.encode(), FORMAT + layout
-        self.label = (sha256(layout).digest() if shape.shared else layout).hex()[:16]
-        """Name of the file that has such values alone."""
+        self.label = sha256(layout).hexdigest()[:LABEL_CHARACTERS]
+        """Name of such values: of the file that has them alone, and between engines."""
+        self.words = f"{shape.layout}, KV type {type}" if type else shape.layout
+        """Text that the label stands for."""
         self._bytes = (block_bytes or shape.block_bytes) // self.units
         self._pack_ids = Struct(f"<{self.unit_tokens}I").pack
 

@@ -11,14 +11,15 @@ class Shelf:
 
     name = "shelf"
     takes = True
+    refused = 0
 
-    def __init__(self, value_bytes: int, most_bytes: int) -> None:
-        """Raises ValueError where not one value fits."""
+    def __init__(self, value_bytes: int, most_bytes: int, attention_tokens: float = 0.0) -> None:
+        """`attention_tokens`: see `Worth`. Raises ValueError where not one value fits."""
         self.capacity = most_bytes // value_bytes
         if not self.capacity:
             raise ValueError(f"{most_bytes} bytes hold no block of {value_bytes}")
         self._values: dict[bytes, bytes] = {}
-        self._worth = Worth()
+        self._worth = Worth(attention_tokens)
         self._lock = Lock()
 
     def might_have(self, name: bytes) -> bool:

@@ -8,11 +8,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from hashlib import sha256
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec
@@ -22,18 +21,18 @@ from ridgeline.core.events import TierUsed
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex, unit_keys
+from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import BlockContents
+from ridgeline.engine.tiers.patience import wait_seconds
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
-from ridgeline.engine.tiers.worth import Place
+from ridgeline.engine.tiers.units import contents_of, keys_of, sealed
 
 LOW_PRIORITY: Final = 10
 BATCH: Final = 16
 """Values that are asked for at a time: a deadline is looked at in between."""
-LEAST_SECONDS: Final = 0.05
 MOST_SECONDS: Final = 3.0
 """An engine whose requests all wait does not move, and must not be taken for one that hangs (`step_timeout_seconds`)."""
 MOST_QUEUED_BYTES: Final = 256 << 20
@@ -51,11 +50,12 @@ Source = tuple[Tier, Seal]
 @dataclass(slots=True)
 class _Fetch:
     """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought; `is_whole`:
-    there is nothing more to bring."""
+    there is nothing more to bring; `wait`: seconds that it is worth, of which its deadline has those before it too."""
 
     request_id: str
     sequence: Sequence
     here: dict[bytes, tuple[int, ...]]
+    wait: float
     deadline: float
     tier: str = ""
     found: list[tuple[int, int, int]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class BlockStore:
     tiers    the nearest first; each gets every block
     others   where blocks of other KV types may be, with their seals: asked last, and converted
     blocks   of the executor
-    seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for longer than computing would take
+    seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for nearly as long as computing would take
     most_seconds       that a fetch takes
     most_staged_bytes  that wait for their sequences to start
     server   that gives other engines what the tiers hold; it ends with them
@@ -127,19 +127,23 @@ class BlockStore:
         blocks = sequence.reusable // self._shape.block_tokens
         if not blocks or not self._index.is_shareable(sequence) or request.request_id in self._fetches:
             return False
-        first = _units(self._seal, self._index, sequence, 1)[0]
+        first = keys_of(self._seal, self._index, sequence, 1)[0]
         groups, sources = range(len(self._shape.groups)), [source for source in self._sources if not self._is_paused(source[0])]
         if not any(tier.might_have(seal.name(first, group)) for tier, seal in sources for group in groups):
             return False
+        asking = self._asking  # read once: its thread may be done meanwhile
+        if asking is not None and self._is_paused(asking):  # its thread hangs there
+            return False
+        missing = blocks - cache.index.find_longest_hit(sequence, 0, blocks)
+        wait = wait_seconds(missing * self._shape.block_tokens, self._seconds)
+        if not missing or not wait:
+            return False
         found = {key: cache.index.blocks.get(key) for key in self._index.keys(sequence, blocks)}
         here = {key: tuple(entry.block_ids) for key, entry in found.items() if entry is not None}
-        if len(here) == blocks and cache.index.find_longest_hit(sequence, 0, blocks) == blocks:
-            return False
-        computing = max(LEAST_SECONDS, self._seconds * blocks * self._shape.block_tokens)
-        deadline = time.monotonic() + min(self._most_seconds, computing * (1 + len(self._fetches)))
-        fetch = _Fetch(request.request_id, sequence, here, deadline)
         with self._change:
-            self._fetches[request.request_id] = fetch
+            seconds = wait + sum(each.wait for each in self._fetches.values())  # as they would be computed before it
+            deadline = time.monotonic() + min(self._most_seconds, seconds)
+            fetch = self._fetches[request.request_id] = _Fetch(request.request_id, sequence, here, wait, deadline)
             self._change.notify()
         self._asked.put(fetch)
         return True
@@ -185,6 +189,7 @@ class BlockStore:
         """Returns what tiers have done since the last call."""
         found = []
         for name, counts in self.counts.items():
+            counts["refused"] = sum(tier.refused for tier, _ in self._sources if tier.name == name)
             if more := counts - self._told[name]:
                 self._told[name] = self._told[name] + more
                 found.append(TierUsed(name, **more))
@@ -243,7 +248,7 @@ class BlockStore:
     def _fetch(self, fetch: _Fetch, tier: Tier, seal: Seal) -> None:
         wanted, hit = self._wanted(fetch, tier, seal)
         before = len(fetch.found)
-        size, keys = max(1, BATCH // self._seal.units), _units(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
+        size, keys = max(1, BATCH // self._seal.units), keys_of(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
         for first in range(0, len(wanted), size):
             part = wanted[first : first + size]
             self._asking = None  # the tier is not to blame for what sequences that have yet to start hold
@@ -252,7 +257,7 @@ class BlockStore:
             self._asking = tier
             scope = self._index.identity(fetch.sequence)
             ids = {block: self._ids(fetch.sequence, block) for block, _ in part}
-            contents = [each for block, group in part for each in _contents(self._seal, keys, block, group, ids[block], scope)]
+            contents = [each for block, group in part for each in contents_of(self._seal, keys, block, group, ids[block], scope)]
             names = [seal.name(content.key, content.group) for content in contents]
             values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
             opened = [self._open(tier, seal, *each) for each in zip(contents, names, values, strict=True)]
@@ -281,7 +286,7 @@ class BlockStore:
         """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has; and its blocks."""
         sequence, groups, size = fetch.sequence, range(len(self._shape.groups)), self._shape.block_tokens
         brought = {(block, group) for block, group, _ in fetch.found}
-        units, keys = seal.units, _units(seal, self._index, sequence, len(sequence.keys))
+        units, keys = seal.units, keys_of(seal, self._index, sequence, len(sequence.keys))
         names = [seal.name(key, group) for group in groups for key in keys]
         stored = tier.has(names)
         index = PrefixIndex(self._shape, shared=True)
@@ -326,17 +331,19 @@ class BlockStore:
             self._blocks.staged.pop(number, None)
 
     def _watch(self) -> None:
-        """Reports fetches whose time is over, whatever the tier does."""
+        """Reports fetches whose time is over, whatever the tier does, and with them those that it would keep waiting too."""
         while not self._closed:
             with self._change:
                 due = min((fetch.deadline for fetch in self._fetches.values()), default=None)
                 self._change.wait(None if due is None else max(0.0, due - time.monotonic()))
-                late = [fetch for fetch in self._fetches.values() if fetch.deadline <= time.monotonic()]
+                opened, now = list(self._fetches.values()), time.monotonic()
+                late = [fetch for fetch in opened if fetch.deadline <= now]
+            asking = self._asking  # once, as in `ask`
+            if late and asking is not None:
+                self._pause(asking)
+                late = opened
             for fetch in late:
                 self._finish(fetch)
-                asking = self._asking  # read once: its thread may be done meanwhile
-                if asking is not None:  # it would keep the next ones waiting too
-                    self._pause(asking)
 
     # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -345,7 +352,7 @@ class BlockStore:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         while (item := self._written.get()) is not None:
             content, data, before, position = item
-            values = [*_sealed(self._seal, self._shape, content, data, before, position)]
+            values = [*sealed(self._seal, self._shape, content, data, before, position)]
             for tier in self.tiers:
                 if not tier.takes:
                     continue
@@ -354,31 +361,3 @@ class BlockStore:
                     counts["kept"] += 1
                 else:
                     counts["dropped"] += 1
-
-
-def _units(seal: Seal, index: PrefixIndex, sequence: Sequence, blocks: int) -> list[bytes]:
-    """The keys of the units of the first blocks."""
-    if seal.units == 1:
-        return index.keys(sequence, blocks)[:blocks]
-    root = sha256(index.shape.root + index.identity(sequence)).digest()
-    return list(unit_keys(root, sequence.known[: blocks * index.shape.block_tokens], seal.unit_tokens))
-
-
-def _contents(seal: Seal, keys: Items[bytes], block: int, group: int, ids: tuple[int, ...], scope: bytes) -> list[Content]:
-    """The units of a block."""
-    units, size = seal.units, seal.unit_tokens
-    return [Content(keys[block * units + at], group, ids[at * size : (at + 1) * size], scope) for at in range(units)]
-
-
-def _sealed(
-    seal: Seal, shape: KVShape, content: Content, data: bytes, before: bytes, position: int
-) -> Iterator[tuple[bytes, bytes, Place]]:  # fmt: skip
-    """(name, value, place) of each unit of a block."""
-    size, hangs = seal.unit_tokens, not shape.groups[content.group].window  # a window sees its own last blocks alone
-    parent = before or sha256(shape.root + content.scope).digest()
-    keys = [content.key] if seal.units == 1 else list(unit_keys(parent, content.ids, size))
-    for at, (key, part) in enumerate(zip(keys, seal.cut(data), strict=True)):
-        unit = Content(key, content.group, content.ids[at * size : (at + 1) * size], content.scope)
-        place = Place(seal.name(before, content.group) if hangs and before else b"", position + at * size)
-        yield seal.name(key, content.group), seal.close(unit, part), place
-        before = key

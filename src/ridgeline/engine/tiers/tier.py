@@ -15,6 +15,11 @@ class Tier(Protocol):
     takes: bool
     """False: its values come from elsewhere, and it is given none."""
 
+    @property
+    def refused(self) -> int:
+        """Calls whose answer was that values there are of another layout: of another model, runner, instruction set, KV type or unit."""
+        ...
+
     def might_have(self, name: bytes) -> bool:
         """False if the value is surely not there. Returns at once: the engine's loop asks."""
         ...
