@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "ridgeline"
 FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60, 20, 90, 300
 
-PACKAGE_FILES, PACKAGE_LINES = 640, 93_500
+PACKAGE_FILES, PACKAGE_LINES = 650, 95_500
 """Of Python in src: this only shrinks between two sets of features."""
 
 EXCEPTIONS: dict[str, str] = {}
