@@ -1,18 +1,17 @@
 """A replica is killed in the middle of streams: another one goes on with each, and the client reads what it would have read."""
 
 import json
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from processes import ServerProcess
+from relayed import alike, events
 
 THOUGHT = "<think>\nThe weather of a town is asked for, so the tool is what to call first of all.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Bern, in the middle of the country, by the river"}}\n</tool_call>'
@@ -29,10 +28,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "call": ("/v1/chat/completions", {"messages": [ASK], "tools": [{"type": "function", "function": TOOL}]}),
     "response": ("/v1/responses", {"input": [ASK], "tools": [{"type": "function", **TOOL}]}),
     "message": ("/v1/messages", {"messages": [ASK], "max_tokens": 300, "tools": [{"name": "weather", "input_schema": TOOL["parameters"]}]}),
+    "llama.cpp's": ("/completion", {"prompt": "e" * 99, "n_predict": 100, "ignore_eos": True, "temperature": 1.0, "seed": 5, "n_probs": 2}),
+    "Ollama's chat": ("/api/chat", {"messages": [ASK], "tools": [{"type": "function", "function": TOOL}]}),
+    "Ollama's text": ("/api/generate", {"prompt": "f" * 99, "raw": True, "options": {"num_predict": 100, "seed": 7, "temperature": 1.0}}),
 }  # fmt: skip
-ID = re.compile(r"[a-z]{1,8}[-_][0-9a-f]{24,36}\b")
-CHOICE = re.compile(r'"choices":\[\{"index":(\d)')
-TIME = re.compile(r'("(?:created|created_at|completed_at)":)\d+')
 
 
 @pytest.fixture
@@ -52,29 +51,6 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[...,
             each.stop()
 
 
-def events(url: str, path: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> str:
-    """The whole stream, without lines that keep the connection."""
-    connection = HTTPConnection(url.partition("://")[2], timeout=60)
-    try:
-        connection.request("POST", path, json.dumps({**body, "model": "fake", "stream": True}), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        lines = []
-        while line := answer.readline():
-            assert answer.status == 200, line
-            lines.append(line.decode())
-            on_event()
-        return "".join(lines).replace(": keep-alive\n\n", "")
-    finally:
-        connection.close()
-
-
-def alike(stream: str) -> str:
-    """A stream without times, with the ids of each answer by the order in which they come, and one choice behind the other."""
-    found: dict[str, str] = {}
-    told = ID.sub(lambda each: found.setdefault(each[0], f"id {len(found)}"), TIME.sub(r"\1", stream)).split("\n\n")
-    return "\n\n".join(sorted(told, key=lambda event: (found := CHOICE.search(event)) is not None and int(found[1])))
-
-
 @pytest.mark.timeout(90)
 def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProcess]) -> None:
     doomed, other = start(), start()
@@ -83,7 +59,7 @@ def test_every_stream_goes_on_as_it_would_have(start: Callable[..., ServerProces
 
     def ask(path: str, body: dict[str, Any]) -> str:
         count = iter(range(1, 1 << 20))
-        return events(router.url, path, body, lambda: begun.release() if next(count) == 40 else None)
+        return events(router.url, path, body, lambda: begun.release() if next(count) == 30 else None)
 
     with ThreadPoolExecutor(len(ASKED)) as pool:
         streams = {name: pool.submit(ask, *asked) for name, asked in ASKED.items()}

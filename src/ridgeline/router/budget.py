@@ -1,5 +1,5 @@
-"""What may be spent on requests that replicas are sent again: retries, second copies of slow ones, streams that go on. Where much fails,
-they must not be the overload.
+"""Requests that replicas are sent again, and what they may cost: retries, second copies of slow ones, streams that go on. Where much
+fails, they must not be the overload.
 
 A request has one move of its own, for the replica that ends under it: however many a replica had, each goes on at once. Everything else is
 paid from one budget, by a share of the requests and some per second. What has reached nobody, as there was no connection, is free.

@@ -27,7 +27,7 @@ class Journal:
         self._lines = lines
         self._is_lined = False
         self._mark: bytes | None = None
-        """Of a stream of lines, records of the line that comes next."""
+        """Records of the line that comes next, in a stream of lines."""
         self._records: list[bytes] = []
         self._bytes = 0
         self._rest: list[bytes] = []
@@ -126,6 +126,6 @@ class Journal:
 
 
 def stop_of(headers: Headers) -> bytes:
-    """What stands behind each event of a stream; b"" for an answer that is none."""
+    """The bytes behind each event of a stream; b"" for an answer that is none."""
     kind = next((value for name, value in headers if name == b"content-type"), b"")
     return _STOPS.get(kind.partition(b";")[0], b"")

@@ -98,7 +98,7 @@ class _Tries:
         return not error.was_sent or self.moves.pay(is_loss=error.answer is None)
 
     def answer(self) -> Answer | None:
-        """What the client is told: that no replica has the stored answer only where that is sure."""
+        """The answer for the client: that no replica has a stored one only where that is sure."""
         return self._refused or (None if self._replicas.may_have(self._prompt, self._without) else self._unknown)
 
 

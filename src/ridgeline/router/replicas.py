@@ -232,7 +232,7 @@ class Replicas:
         """The room where requests wait while no replica is there."""
         self.chooser = Chooser(policy, seed)
         self.budget, self._searches = Budget(), Budget()
-        """Of requests that are sent again; and of those that are, as one replica after the other has not the answer that they name."""
+        """Budgets of requests that are sent again, and of those that look for a stored answer at one replica after the other."""
         self._usual = Usual()
         self._key = key
         self._numbers = count()

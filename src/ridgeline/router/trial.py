@@ -1,5 +1,4 @@
-"""Whether a canary is as good as the others, from what passes the router: each of its answers is held against those that the others gave at
-about that time.
+"""Canaries: each of their answers is held against those that the others gave at about that time, as far as these pass the router.
 
 An answer is bad that is none, that begins late, or that goes on slowly: beyond `SLOWER` times the median of the others'. Streams and whole
 answers, whose first byte is their last, have medians of their own. The others are bad too, now and then; what speaks against the canary
@@ -36,11 +35,11 @@ WORSE: Final = (0.6, 0.25)
 EVIDENCE: Final = log(1e5)
 """Logarithm of the likelihood ratio at which a canary is stopped."""
 MOST_A_SECOND: Final = 2.5
-"""Of it that the answers of a second add: what is bad together may have one cause that passes."""
+"""Part of it that the answers of a second add: what is bad together may have one cause that passes."""
 
 
 class Outcome(NamedTuple):
-    """What is known of an answer at a time `at`.
+    """An answer as it is known at a time `at`.
 
     is_good  it is one, or will be
     seconds  to its first byte; inf: it has ended without
