@@ -1,104 +1,110 @@
-"""Pages of `docs/scale`: `python docs/scale.py [NAME …]`. Fleets in the simulator, and on this machine what their router must bear.
+"""Pages of `docs/scale`: `python docs/scale.py [NAME …]`. Fleets in the simulator, two pages at a time; then, alone, what a router bears.
 
-All of llama-3-8b with bf16 weights and a million users of 40 requests per day; a few minutes of processor time each.
+All of llama-3-8b with bf16 weights and a million users of 40 requests per day. Each prompt begins with the instructions of one of 200
+assistants, so routing has something to find.
 """
 
 import sys
-import time
-import tracemalloc
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
+from statistics import mean
 from typing import Final
+
+import scale_router
 
 from ridgeline.cli.output import write_page
 from ridgeline.cli.scenarios import make_scenario
 from ridgeline.cli.sim_runs import SimulationRuns
-from ridgeline.core.routing import ROUTING, ReplicaLoad
-from ridgeline.router.chooser import Chooser
-from ridgeline.router.prompts import BYTES_PER_TOKEN, PART_BYTES, Prompt
 from ridgeline.sim.fleet.experiment import runs_page
+from ridgeline.sim.fleet.fleet import Outage
+from ridgeline.sim.fleet.measures import SimulationReport
 
 FOLDER: Final = Path(__file__).resolve().parent / "scale"
 MODEL: Final = "llama-3-8b"
 REQUESTS_PER_SECOND: Final = 1_000_000 * 40 / 86_400
 """The mean of a day; its peak is twice that."""
-PROMPT_TOKENS: Final = 500
-BLOCK_TOKENS: Final = 16
-DIGEST_BYTES: Final = 16
+PEAK_RATE: Final = 2 * REQUESTS_PER_SECOND
+INSTRUCTIONS: Final = 300
+"""Tokens that prompts of one assistant share."""
 USUAL: Final = {
-    "device": "l4", "replicas": "1000", "context": "2048", "prompt": f"lognormal:{PROMPT_TOKENS}", "output": "uniform:40",
-    "slo": "ttft=1s,itl=150ms",
+    "device": "l4", "replicas": "1000", "routing": "cache-aware", "context": "2048", "prompt": "310-690", "output": "uniform:40",
+    "prefixes": "200", "shared": str(INSTRUCTIONS), "slo": "ttft=1s,itl=150ms",
 }  # fmt: skip
-PEAK: Final = {"rate": f"{2 * REQUESTS_PER_SECOND:.6g}", "requests": "15000"}
-DAY: Final = {"arrivals": "diurnal", "rate": f"{REQUESTS_PER_SECOND:.6g}", "sample": "0.0002", "settle": "6"}
-ZONE: Final = {"outage": "6:600:0.3333"}
-PAGES: Final[dict[str, dict[str, dict[str, str]]]] = {
-    "day": {"1,000 × L4": DAY},
-    "zone": {
-        "1,000 × L4": PEAK, "1,000, a third lost": PEAK | ZONE, "400, a third lost": PEAK | ZONE | {"replicas": "400"},
-    },
-    "cost": {
+PEAK: Final = {"rate": f"{PEAK_RATE:.6g}", "requests": "15000"}
+DAY: Final = {"arrivals": "diurnal", "rate": f"{REQUESTS_PER_SECOND:.6g}", "sample": "0.001", "windows": "24", "settle": "5"}
+ZONE: Final = {"rate": f"{PEAK_RATE:.6g}", "requests": "50000"}
+OUTAGE: Final = Outage(15.0, 15.0, 1 / 3)
+"""A third of the replicas is lost a third of a minute into the run, and comes back with empty caches in the middle of it."""
+LOST: Final = {"outage": f"{OUTAGE.at:g}:{OUTAGE.seconds:g}:{OUTAGE.share:.4f}"}
+RECOVERED: Final = 0.98
+"""Share of what was within the objective before, from which on a fleet has recovered."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A comparison: name of a run → its settings beside `USUAL`, each simulated with so many seeds."""
+
+    runs: dict[str, dict[str, str]]
+    outages: dict[str, Outage] = field(default_factory=dict)
+    """Of runs that lose a zone."""
+    seeds: int = 1
+
+
+PAGES: Final = {
+    "day": Page({"1,000 × L4": DAY}),
+    "routing": Page({f"1,000 × L4, {name}": PEAK | {"routing": name} for name in ("cache-aware", "prefix", "least-requests")}),
+    "zone": Page(
+        {"1,000 × L4, a third lost": ZONE | LOST, "500 × L4, a third lost": ZONE | LOST | {"replicas": "500"}},
+        outages=dict.fromkeys(("1,000 × L4, a third lost", "500 × L4, a third lost"), OUTAGE),
+    ),
+    "cost": Page({
         f"{count} × {device}": {**PEAK, "replicas": str(count), "device": device}
         for device, count in (("l4", 1000), ("l40s", 300), ("h100-sxm", 100))
-    },
+    }),
 }  # fmt: skip
-"""Page → what it compares: name of a run → its settings beside `USUAL`."""
 
 
-def simulate(name: str, scenarios: dict[str, dict[str, str]]) -> None:
-    """Runs the scenarios, writes their page and prints the figures that its table of contents quotes."""
-    with SimulationRuns(1, quiet=False) as runs:
-        for title, changes in scenarios.items():
-            runs.run(title, make_scenario(MODEL, USUAL | changes, None))
-        if "sample" in next(iter(scenarios.values())):
-            runs.note_sample()
+def simulate(name: str, page: Page) -> list[str]:
+    """Runs the scenarios, writes their page, and returns lines with the figures that the table of contents quotes."""
+    with SimulationRuns(page.seeds, quiet=True) as runs:
+        for title, changes in page.runs.items():
+            run = runs.run(title, make_scenario(MODEL, USUAL | changes, None))
+            if title in page.outages:
+                runs.notes.append(f"{title}: {phases(run.reports[0], page.outages[title])}.")
+        runs.note_sample()
     write_page(FOLDER / f"{name}.html", runs_page(runs.as_dict(), runs.table(), runs.notes))
-    for row in runs.table():
-        print(f"{name:5} {row[0]:40}", *(f"{cell:>16}" for cell in row[1:]))
+    lines = [f"{name:7} {row[0]:40}" + "".join(f" {cell:>22}" for cell in row[1:]) for row in runs.table()]
+    return lines + [f"{name:7} {note}" for note in runs.notes]
 
 
-def router_load(replicas: int, requests: int) -> dict[str, float]:
-    """What a router with so many replicas bears, measured with the real policy, loads and index on prompts that nobody sent before.
-
-    choices  per second and core; index_bytes per part; parts and gossip (digests of blocks, bytes) per second at the peak of the day;
-    horizon  seconds of that traffic that an index of `MOST_PARTS` parts remembers
-    """
-    from ridgeline.router.chooser import MOST_PARTS
-
-    rng, loads, parts = Random(1), [ReplicaLoad(number) for number in range(replicas)], PROMPT_TOKENS * BYTES_PER_TOKEN // PART_BYTES
-    prompts = [Prompt(PROMPT_TOKENS, tuple(rng.randbytes(DIGEST_BYTES) for _ in range(parts))) for _ in range(requests)]
-    chooser, began = Chooser(ROUTING["cache-aware"], seed=1), time.process_time()
-    for prompt in prompts:
-        number, cached = chooser.choose(loads, prompt)
-        loads[number].waiting_tokens += prompt.tokens - cached
-    seconds = time.process_time() - began
-    tracemalloc.start()
-    filled = Chooser(ROUTING["round-robin"], seed=1)
-    for _ in range(requests):
-        filled.choose(loads[:1], Prompt(PROMPT_TOKENS, tuple(rng.randbytes(DIGEST_BYTES) for _ in range(parts))))
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    peak = 2 * REQUESTS_PER_SECOND
-    return {
-        "choices": requests / seconds, "index_bytes": held / (requests * parts), "parts": peak * parts,
-        "horizon": MOST_PARTS / (peak * parts), "gossip": 2 * peak * PROMPT_TOKENS / BLOCK_TOKENS * DIGEST_BYTES,
-    }  # fmt: skip
-
-
-def router() -> None:
-    """Prints what the router bears, for fleets of several sizes."""
-    for replicas in (4, 100, 1_000):
-        found = router_load(replicas, 3_000)
-        print(f"router {replicas:5} replicas:", ", ".join(f"{name} {value:,.0f}" for name, value in found.items()))
+def phases(report: SimulationReport, outage: Outage) -> str:
+    """Shares of requests within the objective before a zone is lost, meanwhile, and behind its return, and when it is as before."""
+    told = list(zip(report.over_time["time"], report.over_time["met"], strict=True))
+    back = outage.at + outage.seconds
+    before, meanwhile, behind = (
+        [met for time, met in told if begin <= time < end]
+        for begin, end in ((0.0, outage.at), (outage.at, back), (back, float("inf")))
+    )  # fmt: skip
+    good = mean(before)
+    late = [time for time, met in told if time >= back and met < RECOVERED * good]
+    again = "at once" if not late else f"{max(late) - back:.0f} s later" if max(late) < told[-1][0] else "not within the run"
+    return (
+        f"{good:.1%} within the objective until {outage.at:g} s, {mean(meanwhile):.1%} while {outage.share:.0%} of the replicas are lost, "
+        f"{mean(behind):.1%} from {back:g} s on, as before {again}"
+    )
 
 
 def main() -> None:
-    """Makes the pages that are named, or all."""
-    makers: dict[str, Callable[[], None]] = {name: lambda name=name: simulate(name, PAGES[name]) for name in PAGES} | {"router": router}
+    """Makes the pages that are named, or all, and prints their figures."""
     FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or makers:
-        makers[name]()
+    names = sys.argv[1:] or [*PAGES, "router"]
+    pages = [each for each in names if each in PAGES]
+    with ProcessPoolExecutor(2) as pool:
+        for lines in pool.map(simulate, pages, [PAGES[each] for each in pages]):
+            print("\n".join(lines), flush=True)
+    if "router" in names:
+        print("\n".join(scale_router.report(PEAK_RATE, INSTRUCTIONS)))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def test_it_shows_the_runs(page: Any, runs: SimulationRuns) -> None:
     for heights in (free, tight):
         assert heights == sorted(heights, reverse=True), "a distribution only rises"
     assert sum(tight) < sum(free), "two at once make others wait: a higher curve"
+    assert page.value("['met', 'late'].map(name => document.querySelectorAll(`#${name} path`).length)") == [2, 2]
+    assert "arrival, s" in page.value("document.getElementById('late').textContent")
     assert "knee" in page.value("document.getElementById('knee').textContent")
     page.value("document.getElementById('ttft').scrollIntoView()")
     x, y = page.value("(b => [b.left + b.width / 2, b.top + 50])(document.querySelector('#ttft svg').getBoundingClientRect())")
@@ -72,7 +74,8 @@ def test_many_runs_and_hostile_names(page: Any, runs: SimulationRuns, tmp_path: 
     """Twelve runs, of which eight have colours; a name that would end the script; a run that measured nothing."""
     found = runs.as_dict()
     first = found["runs"][0] | {"name": "</script><script>window.broken = 1</script>"}
-    empty = found["runs"][1] | {"name": "nothing", "curves": {name: [] for name in first["curves"]}}
+    nothing = {kind: {name: [] for name in first[kind]} for kind in ("curves", "over_time")}
+    empty = found["runs"][1] | {"name": "nothing"} | nothing
     found = {"shares": found["shares"], "runs": [first, empty, *[first] * 10]}
     table = [[row[0], *row[1:2] * 12] for row in runs.table()]
     (tmp_path / "many.html").write_text(runs_page(json.loads(json.dumps(found)), table, []), encoding="utf-8")

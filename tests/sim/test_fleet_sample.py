@@ -16,7 +16,7 @@ from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.durations import ConstantDurations
 from ridgeline.sim.fleet.experiment import compute_interval
 from ridgeline.sim.fleet.fleet import FleetConfig
-from ridgeline.sim.fleet.measures import SimulationReport, Tally
+from ridgeline.sim.fleet.measures import SLICES, SimulationReport, Tally
 from ridgeline.sim.fleet.replica import ReplicaConfig
 from ridgeline.sim.fleet.service import DaySample, Service, simulate_sample
 from ridgeline.sim.fleet.traffic import Arrival, Traffic, constant, diurnal, uniform
@@ -71,6 +71,17 @@ def test_windows_lie_in_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.requests == pytest.approx(RATE * 24, rel=0.25)
 
 
+def test_a_day_is_told_over_time() -> None:
+    """Slices have as many requests each, and times are those of the day; of a whole run and of a sample they say the same."""
+    full, part = whole(1).over_time, thin(1, DaySample(0.3, PERIOD, parts=24, settle=2.0)).over_time
+    for found in (full, part):
+        assert {len(values) for values in found.values()} == {SLICES}
+        assert found["time"] == tuple(sorted(found["time"])) and found["time"][0] < PERIOD / 4 and found["time"][-1] > PERIOD * 3 / 4
+        middle = slice(SLICES // 3, SLICES * 2 // 3)
+        assert min(found["met"][middle]) < 0.9 < found["met"][0] and max(found["ttft"][middle]) > 1.5 * found["ttft"][0]
+    assert not thin(1, DaySample(1e-4, PERIOD, parts=2, settle=1.0)).over_time["time"]
+
+
 @pytest.mark.parametrize("skips_steps", [False, True])
 def test_means_over_time_obey_little(skips_steps: bool) -> None:
     """Mean rows = answers a second · seconds in a row (Little 1961), at a load at which servers idle half of the time."""
@@ -102,6 +113,7 @@ def test_looking_changes_nothing() -> None:
         (["sample=0.1", "arrivals=diurnal", "requests=5"], "leave requests"),
         (["sample=0.1", "arrivals=diurnal", "autoscale=1:2"], "leave autoscale"),
         (["sample=0", "arrivals=diurnal"], "0.0001 … 1"),
+        (["sample=0.1", "arrivals=diurnal", "windows=0"], "1 … 1440"),
     ],
 )
 def test_a_sample_that_cannot_be(changes: list[str], why: str) -> None:
@@ -111,9 +123,10 @@ def test_a_sample_that_cannot_be(changes: list[str], why: str) -> None:
 
 def test_the_command_tells_what_the_sample_stands_for() -> None:
     settings = ["--set", "step_time=constant:0.05", "--rate", "0.05", "--prompt", "20", "--output", "4", "--sample", "0.01", "--seeds", "2"]
+    settings += ["--set", "windows=24"]
     command = [sys.executable, "-c", "from ridgeline.cli.main import main; main()", "sim", "llama-3-8b", *settings]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "of days of 4,300" in said.replace("\n", " ") and "12 windows per day; 95 %" in said.replace("\n", " ")
+    assert "of days of 4,300" in said.replace("\n", " ") and "24 windows per day; 95 %" in said.replace("\n", " ")
     found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout)
     assert found["runs"][0]["seconds"]["mean"] == pytest.approx(864)
 

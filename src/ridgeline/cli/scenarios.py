@@ -23,7 +23,7 @@ from ridgeline.planning.served import served_settings
 from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant, prompt_factors
 from ridgeline.sim.fleet.fleet import Failures, Outage, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
-from ridgeline.sim.fleet.service import SETTLE_SECONDS, DaySample
+from ridgeline.sim.fleet.service import SETTLE_SECONDS, WINDOWS_PER_DAY, DaySample
 from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_arrival_process, parse_length, read_steps, read_trace
 
 
@@ -136,7 +136,8 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "patience": SettingSpec(_number(1e-3, 1e6), None),  # seconds after which a client aborts a request
     "requests": SettingSpec(_whole(1, 100_000_000), 2000),  # requests to simulate
     "sample": SettingSpec(_number(1e-4, 1.0), None),  # share of a diurnal day to simulate, in windows of all its hours
-    "settle": SettingSpec(_number(0, 3600), SETTLE_SECONDS),  # seconds of traffic before and after each window of a sample
+    "windows": SettingSpec(_whole(1, 1440), WINDOWS_PER_DAY),  # windows of a sample, one in each so many equal parts of the day
+    "settle": SettingSpec(_number(0, 3600), SETTLE_SECONDS),  # seconds of traffic before and after each of them
     "speed": SettingSpec(_number(1e-3, 1e3), 1.0),  # a trace played so many times as fast
     "step_time": SettingSpec(_text, "roofline"),  # roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log
     "slo": SettingSpec(_text, None),  # objective, for instance ttft=500ms,itl=50ms
@@ -308,7 +309,7 @@ def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path |
             "sample begins every window with a whole fleet; leave autoscale, mtbf and outage out, or simulate the whole day",
             fix={"--sample": None},
         )
-    return DaySample(value["sample"], settle=value["settle"])
+    return DaySample(value["sample"], parts=value["windows"], settle=value["settle"])
 
 
 def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: object, sample: DaySample | None) -> int:

@@ -180,7 +180,12 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         return {
             "shares": CURVE_SHARES,
             "runs": [
-                {"name": run.name, **{name: asdict(each) for name, each in run.intervals.items()}, "curves": mean_curves(run.reports)}
+                {
+                    "name": run.name,
+                    **{name: asdict(each) for name, each in run.intervals.items()},
+                    "curves": mean_curves([each.curves for each in run.reports]),
+                    "over_time": mean_curves([each.over_time for each in run.reports]),
+                }
                 for run in self.done
             ],
             **self.results,

@@ -38,11 +38,11 @@ def compute_intervals(reports: Sequence[SimulationReport]) -> dict[str, Interval
     return {name: compute_interval([row[name] for row in rows]) for name in rows[0]}
 
 
-def mean_curves(reports: Sequence[SimulationReport]) -> dict[str, list[float]]:
-    """The curves of the reports, each point the mean over the seeds that measured it."""
+def mean_curves(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """The curves of several seeds as one, each point the mean over the seeds that measured it."""
     found = {}
-    for name in reports[0].curves:
-        measured = [each.curves[name] for each in reports if each.curves[name]]
+    for name in curves[0]:
+        measured = [each[name] for each in curves if each[name]]
         found[name] = [mean(values) for values in zip(*measured, strict=True)]
     return found
 

@@ -18,6 +18,9 @@ BUCKETS_PER_E: Final = 100
 CURVE_SHARES: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 """Shares at which distributions are given as curves."""
 
+SLICES: Final = 24
+"""Parts of a run with as many requests each, in order of arrival, by which it is told over time."""
+
 
 class GapHistogram:
     """Seconds between tokens of one sequence, counted in logarithmic buckets; a percentile is right to 1 %."""
@@ -71,13 +74,14 @@ class RequestColumns:
         for count, tokens_of in zip((self.prompt, self.output, self.cached, self.level), tokens, strict=True):
             count.append(tokens_of)
 
-    def extend(self, others: "RequestColumns", begin: float, end: float) -> None:
-        """Appends those of `others` that arrived within [begin, end)."""
+    def extend(self, others: "RequestColumns", begin: float, end: float, later: float = 0.0) -> None:
+        """Appends those of `others` that arrived within [begin, end), with times that are `later`."""
         times = zip(others.arrived, others.started, others.first, others.ended, strict=True)
         tokens = zip(others.prompt, others.output, others.cached, others.level, strict=True)
-        for each, counts in zip(times, tokens, strict=True):
-            if begin <= each[0] < end:
-                self.add(each, counts)
+        for (arrived, *rest), counts in zip(times, tokens, strict=True):
+            if begin <= arrived < end:
+                started, first, ended = (each + later for each in rest)
+                self.add((arrived + later, started, first, ended), counts)
 
     def with_level(self, level: int) -> "RequestColumns":
         """Requests of one level."""
@@ -126,6 +130,8 @@ class SimulationReport:
     lacks              of `waiting`, by what the first waiting request lacked
     cost               dollars per million output tokens, None without a price
     curves             seconds at each share of `CURVE_SHARES`, by metric: "ttft", "itl", "e2e"
+    over_time          of answered requests of level 0, a value per slice (`SLICES`): "time", the mean of their arrivals; "met", their share
+                       within the objective; "ttft", their p99; "cached", the share of their prompt tokens from the prefix cache
     """
 
     requests: int
@@ -153,6 +159,7 @@ class SimulationReport:
     replica_seconds: float
     cost: float | None
     curves: Mapping[str, tuple[float, ...]]
+    over_time: Mapping[str, tuple[float, ...]]
 
 
 def compute_percentiles(values: Sequence[float]) -> Percentiles:
@@ -168,6 +175,19 @@ def compute_curve(values: Sequence[float]) -> tuple[float, ...]:
     """Values by the nearest rank at the shares of `CURVE_SHARES`; empty without values."""
     rank_levers = sorted(values)
     return tuple(rank_levers[ceil(share * len(rank_levers)) - 1] for share in CURVE_SHARES) if rank_levers else ()
+
+
+def compute_over_time(done: RequestColumns, objective: Objective) -> dict[str, tuple[float, ...]]:
+    """Slices of requests in order of arrival; empty where there are fewer than slices."""
+    rows = sorted(zip(done.arrived, done.ttft(), done.tpot(), done.cached, done.prompt, strict=True))
+    found: dict[str, list[float]] = {"time": [], "met": [], "ttft": [], "cached": []}
+    for part in range(SLICES if len(rows) >= SLICES else 0):
+        arrived, ttft, tpot, cached, prompt = zip(*rows[part * len(rows) // SLICES : (part + 1) * len(rows) // SLICES], strict=True)
+        found["time"].append(sum(arrived) / len(arrived))
+        found["met"].append(sum(map(objective.is_met, ttft, tpot)) / len(ttft))
+        found["ttft"].append(compute_percentiles(ttft).p99)
+        found["cached"].append(sum(cached) / sum(prompt))
+    return {name: tuple(values) for name, values in found.items()}
 
 
 SUMMED_FIELDS: Final = (
@@ -258,4 +278,5 @@ class Tally:
                 "itl": tuple(map(self.gaps.percentile, CURVE_SHARES)) if self.gap_count else (),
                 "e2e": compute_curve(e2e),
             },
+            over_time=compute_over_time(front, objective),
         )

@@ -199,7 +199,7 @@ def simulate_sample(serve: Callable[[], Service], traffic: Traffic, sample: DayS
         before += service.ended
         closes.add(opens, sign=-1)
         total.add(closes)
-        total.requests.extend(tally.requests, sample.settle, sample.settle + width)
+        total.requests.extend(tally.requests, sample.settle, sample.settle + width, begins)
     return total
 
 

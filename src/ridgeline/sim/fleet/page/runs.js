@@ -1,5 +1,5 @@
 "use strict";
-// Runs of the simulator: their table, their distributions, and the knee.
+// Runs of the simulator: their table, their distributions, what they were over time, and the knee.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (name) => document.getElementById(name);
 const COLOURS = 8;
@@ -35,6 +35,24 @@ function drawDistribution(name, title) {
   });
 }
 
+function drawOverTime() {
+  const told = shown.map((run, colour) => ({ name: run.name, colour, told: run.over_time })).filter((run) => run.told?.time.length);
+  byId("over-time").hidden = !told.length;
+  if (!told.length) return;
+  const [low, high] = [Math.min, Math.max].map((end) => end(...told.flatMap((run) => run.told.time)));
+  const hours = high > 7200 ? 3600 : 1;
+  const x = { label: hours > 1 ? "arrival, h" : "arrival, s", low: low / hours, high: Math.max(high, low + 1e-6) / hours, format: (x) => String(Number(x.toPrecision(3))) };
+  const percent = (y) => `${Number((100 * y).toPrecision(3))} %`;
+  for (const [id, key, title, log, format] of [["met", "met", "within the objective", false, percent], ["late", "ttft", "TTFT p99", true, plot.seconds]]) {
+    const curves = told.map((run) => ({ ...run, points: run.told[key].map((y, i) => [run.told.time[i] / hours, log ? Math.max(1e-6, y) : y]) }));
+    const values = curves.flatMap(({ points }) => points.map(([, y]) => y)), least = Math.min(...values), most = Math.max(...values);
+    plot.lines(byId(id), {
+      label: `${title} over time: ${curves.map(({ name, points }) => `${name} from ${format(points[0][1])} to ${format(points.at(-1)[1])}`).join(", ")}`,
+      x, curves, y: log ? { label: title, low: least / 1.2, high: most * 1.2, log, format } : { label: title, low: 0, high: 1.05, at: [0, 0.25, 0.5, 0.75, 1], format },
+    });
+  }
+}
+
 function drawKnee() {
   const curve = DATA.knee_curve, guides = [{ x: DATA.knee_rate, label: `knee ${DATA.knee_rate.toPrecision(3)}/s` }];
   byId("knee").hidden = false;
@@ -50,6 +68,7 @@ function drawKnee() {
 
 function draw() {
   for (const [name, title] of [["ttft", "TTFT"], ["itl", "ITL"], ["e2e", "E2E"]]) drawDistribution(name, title);
+  drawOverTime();
   if (DATA.knee_curve) drawKnee();
 }
 
