@@ -2,15 +2,23 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 import pytest
-from tiers import PROMPT, MemoryTier, Run, file_tier, kept
+from tiers import PROMPT, MemoryTier, Run, file_tier, kept, shape
 
+from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, BlocksFetched
 from ridgeline.core.params import Admitted
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.tiers.patience import LEAST_SECONDS, SHARE, UNKNOWN_SECONDS, least_tokens, wait_seconds
+from ridgeline.engine.tiers.store import BlockStore
+from ridgeline.sim.clock import VirtualClock
+from ridgeline.sim.laws.executor import SimExecutor, fake_executor
+from ridgeline.sim.laws.model import FakeModel
 
+pytestmark = pytest.mark.alone
 SLACK = 0.2
 """Seconds that a busy machine may take to wake threads."""
 
@@ -34,9 +42,6 @@ class StuckTier(MemoryTier):
 def values() -> dict[bytes, bytes]:
     kept(tier := MemoryTier())
     return tier.values
-
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("token_seconds", [1e-6, 1e-4, 1.3e-3, 0.02])
@@ -87,7 +92,7 @@ def test_of_many_that_come_at_once_only_the_first_one_waits_for_it(values: dict[
     run.close()
 
 
-def test_one_that_hangs_keeps_none_waiting_for_another(tmp_path, values: dict[bytes, bytes]) -> None:  # type: ignore[no-untyped-def]
+def test_one_that_hangs_keeps_none_waiting_for_another(tmp_path: Path, values: dict[bytes, bytes]) -> None:
     kept(file_tier(tmp_path / "kv"))
     run = Run([stuck := StuckTier(values), file_tier(tmp_path / "kv")], seconds=0.4 / 96)
     run.answer("b")
@@ -110,6 +115,20 @@ def test_what_is_here_is_not_waited_for(values: dict[bytes, bytes]) -> None:
     (fetch,) = run.store._fetches.values()
     assert fetch.wait == pytest.approx(SHARE * 48 * 0.4 / 96), "three blocks are new"
     run.close()
+
+
+def test_the_wait_follows_what_steps_take(tmp_path: Path) -> None:
+    """A start on a busy machine measures too much: what counts is how long it takes now."""
+    executor = fake_executor(step_seconds=0.001, token_seconds=0.002)
+    executor = SimExecutor(replace(executor.info, kv=shape()), FakeModel(), VirtualClock())
+    made, _ = make_engine(executor, EngineConfig(model="fake:{}", kv_cache_dir=str(tmp_path / "kv")))
+    store, pace = made.store, made.scheduler.pace
+    assert isinstance(store, BlockStore) and pace is not None
+    assert store._token_seconds() == pytest.approx(0.002)
+    for _ in range(200):
+        pace.measure(0, 64, 0.001 + 64 * 0.0005)
+    assert store._token_seconds() == pace.seconds.token == pytest.approx(0.0005, rel=0.2)
+    made.close()
 
 
 def _request(name: str, prompt: tuple[int, ...]) -> Admitted:

@@ -84,7 +84,7 @@ class Run:
         limits = Limits(rows=4, token_budget=64, depth=2)
         scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
         self.blocks = executor.blocks if block_bytes == STAMP_BYTES else Padded(executor.blocks, block_bytes)
-        self.store = BlockStore(tiers, Seal(secret, kv), kv, self.blocks, seconds=seconds, **bounds)
+        self.store = BlockStore(tiers, Seal(secret, kv), kv, self.blocks, token_seconds=lambda: seconds, **bounds)
         if record is None:
             self.engine = Engine(scheduler, executor, VirtualClock(), 2, self.store)
         else:

@@ -85,7 +85,7 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     if config.has_tiers:
         from ridgeline.engine.tiers.opening import open_store  # what nobody asks for is not loaded
 
-        store, more = open_store(config, executor)
+        store, more = open_store(config, executor, lambda: 0.0 if pace is None else pace.seconds.token)
         decisions += more
     if config.record is not None:
         return _recorded(scheduler, executor, store, config, Path(config.record)), decisions

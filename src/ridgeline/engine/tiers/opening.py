@@ -1,6 +1,6 @@
 """Opens the tiers that settings name. What is wrong with settings ends the start; what is wrong with a tier leaves it out, and is said."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,8 +29,13 @@ LEAST_STAGED_BYTES: Final = 64 << 20
 SHOWN_LAYOUTS: Final = 4
 
 
-def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | None, tuple[Decision, ...]]:
-    """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError."""
+def open_store(
+    config: EngineConfig, executor: Executor, token_seconds: Callable[[], float]
+) -> tuple[BlockStore | None, tuple[Decision, ...]]:  # fmt: skip
+    """The tiers of an engine, the nearest first, and what is to be said of them; None where none can be used. Raises ConfigError.
+
+    token_seconds  that a prompt token takes to compute, as it is known when it is called; 0: it is not
+    """
     secret, info, blocks = read_tier_secret(config), executor.info, executor.blocks
     named = ((FOLDER_FLAG, config.kv_cache_dir), (REDIS_FLAG, config.kv_cache_redis), (LISTEN_FLAG, config.kv_cache_listen))
     flag = next((flag for flag, value in named if value is not None), PEERS_FLAG)
@@ -73,13 +78,12 @@ def open_store(config: EngineConfig, executor: Executor) -> tuple[BlockStore | N
     if config.kv_cache_listen is not None:
         server, decision = _listen(config.kv_cache_listen, secret, seal.label, tiers)
         decisions.append(decision)
-    seconds = 0.0 if info.seconds is None else info.seconds.token
-    if seconds:
+    if seconds := token_seconds():
         reason = f"it takes {1e3 * seconds:.3g} ms to compute one, of which a prompt waits for tiers for {SHARE:.0%} at most"
         decisions.append(Decision("kv_fetch_tokens", least_tokens(seconds), "machine", f"tiers are asked for so many and more: {reason}"))
     staged = max(LEAST_STAGED_BYTES, int(info.kv_bytes * STAGED_SHARE))
     longest = min(MOST_SECONDS, config.step_timeout_seconds / 2)
-    bounds: dict[str, Any] = {"seconds": seconds, "most_seconds": longest, "most_staged_bytes": staged}
+    bounds: dict[str, Any] = {"token_seconds": token_seconds, "most_seconds": longest, "most_staged_bytes": staged}
     return BlockStore(tiers, seal, info.kv, blocks, others=others, server=server, **bounds), tuple(decisions)
 
 

@@ -69,7 +69,7 @@ class BlockStore:
     tiers    the nearest first; each gets every block
     others   where blocks of other KV types may be, with their seals: asked last, and converted
     blocks   of the executor
-    seconds  that a prompt token takes to compute, 0 where it is unknown: nothing is waited for nearly as long as computing would take
+    token_seconds      that a prompt token takes to compute now, 0 where it is unknown: nothing is waited for as long as computing takes
     most_seconds       that a fetch takes
     most_staged_bytes  that wait for their sequences to start
     server   that gives other engines what the tiers hold; it ends with them
@@ -83,7 +83,7 @@ class BlockStore:
         blocks: BlockContents,
         *,
         others: Items[Source] = (),
-        seconds: float = 0.0,
+        token_seconds: Callable[[], float] = lambda: 0.0,
         most_seconds: float = MOST_SECONDS,
         most_staged_bytes: int = 1 << 30,
         server: PeerServer | None = None,
@@ -95,7 +95,7 @@ class BlockStore:
         """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
         self._told = {name: Counter[str]() for name in self.counts}
         self._seal, self._shape, self._blocks = seal, shape, blocks
-        self._seconds, self._most_seconds = seconds, most_seconds
+        self._token_seconds, self._most_seconds = token_seconds, most_seconds
         self._index = PrefixIndex(shape, shared=True)
         self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
         self._most_queued = max(1, MOST_QUEUED_BYTES // max(1, shape.block_bytes))
@@ -135,7 +135,7 @@ class BlockStore:
         if asking is not None and self._is_paused(asking):  # its thread hangs there
             return False
         missing = blocks - cache.index.find_longest_hit(sequence, 0, blocks)
-        wait = wait_seconds(missing * self._shape.block_tokens, self._seconds)
+        wait = wait_seconds(missing * self._shape.block_tokens, self._token_seconds())
         if not missing or not wait:
             return False
         found = {key: cache.index.blocks.get(key) for key in self._index.keys(sequence, blocks)}
