@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,15 +27,17 @@ COMMAND = [sys.executable, *PROGRAM]
 
 
 class ServerProcess:
-    """`ridgeline serve`, or `route`, as a child, of this Python or another. Attributes: `url`, `process`, `ready_seconds`, and the log file
-    `log`."""
+    """`ridgeline serve`, or `route`, as a child, of this Python or another; `where`: what runs a command elsewhere. Attributes: `url`,
+    `process`, `ready_seconds`, and the log file `log`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], verb: str = "serve", python: str | None = None) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], verb: str = "serve", python: str | None = None, where: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
         began = time.monotonic()
         with self.log.open("w") as log:
             command = COMMAND if python is None else [python, *PROGRAM]
-            self.process = subprocess.Popen([*command, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen([*where, *command, verb, "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
         try:
             self.url = self._wait()
         except BaseException:

@@ -11,11 +11,12 @@ CHOICE = re.compile(r'"choices":\[\{"index":(\d)')
 TIME = re.compile(r'("(?:created|created_at|completed_at|\w+_duration)":)(?:\d+|"[^"]*")|("timings":)\{[^}]*\}')
 
 
-def events(url: str, path: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> str:
+def events(url: str, path: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None, key: str = "") -> str:
     """The whole stream, without lines that keep the connection."""
     connection = HTTPConnection(url.partition("://")[2], timeout=60)
     try:
-        connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        connection.request("POST", path, json.dumps({**body, "stream": True}), headers)
         answer = connection.getresponse()
         lines = []
         while line := answer.readline():
