@@ -2,39 +2,44 @@
 
     pip install "ridgeline[ray]"
     export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN="$(openssl rand -hex 32)"
-    export RIDGELINE_RAY_MODEL=demo RIDGELINE_RAY_API_KEY_FILE=/etc/ridgeline/api-keys
+    export RIDGELINE_RAY_MODEL=demo RIDGELINE_API_KEY_FILE=/etc/ridgeline/api-keys
     ray start --head --node-ip-address 10.0.0.1 --object-store-memory 100000000 --include-dashboard false
     cd deploy && serve run ray_serve:app
 
 The ingress is an ASGI application: it asks for the key, reads the body, and calls the engines through a handle whose
 `RequestRouter` asks the policy object that `ridgeline route` has. It keeps what a router keeps of a stream (`router.journal`), and goes on
-at another replica when one dies. What Ray pickles is a request's bytes, an answer's bytes and the classes of this file; plans, results and
-blocks stay in the engine's own processes. `docs/guide/deploy.md` says what Ray's ports do not protect.
+at another replica when one dies. Settings are those of `ridgeline serve`, as variables where `serve run` runs.
+
+Between ingress and engines Ray pickles numbers, texts, bytes, and tuples, lists and dicts of them: a request's head and body, an answer's
+status, headers and bytes. At the start it pickles the classes of this file, settings and the key between ingress and engines; all the time
+names of models and counts of tokens. Plans, results and blocks stay in the engines' own processes. `docs/guide/deploy.md` says what Ray's
+ports do not protect.
 """
 
 import asyncio
 import os
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from http import HTTPStatus
 from itertools import count
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import AutoscalingContext, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray_routing import GOING, Going, PolicyRouter, scale
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.cli.fit import planned_bytes
 from ridgeline.cli.serve import named_models
-from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.config.sources import Settings
-from ridgeline.core.routing import ROUTING, ReplicaLoad
-from ridgeline.router.chooser import Chooser, LoadShare
-from ridgeline.router.journal import Journal
+from ridgeline.config.sources import PREFIX, Settings, gather
+from ridgeline.errors import ConfigError
+from ridgeline.router.attempts import ELSEWHERE, OWN_LIMITS, REWRITTEN
+from ridgeline.router.journal import Journal, stop_of
 from ridgeline.router.prompts import Prompt, read_prompt
 from ridgeline.server.access import AccessLog
 from ridgeline.server.app import ErrorHandler, build_models_app
@@ -42,100 +47,50 @@ from ridgeline.server.auth import AccessGuard
 from ridgeline.server.callers import current_caller
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import ApiKeys
+from ridgeline.server.routers import (
+    BLOCKS_PATH,
+    CONTINUE_HEADER,
+    KEY_HEADER,
+    LINES_HEADER,
+    NAMES_HEADER,
+    SHARED_HEADER,
+    UNLOADED_HEADER,
+)
 from ridgeline.server.routes import body_limit
 from ridgeline.server.several.everywhere import names_of_all, not_ready_reason
 from ridgeline.server.several.roster import make_roster
 from ridgeline.server.transport import BODY_LIMIT_KEY, read_body
 
-MODELS = os.environ.get("RIDGELINE_RAY_MODEL", "demo").split()
-"""Models of each replica, as `ridgeline serve` takes them: those that fit are loaded at once, others when they are asked for, and a request
-goes to a replica that has its model loaded."""
-KEY_FILE = os.environ.get("RIDGELINE_RAY_API_KEY_FILE")
-SERVER = ServerConfig(api_key_file=KEY_FILE, goodput=os.environ.get("RIDGELINE_RAY_GOODPUT", ServerConfig().goodput))
+OWN_PREFIX = f"{PREFIX}RAY_"
+"""Beginning of the variables that are this file's."""
 REPLICAS = int(os.environ.get("RIDGELINE_RAY_REPLICAS", "2"))
 MOST_REPLICAS = int(os.environ.get("RIDGELINE_RAY_MAX_REPLICAS", "8"))
 APPLICATION, ENGINES = "ridgeline", "Engine"
-OWN_HEADERS = (b"host", b"content-length", b"transfer-encoding", b"x-ridgeline-router", b"x-ridgeline-continue")
+OWN_HEADERS = (b"host", b"content-length", b"transfer-encoding", KEY_HEADER, CONTINUE_HEADER, LINES_HEADER)
 """Headers that are between a client and the ingress, and those that only the ingress may send."""
-HOST_NAME = "127.0.0.1" if KEY_FILE is None else "0.0.0.0"
-"""Without keys the ingress answers to names of this machine alone, whatever Serve's proxy binds to."""
+TOLD_HEADERS = tuple(name.encode() for name in (NAMES_HEADER, UNLOADED_HEADER, SHARED_HEADER))
+"""Headers of answers by which an engine tells a router what no client may know, beside that of prefixes."""
 HOST = [(b"host", b"127.0.0.1")]
 """Engines are called through Ray alone, and answer to this name."""
-REQUESTS_PER_REPLICA = 16
-LATE_SHARE = 0.1
-"""Share of generated tokens outside the objective (`RIDGELINE_RAY_GOODPUT`) from which on a replica more is wanted."""
 PAUSE_SECONDS = 0.2
 TRIES = 5
 """Replicas that a request is given to, one after the other."""
 
 
-class PolicyRouter(RequestRouter):
-    """Serve's request router around the choice of `ridgeline route`. `policy` is a name of `core.routing`."""
-
-    def initialize_state(self, policy: str = "cache-aware") -> None:
-        self._chooser = Chooser(ROUTING[policy])
-        self._loads: dict[ReplicaID, ReplicaLoad] = {}
-        self._numbers = count()
-        self._cached: dict[str, int] = {}
-        self._shares: dict[str, LoadShare] = {}
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> Sequence[list[RunningReplica]]:
-        """The replica of the policy, then the others: Serve asks the next one where one is full."""
-        if not candidate_replicas:
-            return []
-        for each in candidate_replicas:
-            load = self._loads.setdefault(each.replica_id, ReplicaLoad(next(self._numbers)))
-            load.names, load.unloaded = (frozenset(each.routing_stats.get(told, ())) for told in ("names", "unloaded"))
-        if pending_request is None:
-            return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True
-        loads, request = [self._loads[each.replica_id] for each in candidate_replicas], pending_request.metadata.internal_request_id
-        number, self._cached[request] = self._chooser.choose(loads, pending_request.args[0])
-        return [[each] for each in sorted(candidate_replicas, key=lambda each: self._loads[each.replica_id].number != number)]
-
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Counts a request that a replica has taken."""
-        (prompt, share, *_), request = pending_request.args, pending_request.metadata.internal_request_id
-        self._shares[request] = share
-        share.begin(self._loads[replica_id], prompt.tokens, self._cached.pop(request, 0))
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Uncounts it."""
-        if (share := self._shares.pop(internal_request_id, None)) is not None:
-            share.end()
-
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forgets a replica and its cache."""
-        super().on_replica_actor_died(replica_id)
-        if (load := self._loads.pop(replica_id, None)) is not None:
-            self._chooser.forget(load.number)
-
-
-def scale(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """(replicas that are wanted, nothing to remember): as many as requests, running or queued, need; one more than there are where much
-    comes too late, while there is somebody to take a part of it."""
-    told = context.aggregated_metrics or {}
-    good, all_tokens, waiting = (sum(told.get(name, {}).values()) for name in ("good", "tokens", "waiting"))
-    wanted = max(context.total_num_requests, waiting) / REQUESTS_PER_REPLICA
-    is_late = all_tokens > 0 and good < (1 - LATE_SHARE) * all_tokens
-    if is_late and context.total_num_requests > context.current_num_replicas:
-        wanted = max(wanted, context.current_num_replicas + 1)
-    return wanted, {}
+AUTOSCALING: dict[str, Any] = {
+    "min_replicas": REPLICAS,
+    "max_replicas": MOST_REPLICAS,
+    "initial_replicas": REPLICAS,
+    "policy": {"policy_function": scale},
+    "metrics_interval_s": 2,
+}
 
 
 @serve.deployment(
     name=ENGINES,
     max_ongoing_requests=256,
     ray_actor_options={"num_cpus": 1},
-    autoscaling_config={
-        "min_replicas": REPLICAS,
-        "max_replicas": MOST_REPLICAS,
-        "initial_replicas": REPLICAS,
-        "policy": {"policy_function": scale},
-        "metrics_interval_s": 2,
-    },
+    autoscaling_config=AUTOSCALING,
     request_router_config=RequestRouterConfig(request_router_class=PolicyRouter, request_routing_stats_period_s=2),
     graceful_shutdown_timeout_s=60,
     health_check_period_s=1,
@@ -143,8 +98,8 @@ def scale(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 class Engine:
     """A replica: the server's application over the engine processes of its models, without a port of its own."""
 
-    async def __init__(self, models: dict[str, str], key: bytes) -> None:
-        self._roster = make_roster(models, EngineConfig(next(iter(models.values()))), SERVER, planned_bytes, lambda *_: None)
+    async def __init__(self, models: dict[str, str], settings: Settings, key: bytes) -> None:
+        self._roster = make_roster(models, settings.engine, settings.server, planned_bytes, lambda *_: None)
         self._services = [each.service for each in self._roster.residents.values()]
         for each in self._services:
             each.router_key = key
@@ -173,8 +128,8 @@ class Engine:
         told, self._told = now - self._told, now
         return {"waiting": sum(each.waiting for each in found), **{name: float(told[name]) for name in ("tokens", "good")}}
 
-    async def answer(self, prompt: Prompt, share: LoadShare, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
-        """Status and headers, then the parts of the body. `prompt` and `share` are for the router. Raises where the answer breaks off."""
+    async def answer(self, prompt: tuple[Any, ...], ticket: int, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
+        """Status and headers, then the parts of the body. `prompt` and `ticket` are for the router. Raises where the answer breaks off."""
         said: asyncio.Queue[Any] = asyncio.Queue(64)
         requests = iter([{"type": "http.request", "body": body, "more_body": False}])
         has_ended = False
@@ -186,7 +141,7 @@ class Engine:
             nonlocal has_ended
             is_start = message["type"] == "http.response.start"
             has_ended = not is_start and not message.get("more_body", False)
-            await said.put((message["status"], list(message["headers"])) if is_start else message.get("body", b""))
+            await said.put((message["status"], [*map(tuple, message["headers"])]) if is_start else message.get("body", b""))
 
         async def run() -> None:
             await self._app(dict(scope), receive, send)
@@ -208,8 +163,11 @@ class Fleet:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._engines: DeploymentHandle | None = None
+        self._tickets = count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == BLOCKS_PATH:  # with the key in front of it, an engine would tell
+            raise ApiError("router_only", "engines tell nobody here which blocks they hold")
         if self._engines is None:
             self._engines = serve.get_deployment_handle(ENGINES, APPLICATION).options(method_name="answer", stream=True)
         scope[BODY_LIMIT_KEY] = body_limit(scope)
@@ -226,55 +184,107 @@ class Fleet:
 
     async def _answer(self, scope: Scope, send: Send, body: bytes, prompt: Prompt) -> None:
         """The answer of an engine; where it breaks off, the rest of it by another one."""
-        journal, begun = Journal(self._key), False
+        going = _Answering(send, Journal(self._key, lines=True))
+        tried, refused = set[int](), list[Any]()
         for _ in range(TRIES):
-            journal.lose()
+            going.journal.lose()
+            before = len(tried)
             try:
-                begun = await self._from_one(scope, send, body, prompt, journal, begun)
+                await self._from_one(scope, body, prompt, tried, going)
                 return
-            except _BrokenOff as broken:
-                begun = begun or broken.begun
-                if begun and not journal.can_continue:
+            except _Elsewhere as elsewhere:
+                refused = elsewhere.answer or refused
+                everyone_refused = elsewhere.answer and len(tried) == before
+                if everyone_refused or (going.has_begun and not going.journal.can_continue):
                     break
-                await asyncio.sleep(PAUSE_SECONDS)
-        if journal.is_whole:
+                if not elsewhere.answer:
+                    await asyncio.sleep(PAUSE_SECONDS)
+        if going.journal.is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return
-        raise ApiError("engine_unavailable", "no engine took this request to its end", headers={"Retry-After": "1"})
+        elif refused and not going.has_begun:
+            (status, headers), *parts = refused
+            await going.begin(status, headers)
+            await going.pass_on(b"".join(parts))
+            await going.end()
+        else:
+            raise ApiError("engine_unavailable", "no engine took this request to its end", headers={"Retry-After": "1"})
 
-    async def _from_one(self, scope: Scope, send: Send, body: bytes, prompt: Prompt, journal: Journal, begun: bool) -> bool:
-        plain = {name: scope[name] for name in ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string")}
-        headers = [(name, value) for name, value in scope["headers"] if name not in OWN_HEADERS]
-        plain |= {"headers": [*headers, *HOST, *journal.headers], "root_path": "", "client": scope.get("client"), "server": None}
+    async def _from_one(self, scope: Scope, body: bytes, prompt: Prompt, tried: set[int], going: "_Answering") -> None:
+        """Passes on what an engine that was not tried yet answers. Raises _Elsewhere where it takes nothing now, or breaks off."""
         assert self._engines is not None
-        is_stream, share = True, LoadShare()
+        ticket, request = next(self._tickets), Going(tried)
+        GOING[ticket] = request
+        parts = self._engines.remote(tuple(prompt), ticket, _plain(scope, going.journal), going.journal.body(body))
         try:
-            async for part in self._engines.remote(prompt, share, plain, journal.body(body)):
-                if isinstance(part, tuple):
-                    status, told = part
-                    is_stream = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in told)
-                    if begun and not (status == 200 and is_stream):
-                        raise _BrokenOff(begun)
-                    if not begun:
-                        begun = True
-                        await send({"type": "http.response.start", "status": status, "headers": told})
-                elif passed := journal.take(part) if is_stream else part:
-                    share.first_byte()
-                    await send({"type": "http.response.body", "body": passed, "more_body": True})
-        except (RayError, RuntimeError) as error:
-            raise _BrokenOff(begun) from error
+            status, headers = await anext(parts)
+            if status in ELSEWHERE and not going.has_begun:
+                said = [(status, headers), *[each async for each in parts]]
+                if status == HTTPStatus.SERVICE_UNAVAILABLE or not any(code in b"".join(said[1:]) for code in OWN_LIMITS):
+                    raise _Elsewhere(said)
+                await going.begin(status, headers)
+                await going.pass_on(b"".join(said[1:]))
+            else:
+                await going.begin(status, headers)
+                async for part in parts:
+                    if await going.pass_on(part):
+                        request.share.first_byte()
+        except (RayError, RuntimeError, StopAsyncIteration) as error:
+            raise _Elsewhere([]) from error
         finally:
-            share.end()  # Serve does not tell of those whose replica has died
-        await send({"type": "http.response.body", "body": journal.end(), "more_body": False})
-        return begun
+            request.end()
+            del GOING[ticket]
+        await going.end()
 
 
-class _BrokenOff(Exception):
-    """The replica of an answer has ended. `begun`: its status has been sent."""
+def _plain(scope: Scope, journal: Journal) -> dict[str, Any]:
+    """The part of a scope that an engine needs, of values that any program can read."""
+    found = {name: scope[name] for name in ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")}
+    headers = [tuple(each) for each in scope["headers"] if each[0] not in OWN_HEADERS]
+    client = scope.get("client")
+    return found | {
+        "asgi": dict(scope["asgi"]), "headers": [*headers, *HOST, *journal.headers], "root_path": "",
+        "client": client and tuple(client), "server": None,
+    }  # fmt: skip
 
-    def __init__(self, begun: bool) -> None:
+
+class _Answering:
+    """The answer that a client gets, of one engine after the other. has_begun: its status has been sent."""
+
+    def __init__(self, send: Send, journal: Journal) -> None:
+        self.journal = journal
+        self.has_begun = False
+        self._send = send
+        self._is_stream = False
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Sends the head, once. Raises _Elsewhere for one that no stream goes on with."""
+        self._is_stream = self.journal.follow(stop_of(headers))
+        if self.has_begun:
+            if not (status == HTTPStatus.OK and self._is_stream):
+                raise _Elsewhere([])
+            return
+        self.has_begun = True
+        told = [each for each in headers if each[0] not in REWRITTEN + TOLD_HEADERS]
+        await self._send({"type": "http.response.start", "status": status, "headers": told})
+
+    async def pass_on(self, part: bytes) -> bool:
+        """Sends what of the engine's bytes is the client's; False if that is nothing."""
+        passed = self.journal.take(part) if self._is_stream else part
+        if passed:
+            await self._send({"type": "http.response.body", "body": passed, "more_body": True})
+        return bool(passed)
+
+    async def end(self) -> None:
+        """Ends the body."""
+        await self._send({"type": "http.response.body", "body": self.journal.end(), "more_body": False})
+
+
+class _Elsewhere(Exception):
+    """An engine has not answered to the end. `answer`: what it said where it takes nothing now, head and body; else empty."""
+
+    def __init__(self, answer: list[Any]) -> None:
         super().__init__()
-        self.begun = begun
+        self.answer = answer
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -282,10 +292,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def build(key: bytes) -> Any:
-    """The ingress' application."""
-    keys = ApiKeys(None, KEY_FILE)
-    guarded = AccessLog(ErrorHandler(AccessGuard(Fleet(key), HOST_NAME, keys, frozenset())), lambda *_: None)
+def build(settings: Settings, key: bytes) -> Any:
+    """The ingress' application. Without keys it answers to names of this machine alone, whatever Serve's proxy binds to."""
+    keys = ApiKeys(None, settings.server.api_key_file)
+    guard = AccessGuard(Fleet(key), "0.0.0.0" if keys.needed else "127.0.0.1", keys, frozenset())
+    guarded = AccessLog(ErrorHandler(guard), lambda *_: None)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -297,17 +308,28 @@ def build(key: bytes) -> Any:
 
 
 def app(arguments: dict[str, str]) -> Any:
-    """The application for `serve run`, over the models of the environment."""
-    return make_app(*MODELS)
+    """The application for `serve run`, over models and settings of the environment."""
+    return make_app(*os.environ.get(f"{OWN_PREFIX}MODEL", "demo").split(), variables=os.environ)
 
 
-def make_app(*models: str) -> Any:
-    """The application for `serve.run`, over models as `MODELS` has them."""
+def make_app(*models: str, variables: Mapping[str, str], **scaling: Any) -> Any:
+    """The application for `serve.run`.
+
+    models     of each replica, as `ridgeline serve` takes them: those that fit are loaded at once, others when they are asked for, and a
+               request goes to a replica that has its model loaded
+    variables  with the settings of `ridgeline serve`, RIDGELINE_…
+    scaling    fields of Serve's `autoscaling_config`, over those of `Engine`
+    Raises ConfigError.
+    """
     key = secrets.token_bytes(32)
-    named = named_models(Settings(EngineConfig(models[0]), SERVER, {}), models[1:])
+    own = {name: text for name, text in variables.items() if name.startswith(PREFIX) and not name.startswith(OWN_PREFIX)}
+    settings = replace(gather({}, own, model=models[0]), origins={}, notes=())
+    if settings.server.api_key is not None:
+        raise ConfigError("a key in RIDGELINE_API_KEY would lie in Ray's control plane; give RIDGELINE_API_KEY_FILE, on every node")
+    engines = Engine.options(autoscaling_config={**AUTOSCALING, **scaling})
 
     def built() -> Any:  # Serve builds it where the ingress runs
-        return build(key)
+        return build(settings, key)
 
     ingress = serve.deployment(
         serve.ingress(built)(type("Ingress", (_Ingress,), {})),
@@ -315,7 +337,7 @@ def make_app(*models: str) -> Any:
         max_ongoing_requests=4096,
         ray_actor_options={"num_cpus": 0.1},
     )
-    return ingress.bind(Engine.bind(named, key))
+    return ingress.bind(engines.bind(named_models(settings, models[1:]), settings, key))
 
 
 class _Ingress:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import openai
 import pytest
 from processes import ServerProcess
 
-from ridgeline.router.attempts import LEAST_SAMPLES, SAMPLES_PER_LOOK
+from ridgeline.cli.route import config_of
+from ridgeline.cli.route import route as route_verb
+from ridgeline.router.attempts import LEAST_SAMPLES, SAMPLES_PER_LOOK, Hedge
 
 LONG = "A prefix that many requests share, sentence after sentence. " * 40
 SLOW = 'fake:{"step_seconds": 0.005}'
@@ -223,19 +226,35 @@ def test_keys_are_asked_for_and_passed_on(tmp_path: Path, environment: dict[str,
     assert router.get("/readyz")[0] == 503
 
 
-def test_a_canary_that_is_slower_is_stopped(
-    environment: dict[str, str], replicas: list[ServerProcess], route: Callable[..., ServerProcess]
-) -> None:
-    slow = ServerProcess(['fake:{"step_seconds": 0.1}'], environment)
+def test_a_canary_that_is_slower_is_stopped(environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:
+    """It takes as long for a prompt as the other server, and five times as long for each token behind it."""
+    fakes = [f'fake:{{"step_seconds": {step}, "token_seconds": {token}}}' for step, token in ((0.006, 0.0006), (0.03, 0.0004))]
+    servers = [ServerProcess([each, "--no-enable-prefix-caching"], environment) for each in fakes]
     try:
-        router = route(*to(replicas[:1]), "--canary", f"{slow.url}=0.5")
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda n: ask(router.url, {"prompt": str(n), "max_tokens": 2})[0], range(160)))
-        assert set(answers) == {200}
-        end = time.monotonic() + 10
-        while not json.loads(router.get("/router")[1])["replicas"][1]["stopped"]:
-            assert time.monotonic() < end, router.get("/router")
-            time.sleep(0.05)
+        usual, slow = servers
+        router = route(*to([usual]), "--canary", f"{slow.url}=0.4")
+        end = time.monotonic() + 40
+
+        def work(number: int) -> set[int]:
+            statuses = set[int]()
+            while not json.loads(router.get("/router")[1])["replicas"][1]["stopped"]:
+                assert time.monotonic() < end, router.get("/router")
+                body = {"prompt": f"{number} " * 100, "max_tokens": 20, "ignore_eos": True, "stream": True}
+                statuses.add(ask(router.url, body)[0])
+            return statuses
+
+        with ThreadPoolExecutor(3) as pool:
+            assert set().union(*pool.map(work, range(3))) == {200}
         assert "canary is stopped" in router.output()
     finally:
-        slow.stop()
+        for each in servers:
+            each.stop()
+
+
+def test_no_request_is_hedged_by_default() -> None:
+    config = config_of({name: each.default for name, each in signature(route_verb).parameters.items()})
+    assert config.hedge_percentile is None
+    hedge = Hedge(config.hedge_percentile)
+    for _ in range(10 * LEAST_SAMPLES):
+        hedge.note(0.1)
+    assert hedge.delay is None and not hedge.takes("GET", None, b"")

@@ -21,7 +21,7 @@ OUTPUT_TOKENS: Final = 256
 
 
 class LoadShare:
-    """A request's share of its replica's load. Another process gets an empty one: loads are one front's own.
+    """A request's share of its replica's load.
 
     Nothing is called between reading a number and writing it, so that another thread may have the share of another request.
     """
@@ -31,9 +31,6 @@ class LoadShare:
     def __init__(self) -> None:
         self._load: ReplicaLoad | None = None
         self._waiting = self._held = 0
-
-    def __reduce__(self) -> tuple[type["LoadShare"], tuple[()]]:
-        return LoadShare, ()
 
     def begin(self, load: ReplicaLoad, tokens: int, cached: int) -> None:
         """A replica has the request; `cached` of its prompt's tokens need no prefill."""
