@@ -1,23 +1,27 @@
 """Nothing that needs a key is answered without one: routes of the table × methods × spellings × credentials × headers that proxies trust,
-as bytes over real sockets. A new row of the table is covered by itself."""
+as bytes over real sockets, to a server and to a router in front of one. A new row of the table is covered by itself."""
 
 import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from hostile import Answer, read_answer
+from processes import ServerProcess
 
 from ridgeline.server.routers import BLOCKS_PATH
 from ridgeline.server.routes import PUBLIC, ROWS
 
-KEY = b"open sesame"
+KEY = b"open-sesame"
 SAMPLE = 900
-PATHS = sorted({row.path.replace("{name:path}", "fake").replace("{id}", "resp_" + "0" * 32) for row in ROWS})
+PATHS = sorted({row.path.replace("{name:path}", "fake").replace("{id}", "resp_" + "0" * 32) for row in ROWS} | {"/router"})
+"""Those of the table, and what a router has beside it."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY", "get")
 SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda path: path,
@@ -32,7 +36,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda path: f"/livez%00{path}",
     lambda path: f"/livez?{path}",
     lambda path: f"/livez%3f{path}",
-    lambda path: f"{path}?key=open+sesame&api_key=open+sesame",
+    lambda path: f"{path}?key=open-sesame&api_key=open-sesame",
     lambda path: f"{path}%2f",
     lambda path: f"{path};a=b",
     lambda path: f"{path}%00",
@@ -142,13 +146,33 @@ async def run(url: str, count: int) -> None:
     assert statuses[0][401] > len(wrong) / 3 and statuses[0][200] and statuses[1][200]
 
 
-def test_a_sample_of_all_combinations(serving: Any) -> None:
-    with serving("fake:{}", "--api-key", KEY.decode()) as server:
-        asyncio.run(run(server.url, SAMPLE))
+@contextmanager
+def site(serving: Any, environment: dict[str, str], folder: Path, verb: str) -> Iterator[str]:
+    """The address of a server with the key, or of a router in front of one."""
+    keys = folder / "keys"
+    keys.write_bytes(KEY + b"\n")
+    keys.chmod(0o600)
+    shared = ["--api-key-file", str(keys), "--router-key-file", str(folder / "router-key")]
+    with serving("fake:{}", *shared) as server:
+        if verb == "serve":
+            yield server.url
+            return
+        router = ServerProcess(["--replica", server.url, *shared], environment, verb)
+        try:
+            yield router.url
+        finally:
+            router.stop()
+
+
+@pytest.mark.parametrize("verb", ["serve", "route"])
+def test_a_sample_of_all_combinations(serving: Any, environment: dict[str, str], tmp_path: Path, verb: str) -> None:
+    with site(serving, environment, tmp_path, verb) as url:
+        asyncio.run(run(url, SAMPLE))
 
 
 @pytest.mark.night
 @pytest.mark.timeout(1800)
-def test_a_hundred_thousand_combinations(serving: Any) -> None:
-    with serving("fake:{}", "--api-key", KEY.decode()) as server:
-        asyncio.run(run(server.url, 100_000))
+@pytest.mark.parametrize("verb", ["serve", "route"])
+def test_a_hundred_thousand_combinations(serving: Any, environment: dict[str, str], tmp_path: Path, verb: str) -> None:
+    with site(serving, environment, tmp_path, verb) as url:
+        asyncio.run(run(url, 100_000))
