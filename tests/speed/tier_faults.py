@@ -9,7 +9,7 @@ killed    it brings blocks, and is killed (-9) when half of the prompts have com
 poisoned  every value of the prompts is there, with one bit changed
 
 One process a way, all of them with the same requests, in turn; quantiles are of the gaps of all rounds, as one round has few steps beyond
-its p99 (streams share them). A minute and a half a round with both tiers.
+its p99 (streams share them). Two to three minutes a round with both tiers at rest, and one round more that warms.
 """
 
 import argparse
