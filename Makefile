@@ -22,7 +22,7 @@ night:
 clients:
 	tests/clients/run.sh $(VENV)
 
-# Engines on a Ray cluster of two nodes here; VENV=… keeps the environment.
+# Engines on a Ray cluster of two nodes here, in namespaces: needs root, iproute2 and nftables; VENV=… keeps the environment.
 ray:
 	tests/deploy/ray.sh $(VENV)
 

@@ -34,8 +34,8 @@ USUAL: Final = {
 PEAK: Final = {"rate": f"{PEAK_RATE:.6g}", "requests": "15000"}
 DAY: Final = {"arrivals": "diurnal", "rate": f"{REQUESTS_PER_SECOND:.6g}", "sample": "0.001", "windows": "24", "settle": "5"}
 ZONE: Final = {"rate": f"{PEAK_RATE:.6g}", "requests": "50000"}
-OUTAGE: Final = Outage(15.0, 15.0, 1 / 3)
-"""A third of the replicas is lost a third of a minute into the run, and comes back with empty caches in the middle of it."""
+OUTAGE: Final = Outage(20.0, 15.0, 1 / 3)
+"""A third of the replicas is lost when caches are warm, and comes back with empty ones, both within the run."""
 LOST: Final = {"outage": f"{OUTAGE.at:g}:{OUTAGE.seconds:g}:{OUTAGE.share:.4f}"}
 RECOVERED: Final = 0.98
 """Share of what was within the objective before, from which on a fleet has recovered."""
@@ -55,8 +55,8 @@ PAGES: Final = {
     "day": Page({"1,000 × L4": DAY}),
     "routing": Page({f"1,000 × L4, {name}": PEAK | {"routing": name} for name in ("cache-aware", "prefix", "least-requests")}),
     "zone": Page(
-        {"1,000 × L4, a third lost": ZONE | LOST, "500 × L4, a third lost": ZONE | LOST | {"replicas": "500"}},
-        outages=dict.fromkeys(("1,000 × L4, a third lost", "500 × L4, a third lost"), OUTAGE),
+        {"1,000 × L4, a third lost": ZONE | LOST, "200 × L4, a third lost": ZONE | LOST | {"replicas": "200"}},
+        outages=dict.fromkeys(("1,000 × L4, a third lost", "200 × L4, a third lost"), OUTAGE),
     ),
     "cost": Page({
         f"{count} × {device}": {**PEAK, "replicas": str(count), "device": device}
@@ -79,18 +79,20 @@ def simulate(name: str, page: Page) -> list[str]:
 
 
 def phases(report: SimulationReport, outage: Outage) -> str:
-    """Shares of requests within the objective before a zone is lost, meanwhile, and behind its return, and when it is as before."""
+    """Shares of requests within the objective in the time before a zone is lost, half of which warms caches, while it is lost, and behind
+    its return, and when it is as before."""
     told = list(zip(report.over_time["time"], report.over_time["met"], strict=True))
     back = outage.at + outage.seconds
     before, meanwhile, behind = (
         [met for time, met in told if begin <= time < end]
-        for begin, end in ((0.0, outage.at), (outage.at, back), (back, float("inf")))
+        for begin, end in ((outage.at / 2, outage.at), (outage.at, back), (back, float("inf")))
     )  # fmt: skip
     good = mean(before)
     late = [time for time, met in told if time >= back and met < RECOVERED * good]
     again = "at once" if not late else f"{max(late) - back:.0f} s later" if max(late) < told[-1][0] else "not within the run"
     return (
-        f"{good:.1%} within the objective until {outage.at:g} s, {mean(meanwhile):.1%} while {outage.share:.0%} of the replicas are lost, "
+        f"{good:.1%} within the objective from {outage.at / 2:g} to {outage.at:g} s, "
+        f"{mean(meanwhile):.1%} while {outage.share:.0%} of the replicas are lost, "
         f"{mean(behind):.1%} from {back:g} s on, as before {again}"
     )
 

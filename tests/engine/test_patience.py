@@ -12,8 +12,8 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, BlocksFetched
 from ridgeline.core.params import Admitted
 from ridgeline.engine.compose import make_engine
-from ridgeline.engine.tiers.patience import LEAST_SECONDS, SHARE, UNKNOWN_SECONDS, least_tokens, wait_seconds
-from ridgeline.engine.tiers.store import BlockStore
+from ridgeline.engine.tiers.patience import LEAST_SECONDS, PATIENT_SECONDS, SHARE, UNKNOWN_SECONDS, least_tokens, wait_seconds
+from ridgeline.engine.tiers.store import PAUSE_SECONDS, BlockStore
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.executor import SimExecutor, fake_executor
 from ridgeline.sim.laws.model import FakeModel
@@ -73,6 +73,17 @@ def test_a_tier_that_hangs_costs_a_share_of_computing(values: dict[bytes, bytes]
     assert SHARE * computing - SLACK < time.monotonic() - began < SHARE * computing + SLACK
     began = time.monotonic()
     assert run.answer("c", (7, *PROMPT)) and time.monotonic() - began < SLACK, "it is left alone"
+    stuck.go.set()
+    run.close()
+
+
+@pytest.mark.parametrize("wait", [0.02, 0.05, 0.4])
+def test_a_tier_that_had_little_time_is_left_alone_for_little(values: dict[bytes, bytes], wait: float) -> None:
+    run = Run([stuck := StuckTier(values)], seconds=wait / SHARE / 96)
+    began = time.monotonic()
+    run.answer("b")
+    pause = run.store._paused["stuck"] - began - wait
+    assert 0 <= pause - PAUSE_SECONDS * min(1.0, wait / PATIENT_SECONDS) < SLACK
     stuck.go.set()
     run.close()
 

@@ -32,6 +32,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "Ollama's chat": ("/api/chat", {"messages": [ASK], "tools": [{"type": "function", "function": TOOL}]}),
     "Ollama's text": ("/api/generate", {"prompt": "f" * 99, "raw": True, "options": {"num_predict": 100, "seed": 7, "temperature": 1.0}}),
 }  # fmt: skip
+ASKED = {name: (path, body | {"model": "fake"}) for name, (path, body) in ASKED.items()}
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_a_small_fleet_makes_its_page(scale: ModuleType, tmp_path: Path) -> None
     page = (tmp_path / "small.html").read_text()
     assert "two thirds lost" in page and "http://" not in page.replace("http://www.w3.org", "") and len(page) < 200_000
     (answered,) = [line.split()[-2:] for line in told if "requests answered" in line]
-    (note,) = [line for line in told if "within the objective until 10 s" in line]
+    (note,) = [line for line in told if "within the objective from 5 to 10 s" in line]
     assert answered == ["300", "300"] and "while 67% of the replicas are lost" in note
 
 
@@ -45,7 +45,7 @@ def test_phases_of_an_outage(scale: ModuleType) -> None:
     assert all(before <= after for before, after in pairwise(report.over_time["time"]))
     at, back = Outage(10.0, 10.0, 2 / 3), {"time": (5.0, 12.0, 18.0, 22.0, 26.0, 30.0), "met": (1.0, 0.5, 0.4, 0.6, 0.9, 1.0)}
     told = scale.phases(replace(report, over_time=back), at)
-    assert told.startswith("100.0% within the objective until 10 s, 45.0% while")
+    assert told.startswith("100.0% within the objective from 5 to 10 s, 45.0% while")
     assert told.endswith("83.3% from 20 s on, as before 6 s later")
     assert scale.phases(replace(report, over_time=back | {"met": (1.0, 0.5, 0.4, 1.0, 1.0, 1.0)}), at).endswith("as before at once")
     assert scale.phases(replace(report, over_time=back | {"met": (1.0, 0.5, 0.4, 0.6, 0.6, 0.6)}), at).endswith("not within the run")

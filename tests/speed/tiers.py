@@ -1,4 +1,6 @@
-"""Prompts behind a restart, with their KV blocks in a tier and without: `python tests/speed/tiers.py [file] [redis] [peer] [--prompts 16]`.
+"""Prompts behind a restart, with their KV blocks in a tier and without:
+
+    python tests/speed/tiers.py [file] [redis] [tls] [peer] [--prompts 16]
 
 One process per engine. Cold computes the prompts and keeps them; warm is a new engine over what the first has left, or still holds. Prints
 the time to the first token of each prompt sent alone, of all at once, the seconds of the start, and whether the ids are the same. Two
@@ -18,6 +20,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+from redis_server import open_tls_redis
 
 
 def measure(settings: dict[str, Any], prompts: int, tokens: int, seed: int) -> None:
@@ -70,7 +76,7 @@ def compare(name: str, settings: dict[str, Any], warm_settings: dict[str, Any], 
 def main() -> None:
     """Runs the tiers that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tiers", nargs="*", default=["file", "redis", "peer"])
+    parser.add_argument("tiers", nargs="*", default=["file", "redis", "tls", "peer"])
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -92,6 +98,11 @@ def main() -> None:
                 shared = {"kv_cache_redis": f"unix://{path}", "kv_cache_secret_file": f"{folder}/secret"}
                 compare("redis", shared, shared, arguments)
                 server.kill()
+        if "tls" in arguments.tiers:
+            with open_tls_redis(Path(folder)) as server:
+                password = {"kv_cache_redis_password_file": server.password_file, "kv_cache_secret_file": f"{folder}/secret"}
+                shared = {"kv_cache_redis": server.url, **password}
+                compare("redis behind TLS", shared, shared, arguments)
         if "peer" in arguments.tiers:
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 address = f"127.0.0.1:{listener.getsockname()[1]}"

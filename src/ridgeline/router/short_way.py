@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from ridgeline.router.tokens import PromptTokens
 
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
-"""A head as RFC 9112 has it, without what only old clients write: every line is checked, so that nobody reads it otherwise."""
+_HEAD: Final = re.compile(rb"POST (/[!-\"$-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":(?:[\t -~\x80-\xff]*[!-~\x80-\xff])?\r\n)+)\r\n")
+"""A head as RFC 9112 has it, without what only old clients write and without spaces that end a line: every line is checked, so that nobody
+reads it otherwise."""
 _FIELDS: Final = re.compile(rb"(" + _TOKEN + rb"):([^\r]*)\r\n")
 _LENGTH: Final = re.compile(rb"\n[Cc]ontent-[Ll]ength: ?([0-9]{1,9})\r")
 _LONG: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"))

@@ -4,8 +4,11 @@ from typing import Final
 
 SHARE: Final = 0.5
 """Part of the time that computing what is missing takes: below one, or a tier that answers at its last moment would save nothing."""
-LEAST_SECONDS: Final = 0.004
+LEAST_SECONDS: Final = 0.01
 """Time that a fetch takes at the least, its way through two threads and back to the engine's loop with it: a shorter wait is in vain."""
+PATIENT_SECONDS: Final = 0.05
+"""Wait behind which a tier that has not answered is left alone as one that failed; behind a shorter one for a time as much shorter: it may
+be well, and had to connect for a short prompt."""
 UNKNOWN_SECONDS: Final = 0.05
 """Wait of an engine that cannot tell what computing takes, as one whose model is simulated."""
 

@@ -24,7 +24,7 @@ from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import BlockContents
-from ridgeline.engine.tiers.patience import wait_seconds
+from ridgeline.engine.tiers.patience import PATIENT_SECONDS, wait_seconds
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
@@ -236,10 +236,10 @@ class BlockStore:
             self._pauses[tier.name] = PAUSE_SECONDS
         return True
 
-    def _pause(self, tier: Tier) -> None:
+    def _pause(self, tier: Tier, waited: float = PATIENT_SECONDS) -> None:
         self.counts[tier.name]["failures"] += 1
         if not self._is_paused(tier):  # else another call that was under way tells the same
-            self._paused[tier.name] = time.monotonic() + self._pauses[tier.name]
+            self._paused[tier.name] = time.monotonic() + self._pauses[tier.name] * min(1.0, waited / PATIENT_SECONDS)
             self._pauses[tier.name] = min(MOST_PAUSE_SECONDS, 2 * self._pauses[tier.name])
 
     def _is_paused(self, tier: Tier) -> bool:
@@ -340,7 +340,7 @@ class BlockStore:
                 late = [fetch for fetch in opened if fetch.deadline <= now]
             asking = self._asking  # once, as in `ask`
             if late and asking is not None:
-                self._pause(asking)
+                self._pause(asking, late[0].wait)
                 late = opened
             for fetch in late:
                 self._finish(fetch)
