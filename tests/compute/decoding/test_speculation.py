@@ -134,7 +134,7 @@ def test_repetition_changes_no_bit(model: tuple[str, Path], recent: bool, seeds:
 
         load.same(serve(load.path, waves(load.requests, load.draw), attach, **load.chosen), plain)
         accepted += lookup.accepted
-    assert accepted > 5 * len(seeds)
+    assert accepted > len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [pytest.param(range(4002, 4003), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])

@@ -49,7 +49,7 @@ CEILING_ROUNDS: Final = 6
 MIN_BYTES: Final = 64 << 20
 MAX_COPIES: Final = 1_024
 """More copies of a small matrix would cost more to make than to read."""
-NO_ROWS: Final = (np.zeros(0, np.int32),) * 6
+NO_ROWS: Final = (*(np.zeros(0, np.int32),) * 6, None, None)
 """Row arrays of a step that only multiplies."""
 FINITE_BYTES: Final = 0x3C
 """Random bytes below this are halves below 1, whatever the format takes for its scales."""

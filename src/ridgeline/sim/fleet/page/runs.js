@@ -68,7 +68,7 @@ function drawKnee() {
 
 function draw() {
   for (const [name, title] of [["ttft", "TTFT"], ["itl", "ITL"], ["e2e", "E2E"]]) drawDistribution(name, title);
-  drawOverTime();
+  if (byId("over-time")) drawOverTime();  // a benchmark's page tells of whole runs alone
   if (DATA.knee_curve) drawKnee();
 }
 
