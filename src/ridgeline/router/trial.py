@@ -88,9 +88,9 @@ class Usual:
         self.limits = Limits(_limit(whole), _limit(stream), _limit([each.pace for each in answered if each.pace is not None]))
         are_bad = [self.limits.is_bad(each) for each in (outcomes if self._were_bad else self._last)]
         self._were_bad.extend(are_bad)
-        now_bad = sum(are_bad) / len(are_bad) if len(are_bad) >= LEAST_OF_A_KIND else 0.0
         usually = _upper(sum(self._were_bad) / len(self._were_bad), len(self._were_bad))
-        self.bad = min(MOST_BAD, max(LEAST_BAD, now_bad, usually))
+        just_now = [*self._were_bad][-max(LEAST_OF_A_KIND, len(are_bad)) :]
+        self.bad = min(MOST_BAD, max(LEAST_BAD, usually, sum(just_now) / len(just_now)))
 
     @property
     def patience(self) -> float:
