@@ -9,14 +9,14 @@ CONTEXT = 512
 
 
 def test_the_shape_of_a_whole_answer(chat_site: Any) -> None:
-    answer = chat_site.chat("hello", max_tokens=7, seed=3, logprobs=True, top_logprobs=2).json()
+    answer = chat_site.chat("unlike others", max_tokens=7, seed=3, logprobs=True, top_logprobs=2).json()
     assert answer["id"].startswith("chatcmpl-") and answer["object"] == "chat.completion" and answer["model"] == "fake"
     assert answer["system_fingerprint"].startswith("fp_") and answer["created"] > 1_700_000_000
     (choice,) = answer["choices"]
     assert set(choice) == {"index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"}
     empty = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content", "tool_calls"))
     assert choice["message"] == {"role": "assistant", "content": choice["message"]["content"], **empty}
-    prompt = len("<user>hello</>\n<assistant>")
+    prompt = len("<user>unlike others</>\n<assistant>")
     assert answer["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7, "prompt_tokens_details": {"cached_tokens": 0}
     }  # fmt: skip

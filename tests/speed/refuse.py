@@ -74,7 +74,7 @@ def main() -> None:
         stack.callback(server.stop)
         router = ServerProcess(["--replica", server.url, *shared], ENVIRONMENT, "route")
         stack.callback(router.stop)
-        peers = PeerServer([], b"s" * 32, "127.0.0.1", 0)
+        peers = PeerServer([], b"s" * 32, "", "127.0.0.1", 0)
         stack.callback(peers.close)
         right, wrong = (b"Authorization: Bearer " + each for each in (KEY.encode(), b"another"))
         ask = request("/v1/completions", b"Content-Type: application/json", body=b'{"prompt":"a"}')
