@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -64,10 +64,11 @@ class Site:
 
 
 @asynccontextmanager
-async def site(*answers: bytes, replicas: int = 1, key: bytes | None = None) -> AsyncIterator[Site]:
+async def site(*answers: bytes, replicas: int = 1, key: bytes | None = None, pauses: Sequence[float] = ()) -> AsyncIterator[Site]:
+    """`pauses`: of each replica, in seconds between events."""
     left, heard, opened = list(answers), list[bytes](), list[asyncio.StreamWriter]()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(pause: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -79,7 +80,11 @@ async def site(*answers: bytes, replicas: int = 1, key: bytes | None = None) -> 
                 heard.append(head + await reader.readexactly(int(found[1])))
                 if not (answer := left.pop(0)):
                     break
-                writer.write(answer)
+                *first, last = re.findall(rb".*?\n\n\r\n|.+", answer, re.DOTALL) if pause else [answer]
+                for part in first:
+                    writer.write(part)
+                    await asyncio.sleep(pause)
+                writer.write(last)
                 opened.append(writer)
                 if answer.endswith(b"CUT"):
                     break
@@ -88,7 +93,7 @@ async def site(*answers: bytes, replicas: int = 1, key: bytes | None = None) -> 
         finally:
             writer.close()
 
-    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(replicas)]
+    servers = [await asyncio.start_server(partial(serve, each), "127.0.0.1", 0) for each in pauses or [0.0] * replicas]
     named = [Named(f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}") for each in servers]
     of, metrics, hedge = Replicas(named, ROUTING["least-requests"], seed=1), RouterMetrics(), Hedge(None)
     proxy = Proxy(of, metrics, key)

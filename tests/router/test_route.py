@@ -226,31 +226,6 @@ def test_keys_are_asked_for_and_passed_on(tmp_path: Path, environment: dict[str,
     assert router.get("/readyz")[0] == 503
 
 
-def test_a_canary_that_is_slower_is_stopped(environment: dict[str, str], route: Callable[..., ServerProcess]) -> None:
-    """It takes as long for a prompt as the other server, and five times as long for each token behind it."""
-    fakes = [f'fake:{{"step_seconds": {step}, "token_seconds": {token}}}' for step, token in ((0.006, 0.0006), (0.03, 0.0004))]
-    servers = [ServerProcess([each, "--no-enable-prefix-caching"], environment) for each in fakes]
-    try:
-        usual, slow = servers
-        router = route(*to([usual]), "--canary", f"{slow.url}=0.4")
-        end = time.monotonic() + 40
-
-        def work(number: int) -> set[int]:
-            statuses = set[int]()
-            while not json.loads(router.get("/router")[1])["replicas"][1]["stopped"]:
-                assert time.monotonic() < end, router.get("/router")
-                body = {"prompt": f"{number} " * 100, "max_tokens": 20, "ignore_eos": True, "stream": True}
-                statuses.add(ask(router.url, body)[0])
-            return statuses
-
-        with ThreadPoolExecutor(3) as pool:
-            assert set().union(*pool.map(work, range(3))) == {200}
-        assert "canary is stopped" in router.output()
-    finally:
-        for each in servers:
-            each.stop()
-
-
 def test_no_request_is_hedged_by_default() -> None:
     config = config_of({name: each.default for name, each in signature(route_verb).parameters.items()})
     assert config.hedge_percentile is None

@@ -1,10 +1,12 @@
 """When a canary is stopped: by answers that are none, late or slow, soon where it is plain, and never a sound one."""
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
 
 import pytest
+from router_site import STREAM, request, run, site
 
 from ridgeline.core.routing import ROUTING
 from ridgeline.router.replicas import Replicas, Turn
@@ -92,6 +94,31 @@ def test_streams_and_whole_answers_are_compared_with_their_like() -> None:
     usual.hear([Outcome(0.0, True, each, None, each < 1) for each in (0.1, 5.0) * LEAST_COMPARED], 0.0)
     assert not usual.limits.is_bad(Outcome(0.0, True, 6.0, None, is_stream=False))
     assert usual.limits.is_bad(Outcome(0.0, True, 6.0, None, is_stream=True)) and usual.limits.pace > 1e9
+
+
+def test_a_stream_that_is_slow_behind_its_first_byte_alone_stops_its_canary(caplog: pytest.LogCaptureFixture) -> None:
+    """A canary that sends its first event as soon as the other replica, and the others four times as slowly."""
+    event = b"data: " + b"x" * 200 + b"\n\n"
+    answer = STREAM + (b"%x\r\n%b\r\n" % (len(event), event)) * 8 + b"0\r\n\r\n"
+
+    async def work() -> None:
+        async with site(*[answer] * 10_000, pauses=[0.02, 0.08]) as one:
+            usual, canary = one.replicas.all
+            one.replicas.follow([Named(usual.upstream.url), Named(canary.upstream.url, share=0.3)])
+
+            async def ask() -> None:
+                while not canary.is_stopped:
+                    assert (await one.talk(request(), ends=b"0\r\n\r\n")).count(event) == 8
+
+            asking = [asyncio.create_task(ask()) for _ in range(12)]
+            while not canary.is_stopped:
+                one.replicas.judge()
+                await asyncio.sleep(0.5)
+            await asyncio.gather(*asking)
+            assert one.replicas.ready() == [usual] and one.replicas._usual.limits.pace < 1
+
+    run(work)
+    assert "canary is stopped" in caplog.text
 
 
 # ── what is known of an answer ──────────────────────────────────────────────────────────────────────────────────────

@@ -306,7 +306,8 @@ class Replicas:
         if not prompt.bound_to:
             return False
         owner = self._owner(prompt)
-        return any(each.number not in without for each in ([owner] if owner is not None else self.ready()))
+        may = [each for each in self.all if each.is_ready or not each.tag] if owner is None else [owner]
+        return any(each.number not in without for each in may)
 
     async def watch(self, roster: Roster) -> None:
         """Asks every replica how it is, each second, holds canaries against the others, and follows who is named. Never returns."""
