@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from processes import SOURCE, ServerProcess
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
-STEP_SECONDS, TOKEN_SECONDS, PROMPT, TOKENS = 0.01, 0.0005, 200, 40
+STEP_SECONDS, TOKEN_SECONDS, PROMPT, TOKENS = 0.01, 0.0002, 200, 40
 CANARIES = {
     "sound": (1.0, 1.0), "3 times as slow": (3.0, 3.0), "6 times as slow": (6.0, 6.0),
     "3 times as slow behind its first byte": (3.0, (TOKEN_SECONDS * PROMPT - 2 * STEP_SECONDS) / (TOKEN_SECONDS * PROMPT)),
