@@ -30,18 +30,24 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     hosts = Host(f"{mark}a", "10.79.0.1"), Host(f"{mark}b", "10.79.0.2")
     try:
         for host in hosts:
-            _ip("netns", "add", host.name)
-        _ip("link", "add", "link0", "netns", hosts[0].name, "type", "veth", "peer", "name", "link0", "netns", hosts[1].name)
+            ip("netns", "add", host.name)
+        ip("link", "add", "link0", "netns", hosts[0].name, "type", "veth", "peer", "name", "link0", "netns", hosts[1].name)
         for host in hosts:
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "link0")
-            for link in ("lo", "link0"):
-                _ip("-n", host.name, "link", "set", link, "up")
+            connect(host)
         yield hosts
     finally:
         for host in hosts:
             with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", host.name)
+                ip("netns", "delete", host.name)
 
 
-def _ip(*words: str) -> None:
+def connect(host: Host) -> None:
+    """Gives a host its address, on its end of a link."""
+    ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "link0")
+    for link in ("lo", "link0"):
+        ip("-n", host.name, "link", "set", link, "up")
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`. Raises CalledProcessError where it fails."""
     subprocess.run(["ip", *words], check=True, capture_output=True)

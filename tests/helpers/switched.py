@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from hosts import NUMBERS, Host
+from hosts import NUMBERS, Host, connect, ip
 
 CLONE_NEWNET = 0x40000000
 
@@ -20,7 +20,7 @@ class Switch:
 
     def set_port(self, number: int, is_up: bool) -> None:
         """Joins a host to the others, or parts it from them."""
-        _ip("-n", self.name, "link", "set", f"port{number}", "up" if is_up else "down")
+        ip("-n", self.name, "link", "set", f"port{number}", "up" if is_up else "down")
 
 
 @contextmanager
@@ -31,20 +31,18 @@ def switched_hosts(count: int) -> Iterator[Switch]:
     names = [switch.name, *(each.name for each in switch.hosts)]
     try:
         for name in names:
-            _ip("netns", "add", name)
-        _ip("-n", switch.name, "link", "add", "switch", "type", "bridge", "forward_delay", "0")
-        _ip("-n", switch.name, "link", "set", "switch", "up")
+            ip("netns", "add", name)
+        ip("-n", switch.name, "link", "add", "switch", "type", "bridge", "forward_delay", "0")
+        ip("-n", switch.name, "link", "set", "switch", "up")
         for number, host in enumerate(switch.hosts):
-            _ip("link", "add", f"port{number}", "netns", switch.name, "type", "veth", "peer", "name", "link0", "netns", host.name)
-            _ip("-n", switch.name, "link", "set", f"port{number}", "master", "switch", "up")
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "link0")
-            for link in ("lo", "link0"):
-                _ip("-n", host.name, "link", "set", link, "up")
+            ip("link", "add", f"port{number}", "netns", switch.name, "type", "veth", "peer", "name", "link0", "netns", host.name)
+            ip("-n", switch.name, "link", "set", f"port{number}", "master", "switch", "up")
+            connect(host)
         yield switch
     finally:
         for name in names:
             with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+                ip("netns", "delete", name)
 
 
 def enter(host: Host) -> None:
@@ -52,7 +50,3 @@ def enter(host: Host) -> None:
     with open(f"/run/netns/{host.name}", "rb") as space:
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
