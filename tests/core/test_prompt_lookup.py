@@ -114,6 +114,15 @@ def test_a_size_that_was_measured_beside_other_work_costs_no_more_than_a_larger_
     assert cost.seconds(3) == cost.seconds(6) == pytest.approx(0.016, rel=0.05) and cost.seconds(2) < cost.seconds(6)
 
 
+def test_an_estimate_comes_nearer_to_what_is_measured_and_does_not_pass_it() -> None:
+    cost, found = StepCost(TABLE), []
+    for _ in range(4):
+        for _ in range(16):
+            measure(cost, 4, 0.028)
+        found.append(cost.seconds(4))
+    assert found == sorted(found) and found[0] > 0.020 and 0.0275 < found[-1] <= 0.028
+
+
 def test_without_a_table_all_steps_cost_the_same_until_measured() -> None:
     cost = StepCost(())
     assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=False) == [2]
@@ -169,6 +178,13 @@ def test_drafts_slow_no_other_row_down() -> None:
     flat = StepCost(tuple((tokens, tokens, 0.1 + 1e-5 * tokens) for tokens in (1, 32)))
     assert choose_depths(flat, 8, [(0.99, 1.0, 4)] * 2, 6, 64, barrier=True) == [4, 4]
     assert sum(choose_depths(flat, 8, [(0.99, 1.0, 4)] * 2, 6, 3, barrier=True)) == 3
+
+
+def test_a_row_that_errs_more_often_keeps_no_other_from_drafting() -> None:
+    stairs = StepCost(((4, 4, 0.030), (8, 8, 0.039), (9, 9, 0.055), (12, 12, 0.057), (36, 36, 0.150)))
+    offers = [(each, each, 8) for each in (0.9, 0.52, 0.89, 0.91)]
+    assert choose_depths(stairs, 4, offers, 0, 64, barrier=True) == [1, 1, 1, 1]
+    assert choose_depths(stairs, 4, [*offers[:3], (0.2, 0.2, 8)], 0, 64, barrier=True) == [0, 0, 0, 0], "it would be slower with drafts"
 
 
 class Periodic(FakeModel):

@@ -105,7 +105,7 @@ class StepCost:
         new = sum([len(ratios) for tokens, ratios in found.items() if tokens not in self._ratios])
         self._trials = min(MAX_TRIALS, self._trials + STEPS_PER_UPDATE / STEPS_PER_TRIAL - new)
         for tokens, ratios in found.items():
-            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(ratios)) * (sum(ratios) / len(ratios) - 1.0)
+            change = (1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(ratios)) * (sum(ratios) / len(ratios) - 1.0)) ** 0.5  # in each of two
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
             self._scale *= change
         self.measured.clear()
@@ -156,9 +156,10 @@ def choose_depths(
     plain, wait = seconds[0], BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW * rows if barrier else 0.0
     best, chosen = MIN_SPEEDUP * rows / plain, 0
     longest = plain / MIN_ROW_RATE  # while a row has no drafts: it gets one id from the step, however long that takes
-    if seconds[1] + wait > longest and (other_rows or count < rows):
+    is_for_all = seconds[1] + wait > longest
+    if is_for_all and (other_rows or count < rows):
         return [0] * len(offers)  # most steps of several rows: nothing to sort
-    order = _by_chance(offers)
+    order = _by_chance(offers, is_for_all)
     total, expected = float(rows), dict[int, float]()
     drafting = None if passes is None else _Drafting(passes)
     for drafts in range(1, count + 1):
@@ -220,12 +221,14 @@ def _best_depth(cost: StepCost, tokens: int, most: int, chance_step: int, factor
     return chosen
 
 
-def _by_chance(offers: Sequence[Offer]) -> list[tuple[float, int]]:
-    """(chance, −index of the offer) of every draft, best first; of equals that of the first row."""
-    order = []
+def _by_chance(offers: Sequence[Offer], is_for_all: bool) -> list[tuple[float, int]]:
+    """(chance, −index of the offer) of every draft, best first; of equals that of the first row. is_for_all: the first of each row stands
+    in front of the further ones."""
+    first: list[tuple[float, int]] = []
+    order: list[tuple[float, int]] = []
     for index, (chance, factor, count) in enumerate(offers):
-        for _ in range(count):
-            order.append((chance, -index))
+        for number in range(count):
+            (order if number or not is_for_all else first).append((chance, -index))
             chance *= factor
     order.sort(reverse=True)
-    return order
+    return first + order
