@@ -17,7 +17,7 @@ BARRIER_SECONDS_PER_ROW: Final = 0.00001
 """Time that the device waits for the host at a barrier. Steps that run ahead hide it."""
 UPDATE_WEIGHT: Final = 1 / 16
 """Weight of a measurement in the estimate for its number of tokens."""
-DECAY: Final = 1 / 512
+DECAY: Final = 1 / 1024
 """Share by which that estimate returns to the scaled table, per step of another size."""
 MAX_RATIO: Final = 4.0
 """A measurement counts as this multiple of its estimate at most: one slow step says little."""
