@@ -5,7 +5,7 @@ from math import log
 from pathlib import Path
 
 import pytest
-from conversations import conversations
+from evictions import chain, hits, name
 from tiers import SECRET, file_tier, shape
 
 from ridgeline.config.env import ModelStores
@@ -14,15 +14,6 @@ from ridgeline.engine.tiers.worth import FORGETTING, LEAST_VALUES, Place, Worth
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.step import RowGroup, step_work
-
-
-def name(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def chain(first: int, count: int, before: int = 0) -> list[tuple[bytes, Place]]:
-    """Values that hang on each other, and the first of them on `before`."""
-    return [(name(first + at), Place(name(first + at - 1) if at else name(before) if before else b"", 16 * at)) for at in range(count)]
 
 
 def test_a_prompt_loses_its_end_first() -> None:
@@ -118,34 +109,6 @@ class Recent:
 
     def evict(self) -> bytes:
         return self.order.popitem(last=False)[0]
-
-
-def hits(rule: Worth | Recent, capacity: int, memory: int, attention_tokens: float) -> tuple[float, float]:
-    """Share of prompt blocks that a tier brings to an engine whose own memory holds the last `memory` blocks, and of what they cost: those
-    behind what the engine has, as far as there is no gap."""
-    held: set[bytes] = set()
-    own: OrderedDict[int, None] = OrderedDict()
-    brought, asked = [0.0, 0.0], [0.0, 0.0]
-    for arrival in conversations(3, 1_500, rate=6.0, pause=40.0):
-        here = next((at for at, block in enumerate(arrival.blocks) if block not in own), len(arrival.blocks))
-        there = next((at for at, block in enumerate(arrival.blocks[here:], here) if name(block) not in held), len(arrival.blocks))
-        for sums, end in ((asked, len(arrival.blocks)), (brought, there)):
-            sums[0] += end - here
-            sums[1] += sum(1 + 512 * at / attention_tokens for at in range(here, end))
-        for block in arrival.blocks[here:there]:
-            rule.use(name(block))
-        for at, block in enumerate(arrival.blocks[there:], there):
-            if name(block) not in held:
-                if len(held) >= capacity:
-                    held.remove(rule.evict())
-                held.add(name(block))
-                rule.enter(name(block), Place(name(arrival.blocks[at - 1]) if at else b"", 512 * at))
-        for block in reversed(arrival.blocks):
-            own[block] = None
-            own.move_to_end(block)
-        while len(own) > memory:
-            own.popitem(last=False)
-    return brought[0] / asked[0], brought[1] / asked[1]
 
 
 @pytest.mark.parametrize("attention_tokens", [3_000.0, 24_000.0])

@@ -60,7 +60,7 @@ def open_store(
         decisions += _open_file(config, info.kv, seals, tiers)
         others += _archives(config, seals[1:])
     if config.kv_cache_redis is not None:
-        decisions.append(_open_redis(config, seals, tiers, others))
+        decisions.append(_open_redis(config, info.kv, seals, tiers, others))
     if config.kv_cache_peers:
         peers = parse_peers(config.kv_cache_peers)
         tiers.append(PeerTier(peers, secret, seal.value_bytes, seal.label))
@@ -123,13 +123,14 @@ def _listen(address: str, secret: bytes, label: str, tiers: Sequence[Tier]) -> t
     return server, Decision("kv_cache_listen", address, "flag", reason)
 
 
-def _open_redis(config: EngineConfig, seals: Sequence[Seal], tiers: list[Tier], others: list[Source]) -> Decision:
+def _open_redis(config: EngineConfig, shape: KVShape, seals: Sequence[Seal], tiers: list[Tier], others: list[Source]) -> Decision:
     """Adds the tier of a server, which is asked for nothing yet; for other KV types to `others`."""
     assert config.kv_cache_redis is not None
     password = read_password(config.kv_cache_redis_password_file, PASSWORD_FLAG)
     seal, *more = seals
-    tiers.append(RedisTier(config.kv_cache_redis, password, seal.value_bytes))
-    others.extend((RedisTier(config.kv_cache_redis, password, each.value_bytes), each) for each in more)
+    tier, *converted = (RedisTier(config.kv_cache_redis, password, each.value_bytes, shape.attention_tokens) for each in seals)
+    tiers.append(tier)
+    others.extend(zip(converted, more, strict=True))
     return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
 
 
