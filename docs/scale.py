@@ -55,8 +55,8 @@ PAGES: Final = {
     "day": Page({"1,000 × L4": DAY}),
     "routing": Page({f"1,000 × L4, {name}": PEAK | {"routing": name} for name in ("cache-aware", "prefix", "least-requests")}),
     "zone": Page(
-        {"1,000 × L4, a third lost": ZONE | LOST, "200 × L4, a third lost": ZONE | LOST | {"replicas": "200"}},
-        outages=dict.fromkeys(("1,000 × L4, a third lost", "200 × L4, a third lost"), OUTAGE),
+        {f"{count:,} × L4, a third lost": ZONE | LOST | {"replicas": str(count)} for count in (1_000, 240, 200)},
+        outages={f"{count:,} × L4, a third lost": OUTAGE for count in (1_000, 240, 200)},
     ),
     "cost": Page({
         f"{count} × {device}": {**PEAK, "replicas": str(count), "device": device}
