@@ -22,19 +22,15 @@ NAMES_PER_CALL: Final = 512
 
 
 class RedisTier:
-    """Implements `Tier`. Connects with the first call; a connection for reading and one for writing.
-
-    value_bytes  of every value
-    """
+    """Implements `Tier`. Connects with the first call; a connection for reading and one for writing."""
 
     name = "redis"
     takes = True
     refused = 0
 
-    def __init__(self, url: str, password: str | None, value_bytes: int) -> None:
+    def __init__(self, url: str, password: str | None) -> None:
         """Raises ConfigError for an address that is not taken, or without the package."""
         self._reader, self._writer = (RedisServer(url, FLAG, PASSWORD_FLAG, password, seconds) for seconds in (CALL_SECONDS, WRITE_SECONDS))
-        self._most = value_bytes
 
     def might_have(self, name: bytes) -> bool:
         return True
@@ -49,11 +45,11 @@ class RedisTier:
         parts = (names[first : first + NAMES_PER_CALL] for first in range(0, len(names), NAMES_PER_CALL))
         return [reply == 1 for part in parts for reply in self._reader.call(partial(ask, part))]
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         def ask(client: Any) -> list[Any]:
             calls = client.pipeline(transaction=False)
             for name in names:
-                calls.getrange(PREFIX + name, 0, self._most)  # both ends included: one byte more shows that it is too long
+                calls.getrange(PREFIX + name, 0, value_bytes)  # both ends included: one byte more shows that it is too long
             return list(calls.execute())
 
         return [reply if isinstance(reply, bytes) and reply else None for reply in self._reader.call(ask)]
