@@ -59,8 +59,8 @@ def open_store(
         size = max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])
         tiers.append(Shelf(seal.value_bytes, size, info.kv.attention_tokens))
     if config.kv_cache_dir is not None:
-        decisions += _open_file(config, info.kv, layouts, tiers)
         others += _archives(config, layouts[1:])
+        decisions += _open_file(config, info.kv, [layouts[0], *chain(*(used for _, used in others))], tiers)
     if config.kv_cache_redis is not None:
         decisions.append(_open_redis(config, layouts, tiers, others))
     if config.kv_cache_peers:
@@ -138,7 +138,8 @@ def _open_redis(config: EngineConfig, layouts: Sequence[Layout], tiers: list[Tie
 
 
 def _open_file(config: EngineConfig, shape: KVShape, layouts: Sequence[Layout], tiers: list[Tier]) -> Iterator[Decision]:
-    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start. Says which files there are not used."""
+    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start. Says which files there have none of the
+    layouts, of which the first is its own."""
     assert config.kv_cache_dir is not None
     (seal,) = layouts[0]
     with private_folder(config.kv_cache_dir) as folder:

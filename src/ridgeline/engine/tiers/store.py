@@ -50,7 +50,8 @@ Source = tuple[Tier, Items[Layout]]
 @dataclass(slots=True)
 class _Fetch:
     """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought; `is_whole`:
-    there is nothing more to bring; `wait`: seconds that it is worth, of which its deadline has those before it too; `keys`: of units."""
+    there is nothing more to bring; `wait`: seconds that it is worth, of which its deadline has those before it too; `keys`: of units;
+    `is_mixed`: some of what has been brought lately was converted."""
 
     request_id: str
     sequence: Sequence
@@ -62,6 +63,7 @@ class _Fetch:
     keys: list[bytes] = field(default_factory=list)
     is_done: bool = False
     is_whole: bool = False
+    is_mixed: bool = False
 
 
 class BlockStore:
@@ -221,10 +223,13 @@ class BlockStore:
     def _fetch_all(self) -> None:
         while (fetch := self._asked.get()) is not None:
             fetch.keys = keys_of(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
-            for tier, layouts in self._sources:
-                if not self._is_paused(tier) and not (fetch.is_done or fetch.is_whole or self._closed):
-                    self._asking = tier
-                    self._attempt(tier, self._fetch, fetch, tier, layouts)
+            fetch.is_mixed = True
+            while fetch.is_mixed:  # behind what has been converted there may be some of the engine's own again
+                fetch.is_mixed = False
+                for tier, layouts in self._sources:
+                    if not self._is_paused(tier) and not (fetch.is_done or fetch.is_whole or self._closed):
+                        self._asking = tier
+                        self._attempt(tier, self._fetch, fetch, tier, layouts)
             self._asking = None
             self._finish(fetch)
 
@@ -293,7 +298,9 @@ class BlockStore:
                         fetch.found.append((block, group, number))
                     fetch.tier = fetch.tier or tier.name
                     self.counts[tier.name]["fetched"] += 1
-                    self.counts[tier.name]["converted"] += layout != self._own
+                    if layout != self._own:
+                        fetch.is_mixed = True
+                        self.counts[tier.name]["converted"] += 1
         fetch.is_whole = hit == len(fetch.sequence.keys) and len(fetch.found) - before == len(wanted)
 
     def _open(self, tier: Tier, seal: Seal, content: Content, name: bytes, value: bytes | None) -> bytes | None:
