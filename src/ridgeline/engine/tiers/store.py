@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec
@@ -21,9 +21,10 @@ from ridgeline.core.events import TierUsed
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
+from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import BlockContents
+from ridgeline.engine.tiers.fetch import Fetch
 from ridgeline.engine.tiers.patience import PATIENT_SECONDS, wait_seconds
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
@@ -41,29 +42,8 @@ PAUSE_SECONDS: Final = 5.0
 MOST_PAUSE_SECONDS: Final = 60.0
 COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "tier")
 P = ParamSpec("P")
-Wanted = tuple[int, int]
-"""(block of the prompt, KV group)"""
 Source = tuple[Tier, Items[Layout]]
 """A tier, and the layouts of what is asked of it."""
-
-
-@dataclass(slots=True)
-class _Fetch:
-    """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought; `is_whole`:
-    there is nothing more to bring; `wait`: seconds that it is worth, of which its deadline has those before it too; `keys`: of units;
-    `is_mixed`: some of what has been brought lately was converted."""
-
-    request_id: str
-    sequence: Sequence
-    here: dict[bytes, tuple[int, ...]]
-    wait: float
-    deadline: float
-    tier: str = ""
-    found: list[tuple[int, int, int]] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    is_done: bool = False
-    is_whole: bool = False
-    is_mixed: bool = False
 
 
 class BlockStore:
@@ -104,8 +84,8 @@ class BlockStore:
         self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
         self._most_queued = max(1, MOST_QUEUED_BYTES // max(1, shape.block_bytes))
         self._numbers = count(1)
-        self._fetches: dict[str, _Fetch] = {}
-        self._asked: SimpleQueue[_Fetch | None] = SimpleQueue()
+        self._fetches: dict[str, Fetch] = {}
+        self._asked: SimpleQueue[Fetch | None] = SimpleQueue()
         self._done: SimpleQueue[BlocksFetched] = SimpleQueue()
         self._written: SimpleQueue[tuple[Content, bytes, bytes, int] | None] = SimpleQueue()
         """(content, its bytes, key of the block before it, its position)"""
@@ -147,7 +127,7 @@ class BlockStore:
         with self._change:
             seconds = wait + sum(each.wait for each in self._fetches.values())  # as they would be computed before it
             deadline = time.monotonic() + min(self._most_seconds, seconds)
-            fetch = self._fetches[request.request_id] = _Fetch(request.request_id, sequence, here, wait, deadline)
+            fetch = self._fetches[request.request_id] = Fetch(request.request_id, sequence, self._shape, here, wait, deadline)
             self._change.notify()
         self._asked.put(fetch)
         return True
@@ -253,29 +233,14 @@ class BlockStore:
     def _is_paused(self, tier: Tier) -> bool:
         return self._paused.get(tier.name, 0.0) > time.monotonic()
 
-    def _fetch(self, fetch: _Fetch, tier: Tier, layouts: Items[Layout]) -> None:
-        for layout in self._likely(fetch, tier, layouts):
+    def _fetch(self, fetch: Fetch, tier: Tier, layouts: Items[Layout]) -> None:
+        for layout in layouts if self._own in layouts else fetch.likely(tier, layouts):
             if not fetch.is_whole:
                 self._bring(fetch, tier, layout)
 
-    def _likely(self, fetch: _Fetch, tier: Tier, layouts: Items[Layout]) -> list[Layout]:
-        """The layouts in which the tier has the first value that is missing, but for the engine's own: few engines have others, and the
-        names of a whole prompt are many."""
-        group = next((number for number, group in enumerate(self._shape.groups) if not group.window), 0)
-        block = next((block for block, places in enumerate(self._places(fetch)) if not places[group]), None)
-        if block is None or self._own in layouts:
-            return list(layouts)
-        found = tier.has([self._names(fetch, layout, block, group)[0] for layout in layouts])
-        return [layout for layout, there in zip(layouts, found, strict=True) if there]
-
-    def _names(self, fetch: _Fetch, layout: Layout, block: int, group: int) -> list[bytes]:
-        """The names of a block's values: of each unit those that it is put together from."""
-        first = block * self._seal.units
-        return [seal.name(key, group) for key in fetch.keys[first : first + self._seal.units] for seal in layout]
-
-    def _bring(self, fetch: _Fetch, tier: Tier, layout: Layout) -> None:
+    def _bring(self, fetch: Fetch, tier: Tier, layout: Layout) -> None:
         """Brings what a tier has of a prompt in one layout."""
-        wanted, hit = self._wanted(fetch, tier, layout)
+        wanted, hit = fetch.wanted(tier, layout)
         before, values, type = len(fetch.found), self._seal.units * len(layout), layout[0].type
         size, scope = max(1, BATCH // values), self._index.identity(fetch.sequence)
         for first in range(0, len(wanted), size):
@@ -284,7 +249,7 @@ class BlockStore:
             if not self._has_room(fetch, len(part)):
                 return
             self._asking = tier
-            ids = {block: self._ids(fetch.sequence, block) for block, _ in part}
+            ids = {block: fetch.ids(block) for block, _ in part}
             units = [each for block, group in part for each in contents_of(self._seal, fetch.keys, block, group, ids[block], scope)]
             asked = [(seal, content, seal.name(content.key, content.group)) for content in units for seal in layout]
             given = tier.get([name for *_, name in asked], max(0.001, fetch.deadline - time.monotonic()), layout[0].value_bytes)
@@ -311,28 +276,7 @@ class BlockStore:
             tier.forget(name)
         return data
 
-    def _wanted(self, fetch: _Fetch, tier: Tier, layout: Layout) -> tuple[list[Wanted], int]:
-        """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has; and its blocks."""
-        sequence, size, values = fetch.sequence, self._shape.block_tokens, self._seal.units * len(layout)
-        places = self._places(fetch)
-        missing = [(block, group) for block, each in enumerate(places) for group, place in enumerate(each) if not place]
-        stored = tier.has([name for block, group in missing for name in self._names(fetch, layout, block, group)])
-        for at, (block, group) in enumerate(missing):
-            places[block][group] = int(all(stored[at * values : (at + 1) * values]))
-        index = PrefixIndex(self._shape, shared=True)
-        for block, key in enumerate(sequence.keys):
-            index.blocks[key] = PrefixBlock(key, self._ids(sequence, block), index.identity(sequence), places[block])
-        hit = index.find_longest_hit(sequence, 0, sequence.reusable // size)
-        seen = [index.first_visible_block(group.window, hit * size) for group in self._shape.groups]
-        return [(block, group) for block, group in missing if seen[group] <= block < hit], hit
-
-    def _places(self, fetch: _Fetch) -> list[list[int]]:
-        """Per block of a prompt and group: 0 where it is neither here nor has been brought."""
-        brought = {(block, group) for block, group, _ in fetch.found}
-        here = (fetch.here.get(key, (0,) * len(self._shape.groups)) for key in fetch.sequence.keys)
-        return [[place or int((block, group) in brought) for group, place in enumerate(each)] for block, each in enumerate(here)]
-
-    def _has_room(self, fetch: _Fetch, blocks: int) -> bool:
+    def _has_room(self, fetch: Fetch, blocks: int) -> bool:
         """Waits until so many blocks may be brought; sequences that start make room. False behind the deadline."""
         while len(self._blocks.staged) + blocks > self._most_staged + BATCH:
             if fetch.is_done or self._closed or time.monotonic() > fetch.deadline:
@@ -340,11 +284,7 @@ class BlockStore:
             time.sleep(0.002)
         return not fetch.is_done
 
-    def _ids(self, sequence: Sequence, block: int) -> tuple[int, ...]:
-        size = self._shape.block_tokens
-        return tuple(sequence.known[block * size : (block + 1) * size])
-
-    def _finish(self, fetch: _Fetch) -> None:
+    def _finish(self, fetch: Fetch) -> None:
         """Reports a fetch, once: what it brings after its deadline is dropped."""
         with self._change:
             if not fetch.is_done:

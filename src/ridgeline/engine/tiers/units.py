@@ -11,7 +11,7 @@ from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.worth import Place
 
 Layout = tuple[Seal, ...]
-"""What tiers have a unit of a block as: one value, or several whose heads follow each other."""
+"""Seals of the values that a unit of a block is put together from: one, or several whose heads follow each other."""
 
 
 def layouts_of(secret: bytes, shape: KVShape, runs: int, type: str = "", block_bytes: int = 0) -> list[Layout]:
