@@ -41,7 +41,7 @@ def checked(folder: Path, most: int, size: int) -> tuple[int, int]:
     tier, seal, found, torn = file_tier(folder, most, size), Seal(SECRET, shape(size)), 0, 0
     for number in range(VALUES):
         held, data = content(number, size)
-        (value,) = tier.get([seal.name(held.key, 0)], 1.0)
+        (value,) = tier.get([seal.name(held.key, 0)], 1.0, seal.value_bytes)
         if value is not None:
             opened = seal.open(held, value)
             assert opened in (data, None), "a wrong block"

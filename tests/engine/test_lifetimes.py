@@ -98,13 +98,13 @@ def test_a_server_evicts_the_ends_of_what_is_asked_for_least(tmp_path: Path) -> 
     options = ["--port", "0", "--unixsocket", str(tmp_path / "socket"), "--maxmemory-policy", "volatile-ttl", "--maxmemory-samples", "64"]
     with open_redis(tmp_path, f"unix://{tmp_path}/socket", options, (tmp_path / "socket").exists) as server:
         client = redis.Redis.from_url(server.url, password=PASSWORD)
-        tier = RedisTier(server.url, PASSWORD, len(VALUE))
+        tier = RedisTier(server.url, PASSWORD)
         asked, once, later = chain(1, 16), chain(100, 16), chain(200, 16)
         for key, place in (*asked, *once):
             tier.put(key, VALUE, place)
         used = client.info("memory")["used_memory"]
         for _ in range(3):
-            assert all(tier.get([key for key, _ in asked], 1.0))
+            assert all(tier.get([key for key, _ in asked], 1.0, len(VALUE)))
         assert all(tier.has([key for key, _ in asked]))
         client.config_set("maxmemory", used + 4 * len(VALUE))
         for key, place in later:

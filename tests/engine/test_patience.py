@@ -32,10 +32,10 @@ class StuckTier(MemoryTier):
         super().__init__()
         self.values, self.go, self.asked = values, Event(), 0
 
-    def get(self, names, seconds):  # type: ignore[no-untyped-def]
+    def get(self, names, seconds, value_bytes):  # type: ignore[no-untyped-def]
         self.asked += 1
         self.go.wait(20)
-        return super().get(names, seconds)
+        return super().get(names, seconds, value_bytes)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def server(shelf: Shelf) -> Iterator[PeerServer]:
 
 
 def tier(*ports: int, secret: bytes = SECRET, label: str = LABEL) -> PeerTier:
-    return PeerTier([("127.0.0.1", port) for port in ports], secret, SIZE, label)
+    return PeerTier([("127.0.0.1", port) for port in ports], secret, label)
 
 
 def fill(shelf: Shelf, block_bytes: int = STAMP_BYTES) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def test_what_no_engine_would_send_ends_its_connection(shelf: Shelf, server: Pee
             assert data not in heard and len(heard) <= CHALLENGE_BYTES + PROOF_BYTES
     assert _in_time(lambda: has(server, name))
     with closing(tier(server.port)) as sound:
-        assert sound.has([name]) == [True] and sound.get([name], 1.0) == [data]
+        assert sound.has([name]) == [True] and sound.get([name], 1.0, SIZE) == [data]
 
 
 def _broken(rng: random.Random, session: Session, name: bytes) -> bytes:
@@ -227,7 +227,7 @@ def test_a_poisoned_engine_changes_no_token(rounds: int, block_bytes: int) -> No
         poisoned = dict(values)
         poison(rng, poisoned)
         shelf._values = poisoned
-        run = Run([PeerTier([("127.0.0.1", server.port)], SECRET, seal.value_bytes, seal.label)], block_bytes=block_bytes)
+        run = Run([PeerTier([("127.0.0.1", server.port)], SECRET, seal.label)], block_bytes=block_bytes)
         assert run.answer("b") == alone and not run.from_tier
         bad = run.close()["bad"]
         told += bad > 0 and run.metric("ridgeline_tier_bad_blocks_total") == bad
@@ -275,7 +275,7 @@ def test_the_shelf_is_bounded_and_keeps_what_is_asked_for() -> None:
     shelf = Shelf(SIZE, 4 * SIZE)
     for number in range(4):
         shelf.put(bytes([number]) * 32, bytes(SIZE))
-    shelf.get([b"\0" * 32], 1.0)
+    shelf.get([b"\0" * 32], 1.0, SIZE)
     for number in range(4, 7):
         shelf.put(bytes([number]) * 32, bytes(SIZE))
     assert shelf.has([bytes([number]) * 32 for number in range(7)]) == [True, False, False, False, True, True, True]

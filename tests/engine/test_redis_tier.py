@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import redis
 from redis_server import PASSWORD, RedisProcess, certify, open_redis
-from tiers import PROMPT, SECRET, STAMP_BYTES, Run, poison, shape
+from tiers import PROMPT, STAMP_BYTES, Run, poison
 
 from ridgeline.engine.tiers.redis import PREFIX, RedisTier
-from ridgeline.engine.tiers.seal import Seal
 from ridgeline.errors import ConfigError
 
 
 def tier(url: str, password: str = PASSWORD, block_bytes: int = STAMP_BYTES) -> RedisTier:
-    return RedisTier(url, password, Seal(SECRET, shape(block_bytes)).value_bytes)
+    return RedisTier(url, password)
 
 
 @pytest.mark.parametrize("fixture", ["redis_server", "tls_redis_server"])

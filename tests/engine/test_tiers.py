@@ -153,13 +153,13 @@ def test_the_least_used_makes_room(tmp_path: Path) -> None:
     names = [bytes([number]) * 32 for number in range(1, 8)]
     for name in names[:4]:
         tier.put(name, name * 4 + bytes(value - 128))
-    tier.get(names[:1], 1.0)
+    tier.get(names[:1], 1.0, value)
     for name in names[4:]:
         tier.put(name, bytes(value))
     assert tier.has(names) == [True, *[False] * 3, *[True] * 3]
     tier.close()
     again = file_tier(tmp_path / "kv", 4_096 + 4 * (value + 76))
-    assert again.has(names) == [True, *[False] * 3, *[True] * 3] and again.get(names[:1], 1.0) == [names[0] * 4 + bytes(value - 128)]
+    assert again.has(names) == [True, *[False] * 3, *[True] * 3] and again.get(names[:1], 1.0, value) == [names[0] * 4 + bytes(value - 128)]
     assert (tmp_path / "kv" / "model.kv").stat().st_size <= 4_096 + 4 * (value + 76)
     again.close()
 
@@ -170,7 +170,7 @@ def test_many_reads_of_one_keep_the_others_replaceable(tmp_path: Path) -> None:
     tier = file_tier(tmp_path / "kv", 4_096 + 2 * (value + 76))
     names = [bytes([number]) * 32 for number in range(1, 4)]
     tier.put(names[0], bytes(value))
-    tier.get(names[:1] * 71, 1.0)
+    tier.get(names[:1] * 71, 1.0, value)
     tier.put(names[1], bytes(value))
     tier.put(names[2], bytes(value))
     assert tier.has(names) == [True, False, True]

@@ -143,7 +143,7 @@ class MemoryTier:
             raise OSError("gone")
         return [name in self.values for name in names]
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         time.sleep(self.seconds)
         return [self.values.get(name) for name in names]
 

@@ -12,7 +12,7 @@ from ridgeline.compute.states import StateCache, states_of
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import KVShape, unit_tokens
+from ridgeline.core.plan import HeadShare, KVShape, unit_tokens
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
@@ -93,8 +93,8 @@ class ModelSource:
             layout = "any numerics"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
         words = f"weights {self.facts.fingerprint.hex()[:12]}, {layout}, units of {unit} tokens"
-        price, recurrent = self.facts.attention_tokens, self.facts.state is not None
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared, words, price, recurrent)
+        more = self.facts.attention_tokens, self.facts.state is not None, HeadShare(0, self.facts.cached.heads, self.facts.cached.heads)
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, *sizes, shared, words, *more)
 
     def draft_shape(self, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
         """The shape of the cache of what drafts: as many blocks as all rows need, within `DRAFT_SHARE` of the memory. Raises ConfigError

@@ -176,8 +176,8 @@ class Moved(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TierUsed:
     """Work of a tier since the last such event, in blocks: brought, kept, found to be other than their names say, not kept since it
-    failed or could not keep up; calls that failed; of the blocks that it brought those of another KV type; and calls that found its blocks
-    to be of another layout."""
+    failed or could not keep up; calls that failed; of the blocks that it brought those of another KV type or share of the heads; and calls
+    that found its blocks to be of another layout."""
 
     tier: str
     fetched: int = 0

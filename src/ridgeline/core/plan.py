@@ -187,6 +187,18 @@ def unit_tokens(block_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The KV heads that blocks hold: `count` of the `total` heads of the model, from `first` on."""
+
+    first: int
+    count: int
+    total: int
+
+
+ONE_HEAD: Final = HeadShare(0, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """The paged KV cache: its groups, the tokens per block and the number of blocks. Block 0 is reserved and never allocated."""
 
@@ -208,6 +220,8 @@ class KVShape:
     """See `facts.model`: what a token costs by its position, for tiers that choose what to keep."""
     recurrent: bool = False
     """Rows have recurrent states beside their blocks, so that none begins behind blocks that another has computed."""
+    heads: HeadShare = ONE_HEAD
+    """KV heads of its blocks, in every group. A latent is one, which every executor has."""
 
     @property
     def root(self) -> bytes:

@@ -192,7 +192,7 @@ class MetricsCollector(Collector):
         for name, text, key in (
             ("ridgeline_tier_hits", "Tokens not computed, since a tier brought their KV.", "hits"),
             ("ridgeline_tier_fetched_blocks", "KV blocks that a tier brought.", "fetched"),
-            ("ridgeline_tier_converted_blocks", "KV blocks that a tier brought with numbers of another KV type.", "converted"),
+            ("ridgeline_tier_converted_blocks", "KV blocks that a tier brought with another KV type or other heads.", "converted"),
             ("ridgeline_tier_kept_blocks", "KV blocks that a tier took.", "kept"),
             ("ridgeline_tier_bad_blocks", "KV blocks of a tier that were other than their names say, and not used.", "bad"),
             ("ridgeline_tier_dropped_blocks", "KV blocks that a tier did not take, since it failed or could not keep up.", "dropped"),

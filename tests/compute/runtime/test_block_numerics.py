@@ -163,15 +163,15 @@ def test_a_file_that_another_engine_goes_on_writing(tmp_path: Path) -> None:
         writer = FileTier(folder, "other", 200, 4_096 + 2 * 276)
         for name in names[:2]:
             writer.put(name, name * 6 + bytes(8))
-        reader = FileArchive(folder, "other", 200, 4_096 + 2 * 276)
+        reader = FileArchive(folder, ["other"], 200, 4_096 + 2 * 276)
         assert reader.has(names) == [True, True, False, False] and not reader.takes
         writer.put(names[2], bytes(200))
         (gone,) = {*names[:2]} - {name for name in names[:2] if writer.might_have(name)}
-        values = dict(zip(names, reader.get(names, 1.0), strict=True))
+        values = dict(zip(names, reader.get(names, 1.0, 200), strict=True))
         assert values.pop(gone) is None and sorted(map(bool, values.values())) == [False, False, True]
         with pytest.raises(OSError, match="No such file"):
-            FileArchive(folder, "nobody's", 200, 4_096 + 2 * 276)
-        assert not FileArchive(folder, "other", 300, 1 << 20).has(names[:1])[0], "another size"
+            FileArchive(folder, ["nobody's"], 200, 4_096 + 2 * 276)
+        assert not FileArchive(folder, ["other"], 300, 1 << 20).has(names[:1])[0], "another size"
         assert (tmp_path / "kv" / "other.kv").exists() and not (tmp_path / "kv" / "nobody's.kv").exists()
         writer.close()
         reader.close()

@@ -51,6 +51,6 @@ def test_units_are_parts_of_each_run() -> None:
     shape = KVShape((KVGroup("full", (0,)),), 48, 10, b"f", block_bytes=2 * 3 * 16 * 5)
     seal, data = Seal(bytes(32), shape, runs=2), bytes(range(240)) * 2
     units = seal.cut(data)
-    assert len(units) == 3 == seal.units and seal.join(units) == data
+    assert len(units) == 3 == seal.units and seal.join((seal,), units) == data
     assert units[1] == data[80:160] + data[240 + 80 : 240 + 160]
     assert Seal(bytes(32), shape).cut(data) == [data]

@@ -33,7 +33,7 @@ MOST_WORTH: Final = 1e9
 
 
 class _Slots:
-    """A file of slots as it is read, whoever writes it."""
+    """Slots of files as they are read, whoever writes them."""
 
     name = "file"
     refused = 0
@@ -41,7 +41,6 @@ class _Slots:
     def __init__(self, value_bytes: int, most_bytes: int) -> None:
         self._slot_bytes = value_bytes
         self._count, self._first = _sizes(value_bytes, most_bytes)
-        self._file = -1
         self._slots: dict[bytes, int] = {}
 
     def might_have(self, name: bytes) -> bool:
@@ -50,19 +49,14 @@ class _Slots:
     def has(self, names: Sequence[bytes]) -> list[bool]:
         return [name in self._slots for name in names]
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         return [self._read(name) for name in names]
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
     def _read(self, name: bytes) -> bytes | None:
         raise NotImplementedError
 
-    def _value(self, slot: int) -> bytes:
-        return os.pread(self._file, self._slot_bytes, self._first + slot * self._slot_bytes)
+    def _value(self, file: int, slot: int) -> bytes:
+        return os.pread(file, self._slot_bytes, self._first + slot * self._slot_bytes)
 
 
 class FileTier(_Slots):
@@ -134,15 +128,17 @@ class FileTier(_Slots):
 
     def close(self) -> None:
         with self._lock:
-            super().close()
             self._slots.clear()
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
     def _read(self, name: bytes) -> bytes | None:
         with self._lock:
             slot = self._slots.get(name)
             if slot is None:
                 return None
-            value = self._value(slot)
+            value = self._value(self._file, slot)
             with suppress(OSError):  # a full disk still reads
                 self._enter(slot, name, self._worth.use(name))
             return value
@@ -176,19 +172,23 @@ class FileTier(_Slots):
 
 
 class FileArchive(_Slots):
-    """Implements `Tier` over the file of engines of another KV type, as it is when it is opened: nothing is written to it, and an engine
-    that has it open goes on. A slot that has another name since then is a miss.
+    """Implements `Tier` over the files of engines of another KV type, or with other heads, as they are when they are opened: nothing is
+    written to them, and an engine that has one open goes on. A slot that has another name since then is a miss.
 
-    The parameters are those of `FileTier`. Raises OSError where there is none of these sizes.
+    labels  one for each file; the other parameters are those of `FileTier`. Raises OSError where one is not there
     """
 
     takes = False
 
-    def __init__(self, descriptor: int, label: str, value_bytes: int, most_bytes: int) -> None:
+    def __init__(self, descriptor: int, labels: Sequence[str], value_bytes: int, most_bytes: int) -> None:
         super().__init__(value_bytes, most_bytes)
-        self._file = _open(descriptor, label + SUFFIX, os.O_RDONLY)
-        if os.pread(self._file, _HEAD.size, 0) == _HEAD.pack(_MAGIC, value_bytes, self._count):
-            self._slots = {name: slot for slot, (name, *_) in enumerate(_entries(self._file, self._count)) if name != _EMPTY}
+        self._files: list[int] = []
+        try:
+            for label in labels:
+                self._load(_open(descriptor, label + SUFFIX, os.O_RDONLY))
+        except OSError:
+            self.close()
+            raise
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:
         """Nothing: it is another engine's."""
@@ -196,11 +196,24 @@ class FileArchive(_Slots):
     def forget(self, name: bytes) -> None:
         self._slots.pop(name, None)
 
+    def close(self) -> None:
+        self._slots = {}
+        while self._files:
+            os.close(self._files.pop())
+
+    def _load(self, file: int) -> None:
+        """Reads the table of a file; slots are numbered through all of them."""
+        first = len(self._files) * self._count
+        self._files.append(file)
+        if os.pread(file, _HEAD.size, 0) == _HEAD.pack(_MAGIC, self._slot_bytes, self._count):
+            self._slots |= {name: slot for slot, (name, *_) in enumerate(_entries(file, self._count), first) if name != _EMPTY}
+
     def _read(self, name: bytes) -> bytes | None:
-        slot = self._slots.get(name)
-        if slot is None or os.pread(self._file, NAME_BYTES, HEAD_BYTES + slot * _ENTRY.size) != name:
+        found = self._slots.get(name)
+        if found is None:
             return None
-        return self._value(slot)
+        file, slot = self._files[found // self._count], found % self._count
+        return self._value(file, slot) if os.pread(file, NAME_BYTES, HEAD_BYTES + slot * _ENTRY.size) == name else None
 
 
 def other_layouts(folder: int, own: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ Both sides prove that they have the secret of the tier before anything else is s
 answers it with its own. What they say from then on is tagged with a key of this connection and the number of the frame. Values are not
 encrypted, and are sealed by themselves (`seal`).
 
-    request   kind (1 byte), names (2), bytes of a value (4), label of its layout (16), the names, tag
+    request   kind (1 byte), names (2), bytes of a value (4; of HAS 0), label of its layout (16), the names, tag
     answer    one byte for each name: 1 where the value is there, 2 for all where values here have another layout; tag; to GET the
               values, in order
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig
@@ -17,10 +18,10 @@ from ridgeline.engine.tiers.peer import PeerTier
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.redis import FLAG as REDIS_FLAG
 from ridgeline.engine.tiers.redis import PASSWORD_FLAG, RedisTier
-from ridgeline.engine.tiers.seal import Seal
 from ridgeline.engine.tiers.shelf import Shelf
 from ridgeline.engine.tiers.store import MOST_SECONDS, BlockStore, Source
 from ridgeline.engine.tiers.tier import Tier
+from ridgeline.engine.tiers.units import Layout, layouts_of
 from ridgeline.errors import ConfigError
 
 STAGED_SHARE: Final = 0.25
@@ -48,8 +49,9 @@ def open_store(
         )
     if blocks is None:
         raise ConfigError(f"{flag} needs a runner whose cache lies in host memory: --runner native or numpy", fix={flag: None})
-    seals = _seals(secret, info.kv, blocks)
-    seal = seals[0]
+    kinds = _kinds(secret, info.kv, blocks)
+    layouts = [*chain(*kinds)]
+    (seal,) = layouts[0]
     tiers: list[Tier] = []
     others: list[Source] = []
     decisions = [*_units(info.kv)]
@@ -57,21 +59,22 @@ def open_store(
         size = max(seal.value_bytes, parse_listen(config.kv_cache_listen)[2])
         tiers.append(Shelf(seal.value_bytes, size, info.kv.attention_tokens))
     if config.kv_cache_dir is not None:
-        decisions += _open_file(config, info.kv, seals, tiers)
-        others += _archives(config, seals[1:])
+        others += _archives(config, layouts[1:])
+        decisions += _open_file(config, info.kv, [layouts[0], *chain(*(used for _, used in others))], tiers)
     if config.kv_cache_redis is not None:
-        decisions.append(_open_redis(config, info.kv, seals, tiers, others))
+        decisions.append(_open_redis(config, info.kv, layouts, tiers, others))
     if config.kv_cache_peers:
         peers = parse_peers(config.kv_cache_peers)
-        tiers.append(PeerTier(peers, secret, seal.value_bytes, seal.label))
-        others += [(PeerTier(peers, secret, other.value_bytes, other.label), other) for other in seals[1:]]
+        own, *more = [PeerTier(peers, secret, each[0][0].label) for each in kinds]
+        tiers.append(own)
+        others += [(own, kinds[0][1:]), *zip(more, kinds[1:], strict=True)]
         decisions.append(
             Decision("kv_cache_peers", ", ".join(config.kv_cache_peers), "flag", f"{PEERS_FLAG}: {len(peers)} engines are asked")
         )
     if not tiers:
         return None, tuple(decisions)
     if seal.type:
-        converted = ", ".join(each.type for each in seals[1:])
+        converted = ", ".join(each[0][0].type for each in kinds[1:])
         reason = f"engines of any share blocks, and their answers may differ; KV types {converted} become {seal.type}"
         decisions.append(Decision("kv_cache_numerics", config.kv_cache_numerics, "flag", reason))
     server = None
@@ -87,12 +90,12 @@ def open_store(
     return BlockStore(tiers, seal, info.kv, blocks, others=others, server=server, **bounds), tuple(decisions)
 
 
-def _seals(secret: bytes, shape: KVShape, blocks: BlockContents) -> list[Seal]:
-    """The seal of this engine's blocks, and those of each other KV type that the operator lets become its own."""
+def _kinds(secret: bytes, shape: KVShape, blocks: BlockContents) -> list[list[Layout]]:
+    """The layouts of this engine's KV type, its own first, and those of each other type that the operator lets become its own."""
     if not shape.shared or not blocks.types:
-        return [Seal(secret, shape, blocks.runs)]
+        return [layouts_of(secret, shape, blocks.runs)]
     own = next(iter(blocks.types.values()))
-    return [Seal(secret, shape, blocks.runs, type, shape.block_bytes // own * size) for type, size in blocks.types.items()]
+    return [layouts_of(secret, shape, blocks.runs, type, shape.block_bytes // own * size) for type, size in blocks.types.items()]
 
 
 def _units(shape: KVShape) -> Iterator[Decision]:
@@ -103,13 +106,14 @@ def _units(shape: KVShape) -> Iterator[Decision]:
         yield Decision("block_size", size, "flag", reason)
 
 
-def _archives(config: EngineConfig, seals: Sequence[Seal]) -> Iterator[Source]:
-    """The files of other KV types that are in the folder."""
+def _archives(config: EngineConfig, layouts: Sequence[Layout]) -> Iterator[Source]:
+    """The files of other layouts that are in the folder."""
     assert config.kv_cache_dir is not None
     with private_folder(config.kv_cache_dir) as folder:
-        for seal in seals:
+        for layout in layouts:
             with suppress(OSError):  # there is none, or it is none of ours
-                yield FileArchive(folder, seal.label, seal.value_bytes, config.kv_cache_dir_bytes), seal
+                labels = [seal.file_label for seal in layout]
+                yield FileArchive(folder, labels, layout[0].value_bytes, config.kv_cache_dir_bytes), (layout,)
 
 
 def _listen(address: str, secret: bytes, label: str, tiers: Sequence[Tier]) -> tuple[PeerServer | None, Decision]:
@@ -123,33 +127,33 @@ def _listen(address: str, secret: bytes, label: str, tiers: Sequence[Tier]) -> t
     return server, Decision("kv_cache_listen", address, "flag", reason)
 
 
-def _open_redis(config: EngineConfig, shape: KVShape, seals: Sequence[Seal], tiers: list[Tier], others: list[Source]) -> Decision:
-    """Adds the tier of a server, which is asked for nothing yet; for other KV types to `others`."""
+def _open_redis(config: EngineConfig, shape: KVShape, layouts: Sequence[Layout], tiers: list[Tier], others: list[Source]) -> Decision:
+    """Adds the tier of a server, which is asked for nothing yet; for other layouts to `others`."""
     assert config.kv_cache_redis is not None
     password = read_password(config.kv_cache_redis_password_file, PASSWORD_FLAG)
-    seal, *more = seals
-    tier, *converted = (RedisTier(config.kv_cache_redis, password, each.value_bytes, shape.attention_tokens) for each in seals)
-    tiers.append(tier)
-    others.extend(zip(converted, more, strict=True))
-    return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {seal.value_bytes} bytes, shared")
+    tiers.append(RedisTier(config.kv_cache_redis, password, shape.attention_tokens))
+    others.append((tiers[-1], layouts[1:]))
+    size = layouts[0][0].value_bytes
+    return Decision("kv_cache_redis", config.kv_cache_redis, "flag", f"{REDIS_FLAG}: blocks of {size} bytes, shared")
 
 
-def _open_file(config: EngineConfig, shape: KVShape, seals: Sequence[Seal], tiers: list[Tier]) -> Iterator[Decision]:
-    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start. Says which files there are not used."""
+def _open_file(config: EngineConfig, shape: KVShape, layouts: Sequence[Layout], tiers: list[Tier]) -> Iterator[Decision]:
+    """Adds the file tier. One that cannot be opened is left out: a cache is no reason not to start. Says which files there have none of the
+    layouts, of which the first is its own."""
     assert config.kv_cache_dir is not None
-    seal = seals[0]
+    (seal,) = layouts[0]
     with private_folder(config.kv_cache_dir) as folder:
         try:
             sizes = seal.value_bytes, config.kv_cache_dir_bytes
-            tier = FileTier(folder, seal.label, *sizes, seal.words, shape.attention_tokens)
-            rate, layouts = tier.rate, other_layouts(folder, [each.label for each in seals])
+            tier = FileTier(folder, seal.file_label, *sizes, seal.words, shape.attention_tokens)
+            rate, unused = tier.rate, other_layouts(folder, [each.file_label for each in chain(*layouts)])
         except OSError as error:
             yield Decision("kv_cache_dir", "not used", "machine", f"{config.kv_cache_dir}: {error.strerror or error}")
             return
     tiers.append(tier)
     reason = f"{FOLDER_FLAG}: {tier.capacity} blocks of {seal.value_bytes} bytes, {len(tier)} are there from before"
     yield Decision("kv_cache_dir", config.kv_cache_dir, "flag", reason if rate is None else f"{reason}, read at {rate / 1e9:.2g} GB/s")
-    if layouts:
-        shown = "; ".join(sorted(set(layouts))[:SHOWN_LAYOUTS])
+    if unused:
+        shown = "; ".join(sorted(set(unused))[:SHOWN_LAYOUTS])
         reason = f"their blocks have another layout than this engine's ({seal.words}): {shown}"
-        yield Decision("kv_cache_other_files", f"{len(layouts)} not used", "machine", reason)
+        yield Decision("kv_cache_other_files", f"{len(unused)} not used", "machine", reason)

@@ -42,10 +42,10 @@ T = TypeVar("T")
 class Peer:
     """One other engine, and the connection to it."""
 
-    def __init__(self, host: str, port: int, secret: bytes, value_bytes: int, label: str) -> None:
+    def __init__(self, host: str, port: int, secret: bytes, label: str) -> None:
         self._address = (host, port)
         self._secret = secret
-        self._bytes, self._label = value_bytes, label.encode()
+        self._label = label.encode()
         self._socket: socket.socket | None = None
         self._session: Session | None = None
         self._until = 0.0
@@ -71,23 +71,23 @@ class Peer:
         self._until = time.monotonic() + seconds
         self.close()
 
-    def ask(self, kind: int, names: Sequence[bytes], deadline: float) -> Session:
-        """Sends a question. Raises OSError."""
+    def ask(self, kind: int, names: Sequence[bytes], deadline: float, value_bytes: int = 0) -> Session:
+        """Sends a question; `value_bytes` of those that it wants. Raises OSError."""
         if self._session is None:
             self._session = self._connect(min(deadline, time.monotonic() + CONNECT_SECONDS))
-        self._send(self._session.request(kind, names, self._bytes, self._label), deadline)
+        self._send(self._session.request(kind, names, value_bytes, self._label), deadline)
         return self._session
 
     def hear(self, session: Session, count: int, deadline: float) -> list[bool]:
         """Hears which of the names that were asked for are there. Raises OSError."""
         return session.read_answer(bytes(self._read(count + TAG_BYTES, deadline)))
 
-    def get(self, names: Sequence[bytes], deadline: float) -> dict[bytes, bytes]:
-        """Values of these that it has, each as long as they are here. Raises OSError."""
-        flags = self.hear(self.ask(GET, names, deadline), len(names), deadline)
+    def get(self, names: Sequence[bytes], deadline: float, size: int) -> dict[bytes, bytes]:
+        """Values of these that it has, each of `size` bytes. Raises OSError."""
+        flags = self.hear(self.ask(GET, names, deadline, size), len(names), deadline)
         there = [name for name, flag in zip(names, flags, strict=True) if flag]
-        data = self._read(len(there) * self._bytes, deadline)
-        return {name: bytes(data[place * self._bytes : (place + 1) * self._bytes]) for place, name in enumerate(there)}
+        data = self._read(len(there) * size, deadline)
+        return {name: bytes(data[place * size : (place + 1) * size]) for place, name in enumerate(there)}
 
     def close(self) -> None:
         """Ends the connection; the next question makes another."""
@@ -130,14 +130,14 @@ class Peer:
 class PeerTier:
     """Implements `Tier` over other engines.
 
-    secret       of the tier; `value_bytes` of every value, `label` of their layout
+    secret  of the tier; `label` of the layout of values
     """
 
     name = "peer"
     takes = False
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, value_bytes: int, label: str) -> None:
-        self._peers = [Peer(host, port, secret, value_bytes, label) for host, port in addresses]
+    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, label: str) -> None:
+        self._peers = [Peer(host, port, secret, label) for host, port in addresses]
         self._holders: dict[bytes, Peer] = {}
         """Peers that hold what was asked about last."""
 
@@ -169,13 +169,13 @@ class PeerTier:
         """See `Tier.refused`."""
         return sum(peer.refused for peer in self._peers)
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         deadline = time.monotonic() + min(seconds, CALL_SECONDS)
         values: dict[bytes, bytes] = {}
         for peer in self._peers:
             held = [name for name in names if self._holders.get(name) is peer]
             for first in range(0, len(held), MOST_NAMES[GET]):
-                values.update(peer.attempt(peer.get, held[first : first + MOST_NAMES[GET]], deadline) or {})
+                values.update(peer.attempt(peer.get, held[first : first + MOST_NAMES[GET]], deadline, value_bytes) or {})
         return [values.get(name) for name in names]
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:

@@ -124,12 +124,13 @@ class PeerServer:
     def _find(self, kind: int, names: Sequence[bytes], value_bytes: int) -> list[bytes | None]:
         """The values of a length; what is there of those that are only asked about, as b""."""
         found: list[bytes | None] = [None] * len(names)
+        is_get = kind == GET
         for tier in self._tiers:
             missing = [place for place, value in enumerate(found) if value is None]
             wanted = [names[place] for place in missing]
             with suppress(OSError):
-                values = tier.get(wanted, FRAME_SECONDS) if kind == GET else [b"" if there else None for there in tier.has(wanted)]
+                values = tier.get(wanted, FRAME_SECONDS, value_bytes) if is_get else [b"" if there else None for there in tier.has(wanted)]
                 for place, value in zip(missing, values, strict=True):
-                    if value is not None and (kind != GET or len(value) == value_bytes):
+                    if value is not None and (not is_get or len(value) == value_bytes):
                         found[place] = value
         return found

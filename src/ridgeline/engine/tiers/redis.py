@@ -26,7 +26,6 @@ MOST_EXPIRY: Final = 1 << 48
 class RedisTier:
     """Implements `Tier`. Connects with the first call; a connection for reading and one for writing.
 
-    value_bytes       of every value
     attention_tokens  see `Worth`
     """
 
@@ -34,10 +33,9 @@ class RedisTier:
     takes = True
     refused = 0
 
-    def __init__(self, url: str, password: str | None, value_bytes: int, attention_tokens: float = 0.0) -> None:
+    def __init__(self, url: str, password: str | None, attention_tokens: float = 0.0) -> None:
         """Raises ConfigError for an address that is not taken, or without the package."""
         self._reader, self._writer = (RedisServer(url, FLAG, PASSWORD_FLAG, password, seconds) for seconds in (CALL_SECONDS, WRITE_SECONDS))
-        self._most = value_bytes
         self._lifetimes = Lifetimes(attention_tokens)
         self._used: list[Expiry] = []
         """Of values that have been read; told with the next call that reads, so that no request waits for it."""
@@ -56,11 +54,11 @@ class RedisTier:
         parts = (names[first : first + NAMES_PER_CALL] for first in range(0, len(names), NAMES_PER_CALL))
         return [reply == 1 for part in parts for reply in self._reader.call(partial(ask, part))]
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         def ask(client: Any) -> list[Any]:
             calls = client.pipeline(transaction=False)
             for name in names:
-                calls.getrange(PREFIX + name, 0, self._most)  # both ends included: one byte more shows that it is too long
+                calls.getrange(PREFIX + name, 0, value_bytes)  # both ends included: one byte more shows that it is too long
                 calls.pexpiretime(PREFIX + name)
             self._tell_uses(calls)
             return list(calls.execute())

@@ -28,7 +28,7 @@ class Shelf:
     def has(self, names: Sequence[bytes]) -> list[bool]:
         return [name in self._values for name in names]
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
         with self._lock:
             found = [self._values.get(name) for name in names]
             for name, value in zip(names, found, strict=True):

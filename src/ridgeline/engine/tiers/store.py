@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec
@@ -21,14 +21,15 @@ from ridgeline.core.events import TierUsed
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
+from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import BlockContents
+from ridgeline.engine.tiers.fetch import Fetch
 from ridgeline.engine.tiers.patience import PATIENT_SECONDS, wait_seconds
 from ridgeline.engine.tiers.peer_server import PeerServer
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.tier import Tier
-from ridgeline.engine.tiers.units import contents_of, keys_of, sealed
+from ridgeline.engine.tiers.units import Layout, contents_of, keys_of, sealed
 
 LOW_PRIORITY: Final = 10
 BATCH: Final = 16
@@ -41,33 +42,15 @@ PAUSE_SECONDS: Final = 5.0
 MOST_PAUSE_SECONDS: Final = 60.0
 COUNTED: Final = tuple(each.name for each in fields(TierUsed) if each.name != "tier")
 P = ParamSpec("P")
-Wanted = tuple[int, int]
-"""(block of the prompt, KV group)"""
-Source = tuple[Tier, Seal]
-"""A tier, and the seal of what is asked of it."""
-
-
-@dataclass(slots=True)
-class _Fetch:
-    """A prompt whose blocks are being fetched. `here`: what the engine had of it when it came; `found`: what has been brought; `is_whole`:
-    there is nothing more to bring; `wait`: seconds that it is worth, of which its deadline has those before it too."""
-
-    request_id: str
-    sequence: Sequence
-    here: dict[bytes, tuple[int, ...]]
-    wait: float
-    deadline: float
-    tier: str = ""
-    found: list[tuple[int, int, int]] = field(default_factory=list)
-    is_done: bool = False
-    is_whole: bool = False
+Source = tuple[Tier, Items[Layout]]
+"""A tier, and the layouts of what is asked of it."""
 
 
 class BlockStore:
     """The tiers of one engine.
 
     tiers    the nearest first; each gets every block
-    others   where blocks of other KV types may be, with their seals: asked last, and converted
+    others   where blocks of other KV types and shares of the heads may be, with their layouts: asked last, and converted
     blocks   of the executor
     token_seconds      that a prompt token takes to compute now, 0 where it is unknown: nothing is waited for as long as computing takes
     most_seconds       that a fetch takes
@@ -89,7 +72,8 @@ class BlockStore:
         server: PeerServer | None = None,
     ) -> None:
         self.tiers = tuple(tiers)
-        self._sources = (*((tier, seal) for tier in tiers), *others)
+        self._own: Layout = (seal,)
+        self._sources: tuple[Source, ...] = (*((tier, (self._own,)) for tier in tiers), *others)
         self._server = server
         self.counts = {tier.name: Counter(dict.fromkeys(COUNTED, 0)) for tier, _ in self._sources}
         """Per tier what it has done since the start, by the fields of `TierUsed`: all of them, as threads count while the loop reads."""
@@ -100,8 +84,8 @@ class BlockStore:
         self._most_staged = max(len(shape.groups), most_staged_bytes // max(1, shape.block_bytes))
         self._most_queued = max(1, MOST_QUEUED_BYTES // max(1, shape.block_bytes))
         self._numbers = count(1)
-        self._fetches: dict[str, _Fetch] = {}
-        self._asked: SimpleQueue[_Fetch | None] = SimpleQueue()
+        self._fetches: dict[str, Fetch] = {}
+        self._asked: SimpleQueue[Fetch | None] = SimpleQueue()
         self._done: SimpleQueue[BlocksFetched] = SimpleQueue()
         self._written: SimpleQueue[tuple[Content, bytes, bytes, int] | None] = SimpleQueue()
         """(content, its bytes, key of the block before it, its position)"""
@@ -129,7 +113,7 @@ class BlockStore:
             return False
         first = keys_of(self._seal, self._index, sequence, 1)[0]
         groups, sources = range(len(self._shape.groups)), [source for source in self._sources if not self._is_paused(source[0])]
-        if not any(tier.might_have(seal.name(first, group)) for tier, seal in sources for group in groups):
+        if not any(tier.might_have(each[0].name(first, group)) for tier, layouts in sources for each in layouts for group in groups):
             return False
         asking = self._asking  # read once: its thread may be done meanwhile
         if asking is not None and self._is_paused(asking):  # its thread hangs there
@@ -143,7 +127,7 @@ class BlockStore:
         with self._change:
             seconds = wait + sum(each.wait for each in self._fetches.values())  # as they would be computed before it
             deadline = time.monotonic() + min(self._most_seconds, seconds)
-            fetch = self._fetches[request.request_id] = _Fetch(request.request_id, sequence, here, wait, deadline)
+            fetch = self._fetches[request.request_id] = Fetch(request.request_id, sequence, self._shape, here, wait, deadline)
             self._change.notify()
         self._asked.put(fetch)
         return True
@@ -189,7 +173,7 @@ class BlockStore:
         """Returns what tiers have done since the last call."""
         found = []
         for name, counts in self.counts.items():
-            counts["refused"] = sum(tier.refused for tier, _ in self._sources if tier.name == name)
+            counts["refused"] = sum(tier.refused for tier in {tier for tier, _ in self._sources} if tier.name == name)
             if more := counts - self._told[name]:
                 self._told[name] = self._told[name] + more
                 found.append(TierUsed(name, **more))
@@ -218,10 +202,14 @@ class BlockStore:
 
     def _fetch_all(self) -> None:
         while (fetch := self._asked.get()) is not None:
-            for tier, seal in self._sources:
-                if not self._is_paused(tier) and not (fetch.is_done or fetch.is_whole or self._closed):
-                    self._asking = tier
-                    self._attempt(tier, self._fetch, fetch, tier, seal)
+            fetch.keys = keys_of(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
+            fetch.is_mixed = True
+            while fetch.is_mixed:  # behind what has been converted there may be some of the engine's own again
+                fetch.is_mixed = False
+                for tier, layouts in self._sources:
+                    if not self._is_paused(tier) and not (fetch.is_done or fetch.is_whole or self._closed):
+                        self._asking = tier
+                        self._attempt(tier, self._fetch, fetch, tier, layouts)
             self._asking = None
             self._finish(fetch)
 
@@ -245,33 +233,39 @@ class BlockStore:
     def _is_paused(self, tier: Tier) -> bool:
         return self._paused.get(tier.name, 0.0) > time.monotonic()
 
-    def _fetch(self, fetch: _Fetch, tier: Tier, seal: Seal) -> None:
-        wanted, hit = self._wanted(fetch, tier, seal)
-        before = len(fetch.found)
-        size, keys = max(1, BATCH // self._seal.units), keys_of(self._seal, self._index, fetch.sequence, len(fetch.sequence.keys))
+    def _fetch(self, fetch: Fetch, tier: Tier, layouts: Items[Layout]) -> None:
+        for layout in layouts if self._own in layouts else fetch.likely(tier, layouts):
+            if not fetch.is_whole:
+                self._bring(fetch, tier, layout)
+
+    def _bring(self, fetch: Fetch, tier: Tier, layout: Layout) -> None:
+        """Brings what a tier has of a prompt in one layout."""
+        wanted, hit = fetch.wanted(tier, layout)
+        before, values, type = len(fetch.found), self._seal.units * len(layout), layout[0].type
+        size, scope = max(1, BATCH // values), self._index.identity(fetch.sequence)
         for first in range(0, len(wanted), size):
             part = wanted[first : first + size]
             self._asking = None  # the tier is not to blame for what sequences that have yet to start hold
             if not self._has_room(fetch, len(part)):
                 return
             self._asking = tier
-            scope = self._index.identity(fetch.sequence)
-            ids = {block: self._ids(fetch.sequence, block) for block, _ in part}
-            contents = [each for block, group in part for each in contents_of(self._seal, keys, block, group, ids[block], scope)]
-            names = [seal.name(content.key, content.group) for content in contents]
-            values = tier.get(names, max(0.001, fetch.deadline - time.monotonic()))
-            opened = [self._open(tier, seal, *each) for each in zip(contents, names, values, strict=True)]
+            ids = {block: fetch.ids(block) for block, _ in part}
+            units = [each for block, group in part for each in contents_of(self._seal, fetch.keys, block, group, ids[block], scope)]
+            asked = [(seal, content, seal.name(content.key, content.group)) for content in units for seal in layout]
+            given = tier.get([name for *_, name in asked], max(0.001, fetch.deadline - time.monotonic()), layout[0].value_bytes)
+            opened = [self._open(tier, *each, value) for each, value in zip(asked, given, strict=True)]
             for at, (block, group) in enumerate(part):
-                units = [each for each in opened[at * self._seal.units : (at + 1) * self._seal.units] if each is not None]
-                if len(units) == self._seal.units:
-                    number = next(self._numbers)
-                    data = seal.join(units)
-                    self._blocks.staged[number] = self._blocks.converted(data, seal.type) if seal.type != self._seal.type else data
+                whole = [each for each in opened[at * values : (at + 1) * values] if each is not None]
+                if len(whole) == values:
+                    number, data = next(self._numbers), self._seal.join(layout, whole)
+                    self._blocks.staged[number] = self._blocks.converted(data, type) if type != self._seal.type else data
                     with self._change:
                         fetch.found.append((block, group, number))
                     fetch.tier = fetch.tier or tier.name
                     self.counts[tier.name]["fetched"] += 1
-                    self.counts[tier.name]["converted"] += seal.type != self._seal.type
+                    if layout != self._own:
+                        fetch.is_mixed = True
+                        self.counts[tier.name]["converted"] += 1
         fetch.is_whole = hit == len(fetch.sequence.keys) and len(fetch.found) - before == len(wanted)
 
     def _open(self, tier: Tier, seal: Seal, content: Content, name: bytes, value: bytes | None) -> bytes | None:
@@ -282,30 +276,7 @@ class BlockStore:
             tier.forget(name)
         return data
 
-    def _wanted(self, fetch: _Fetch, tier: Tier, seal: Seal) -> tuple[list[Wanted], int]:
-        """Returns what makes the longest hit of what is here, what has been brought, and what the tier says that it has; and its blocks."""
-        sequence, groups, size = fetch.sequence, range(len(self._shape.groups)), self._shape.block_tokens
-        brought = {(block, group) for block, group, _ in fetch.found}
-        units, keys = seal.units, keys_of(seal, self._index, sequence, len(sequence.keys))
-        names = [seal.name(key, group) for group in groups for key in keys]
-        stored = tier.has(names)
-        index = PrefixIndex(self._shape, shared=True)
-        missing = set[Wanted]()
-        for block, key in enumerate(sequence.keys):
-            places = list(fetch.here.get(key, (0,) * len(groups)))
-            for group in groups:
-                if not places[group] and (block, group) not in brought:
-                    missing.add((block, group))
-                    at = group * len(keys) + block * units
-                    places[group] = int(all(stored[at : at + units]))
-                else:
-                    places[group] = 1
-            index.blocks[key] = PrefixBlock(key, self._ids(sequence, block), index.identity(sequence), places)
-        hit = index.find_longest_hit(sequence, 0, sequence.reusable // size)
-        seen = [index.first_visible_block(group.window, hit * size) for group in self._shape.groups]
-        return [(block, group) for block in range(hit) for group in groups if block >= seen[group] and (block, group) in missing], hit
-
-    def _has_room(self, fetch: _Fetch, blocks: int) -> bool:
+    def _has_room(self, fetch: Fetch, blocks: int) -> bool:
         """Waits until so many blocks may be brought; sequences that start make room. False behind the deadline."""
         while len(self._blocks.staged) + blocks > self._most_staged + BATCH:
             if fetch.is_done or self._closed or time.monotonic() > fetch.deadline:
@@ -313,11 +284,7 @@ class BlockStore:
             time.sleep(0.002)
         return not fetch.is_done
 
-    def _ids(self, sequence: Sequence, block: int) -> tuple[int, ...]:
-        size = self._shape.block_tokens
-        return tuple(sequence.known[block * size : (block + 1) * size])
-
-    def _finish(self, fetch: _Fetch) -> None:
+    def _finish(self, fetch: Fetch) -> None:
         """Reports a fetch, once: what it brings after its deadline is dropped."""
         with self._change:
             if not fetch.is_done:

@@ -1,4 +1,4 @@
-"""The interface of tiers: values of a fixed size by name. They know nothing of blocks, and are trusted with nothing."""
+"""The interface of tiers: values by name, of sizes that the reader knows. They know nothing of blocks, and are trusted with nothing."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -28,8 +28,8 @@ class Tier(Protocol):
         """True for each value that was there. Raises OSError."""
         ...
 
-    def get(self, names: Sequence[bytes], seconds: float) -> list[bytes | None]:
-        """Returns values, of the right length at most, within about so many seconds. Raises OSError."""
+    def get(self, names: Sequence[bytes], seconds: float, value_bytes: int) -> list[bytes | None]:
+        """Returns values, little longer than so many bytes at most, within about so many seconds. Raises OSError."""
         ...
 
     def put(self, name: bytes, value: bytes, place: Place = NOWHERE) -> None:

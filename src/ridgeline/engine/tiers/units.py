@@ -4,11 +4,26 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from hashlib import sha256
 
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import HeadShare, KVShape
 from ridgeline.core.prefix_cache import PrefixIndex, unit_keys
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.tiers.seal import Content, Seal
 from ridgeline.engine.tiers.worth import Place
+
+Layout = tuple[Seal, ...]
+"""Seals of the values that a unit of a block is put together from: one, or several whose heads follow each other."""
+
+
+def layouts_of(secret: bytes, shape: KVShape, runs: int, type: str = "", block_bytes: int = 0) -> list[Layout]:
+    """Layouts in which a block is looked for: as this engine keeps it, then as engines do that have all heads, a half of them, a quarter …,
+    as far as their number can be halved. Parameters are those of `Seal`."""
+    own, size = shape.heads, shape.heads.total
+    found: list[tuple[HeadShare, ...]] = [(own,)]
+    while runs and size:
+        shares = tuple(HeadShare(at, size, own.total) for at in range(own.first // size * size, own.first + own.count, size))
+        found += [shares] if shares != found[0] else []
+        size = 0 if size % 2 else size // 2
+    return [tuple(Seal(secret, shape, runs, type, block_bytes, heads) for heads in shares) for shares in found]
 
 
 def keys_of(seal: Seal, index: PrefixIndex, sequence: Sequence, blocks: int) -> list[bytes]:
