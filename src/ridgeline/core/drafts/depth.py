@@ -142,8 +142,8 @@ def choose_depths(
     barrier     steps run ahead without drafts, so that the host's time at a barrier comes on top
     passes      of the model that drafts: pass j is over the rows that have j drafts or more; None: drafts cost no time of the device
 
-    Drafts are added in the order of their chances. Leviathan et al. 2023 derive the depth of one row from its acceptance; here rows of a
-    step share its time.
+    Drafts are added in the order of their chances; where one alone makes a step so long that no row may be without, the first of every row
+    before further ones. Leviathan et al. 2023 derive the depth of one row from its acceptance; here rows of a step share its time.
     """
     rows = other_rows + len(offers)
     if rows == 1 and offers and passes is None:
