@@ -149,6 +149,7 @@ def check_choices(found: Cluster, folder: Path) -> None:
 
 def check_models(found: Cluster) -> None:
     """A second model is unloaded on both engines, and loaded again where it is asked for."""
+
     def models() -> int:
         return len(found.processes(MODEL_PROCESS))
 

@@ -110,4 +110,3 @@ def wait_for(what: str, seconds: float, condition: Callable[[], bool], pause: fl
         assert monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
         sleep(pause)
     return monotonic() - began
-

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.backend import RowState, Work
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.drafts import DeviceDraftModel, DeviceDrafts, Passes
+from ridgeline.compute.cuda.drafts import DeviceDraftModel, DeviceDrafts, Passes, Span
 from ridgeline.compute.cuda.load import load_heads
 from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.cuda.states import FEATURES, HiddenStates, StepStates
@@ -24,18 +24,18 @@ from ridgeline.compute.graph import OpList
 from ridgeline.compute.load.heads import NEXT, record_heads, tap_name, target_ids
 from ridgeline.compute.opening import ModelSource, Progress
 from ridgeline.config.resolve import Decision
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import DraftSpan, KVShape
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.planning.memory import block_bytes
 
 
 class DeviceHeads(DeviceDraftModel):
-    """Drafts as `DeviceDraftModel` does, by heads."""
+    """Drafts as `DeviceDraftModel` does, by heads. attends: they have keys and values."""
 
-    def __init__(self, lists: Sequence[CudaRunner], shape: KVShape, *, rows: int, blocks: int, vocab: int) -> None:
+    def __init__(self, lists: Sequence[CudaRunner], shape: KVShape, *, rows: int, blocks: int, vocab: int, attends: bool) -> None:
         super().__init__(lists, shape, rows=rows, blocks=blocks, vocab=vocab)
-        self._behind = np.zeros(rows, np.int32)
+        self._behind, self._attends = np.zeros(rows, np.int32), attends
 
     def launch(self, work: Work) -> Passes | None:
         """See `DeviceDraftModel.launch`."""
@@ -47,6 +47,12 @@ class DeviceHeads(DeviceDraftModel):
         self._find(work)
         return super().draft(work, state)
 
+    def _open_span(self, span: DraftSpan, most: int) -> Span:
+        """All ids that steps in flight may have accepted, and the last. Behind what stands these are ones that have been computed before;
+        the device knows which they are."""
+        back = most if self._attends else 0
+        return span.row, span.start - back, (0,) * back + span.ids
+
     def _find(self, work: Work) -> None:
         """Notes how far the rows of a step's spans lie behind the target's: both end in front of the first draft."""
         ends = dict(zip(work.rows.row_ids.tolist(), work.inputs.kv_len.tolist(), strict=True))
@@ -57,7 +63,7 @@ class DeviceHeads(DeviceDraftModel):
 def kept_states(source: ModelSource, heads: DraftHeads, device: Device, dtype: torch.dtype) -> StepStates:
     """What the target's steps keep for its heads: as many positions as these read, and those of drafts behind them."""
     config, taps = source.config, tuple(tap_name(layer) for layer in heads.tapped) or ("hidden",)
-    window = source.heads_window(heads) + config.num_speculative_tokens + 1
+    window = max(source.heads_window(heads), config.num_speculative_tokens + 1) + config.num_speculative_tokens + 1
     return StepStates(HiddenStates(device, config.rows, window, source.facts.hidden * len(taps), dtype), taps)
 
 
@@ -87,9 +93,10 @@ def open_device_heads(
         runner.compile_kernels(progress)
         runner.warm_up(progress)
         runners.append(runner)
-    model = DeviceHeads(runners, shape, rows=config.rows, blocks=-(-positions // config.block_size), vocab=source.facts.tokens)
+    blocks = -(-positions // config.block_size)
+    model = DeviceHeads(runners, shape, rows=config.rows, blocks=blocks, vocab=source.facts.tokens, attends=heads.attends)
     passes = model.pass_seconds(config.rows)
-    found = source.heads_cache(heads, shape, positions, passes)
+    found = source.heads_cache(heads, shape, positions, passes, ahead=target.buckets.most_verified)
     stored = shape.blocks * block_bytes(facts, shape.groups[0], shape.block_tokens, config.kv_dtype) if heads.attends else 0
     step_bytes = sum(runner.nbytes for runner in runners)
     price = f"{passes[0][1] * 1e3:.2f} ms for an id, " if passes else ""

@@ -68,17 +68,19 @@ class DeviceDraftModel(DraftModel):
             return None
         self._take_blocks(spans)
         most = dict(zip(work.plan.row, work.plan.open, strict=False))
-        open_rows = {span.row: (span.start, most[span.row]) for span in drafting if most.get(span.row)}
-        before = self._device.ids.kept.before_last
-        first = last = self._launch(
-            [(span.row, span.start - 1, (before, LAST)) if span.row in open_rows else (span.row, span.start, span.ids) for span in spans],
-            own, 0, open_rows,
-        )  # fmt: skip
+        starts = dict(zip(work.plan.row, work.plan.start, strict=True))
+        open_rows = {span.row: (starts[span.row], most[span.row]) for span in drafting if most.get(span.row)}
+        found = [self._open_span(span, most[span.row]) if span.row in open_rows else (span.row, span.start, span.ids) for span in spans]
+        first = last = self._launch(found, own, 0, open_rows)
         for depth in range(1, max((span.drafts for span in drafting), default=0)):
             newest = (drafted_id(depth - 1),)
             deeper = [(span.row, span.start + len(span.ids) + depth - 1, newest) for span in drafting if span.drafts > depth]
             last = self._launch(deeper, own, depth, open_rows)
         return Passes(first, last)
+
+    def _open_span(self, span: DraftSpan, most: int) -> Span:
+        """What a row computes that may stand `most` positions farther than its span says: the id before the last too."""
+        return span.row, span.start - 1, (self._device.ids.kept.before_last, LAST)
 
     def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:
         super()._take_blocks(spans)

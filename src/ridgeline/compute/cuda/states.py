@@ -18,17 +18,19 @@ class HiddenStates:
     """The last hidden states of permanent rows by position modulo `window`, [rows + 1, window, width]; the last row is padding's.
 
     width   numbers of a token, of several taps one behind the other
+    ids     int32 [rows + 1, window]: those at these positions
     places  int32 [rows + 1], by row of a pass: the target's position of what its last token drafts
     """
 
     def __init__(self, device: Device, rows: int, window: int, width: int, dtype: torch.dtype) -> None:
         self.kept = device.zeros(rows + 1, window, width, dtype=dtype)
+        self.ids = device.zeros(rows + 1, window, dtype=torch.int32)
         self.places = device.zeros(rows + 1, dtype=torch.int32)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.kept.nbytes + self.places.nbytes
+        return self.kept.nbytes + self.ids.nbytes + self.places.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class StepStates:
             return []
         inputs = binding.inputs
         columns = [inputs[name] for name in ("positions", "source", "row_of_token", "kv_len", "shifts")]
-        return [take_states(self.states.kept, binding.value(FEATURES), *columns, self.states.places)]
+        states = self.states
+        return [take_states(states.kept, binding.value(FEATURES), states.ids, binding.ids, *columns, states.places)]
 
     def keep(self, binding: Binding) -> list[Callable[[], None]]:
         """Launches behind the last op."""
@@ -54,6 +57,6 @@ class StepStates:
         shifts = inputs["shifts"] if self.of_heads else None
         for name in self.taps:
             values = binding.value(binding.plan.oplist.taps[name])
-            found.append(keep_states(values, self.states.kept[:, :, first:], *columns, shifts))
+            found.append(keep_states(values, self.states.kept[:, :, first:], binding.ids, self.states.ids, *columns, shifts))
             first += values.shape[1]
         return found
