@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from small import SIZE, served_on_device
 from speculating import AsMuchAsFits
 from tiny import tiny_weights
 
-from ridgeline.compute.cuda.drafts import DeviceDraftModel
+from ridgeline.compute.cuda.draft_heads import DeviceHeads
+from ridgeline.compute.cuda.drafts import DeviceDraftModel, Span
+from ridgeline.compute.cuda.runner import LaunchedStep
 from ridgeline.core.drafts.heads import HeadDrafter
 from ridgeline.core.params import Admitted, Sampling
-from ridgeline.core.plan import LAST, Plan, Result
+from ridgeline.core.plan import LAST, DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.read import read_model_facts
@@ -39,18 +42,24 @@ def _on_a_device() -> Iterator[None]:
 
 
 class Watched(AsMuchAsFits, HeadDrafter):
-    """Drafts as much as there is room for; notes what came, (known ids, drafts), and counts what it meets."""
+    """Drafts as much as there is room for; notes what came, (known ids, drafts), whose rows are whose, and counts what it meets."""
 
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    running: dict[int, str]
     counts: Counter[str]
+
+    def spans(self, rows: list[tuple[Sequence, int]], tokens: int) -> tuple[DraftSpan, ...]:
+        self.running |= {sequence.row: sequence.request.request_id for sequence, _ in rows}
+        return super().spans(rows, tokens)
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         self.counts["open rows"] += sum(count > 0 for count in plan.open)
-        opened = {row for row, count in zip(plan.row, plan.open, strict=False) if count}
+        opened = {row: count for row, count in zip(plan.row, plan.open, strict=False) if count}
         by_row = {sequence.row: (sequence, ids) for sequence, ids in zip(sequences, result.sampled, strict=True)}
         for span, drafts in zip(plan.spans, result.drafted, strict=True):
             sequence, sampled = by_row.get(span.row, (None, ()))
             self.counts["drafts of open rows"] += span.row in opened and span.ids == (LAST,)
+            assert not self._cache.groups or span.start >= opened.get(span.row, 0), "no id stands in front of the context"
             self.counts["all right" if len(sampled) > len(drafts) else "some right" if len(sampled) > 1 else "all wrong"] += 1
             if sequence is not None and sampled and sequence.row >= 0:
                 self.seen.append((tuple(sequence.known[: len(sequence.known) - len(sampled)]), drafts))
@@ -68,18 +77,41 @@ def requests(sampling: list[Sampling], outputs: int = 9, prompt: int = 3) -> lis
 
 
 def served(model: Path, waves: list[list[Admitted]], most: int = 3, **settings: object) -> tuple[Run, Watched]:
-    """Answers with as many drafts a row, by heads."""
+    """Answers with as many drafts a row, by heads; what they read of a row are its ids up to the newest, and they miss none."""
     drafters: list[Watched] = []
+    read: list[tuple[str, bool, int, list[int]]] = []
+    launch = DeviceHeads._launch
+
+    def watch(heads: DeviceHeads, rows: list[Span], params: object, number: int = 0, *others: Any) -> LaunchedStep:
+        launched = launch(heads, rows, params, number, *others)  # type: ignore[arg-type]
+        if not number:
+            runner, ends = heads._of(0), launched.ends.tolist()
+            places, ids = runner._launches._states.states.places.tolist(), runner.ids.token_ids.tolist()  # type: ignore[union-attr]
+            for (row, start, own), end, place in zip(rows, ends, places, strict=False):
+                read.append((running[row], start > 0, place, ids[end + 1 - len(own) : end + 1]))
+        return launched
+
+    running: dict[int, str] = {}
 
     def attach(engine: Engine) -> None:
         cache = engine.executor.info.drafts
         assert cache is not None and cache.window and (cache.ahead >= 3) == (settings.get("runner") != "numpy")
         drafter = Watched(most, (), True, cache._replace(passes=()))
-        drafter.seen, drafter.counts = [], Counter()
+        drafter.seen, drafter.counts, drafter.running = [], Counter(), running
         drafters.append(drafter)
         engine.scheduler.drafter = engine.scheduler._own_drafter = drafter
 
-    return serve(model, waves, attach, num_speculative_tokens=most, **settings), drafters[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceHeads, "_launch", watch)
+        run = serve(model, waves, attach, num_speculative_tokens=most, **settings)
+    behind: dict[str, int] = {}
+    for request, goes_on, place, ids in read:
+        whole = next(each.prompt for wave in waves for each in wave if each.request_id == request) + run.answers[request, 0][0]
+        assert all(ours == theirs for ours, theirs in zip(ids, whole[place - len(ids) :], strict=False)), (place, ids, whole)
+        assert not goes_on or place - len(ids) <= behind[request]
+        behind[request] = place
+    assert read or settings.get("runner") == "numpy"
+    return run, drafters[0]
 
 
 def ids_of(run: Run) -> dict[str, tuple[int, ...]]:
@@ -121,7 +153,7 @@ def heads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 def test_rows_go_on_from_what_stands(model: Path, heads: Callable, kind: str, most: int, depth: int) -> None:
     """Greedy and sampled rows, in steps that are planned behind drafts of which the host has not heard: answers are those without, and
     drafts those of the numpy runner."""
-    waves, settings = [requests(SAMPLING, 14)], heads(kind)
+    waves, settings = [requests(SAMPLING, 12)], heads(kind)
     plain = ids_of(serve(model, waves, runner="numpy", dtype="auto"))
     run, drafter = served(model, waves, most, depth=depth, **settings)
     _, reference = served(model, waves, most, runner="numpy", dtype="auto", **settings)
@@ -147,10 +179,10 @@ def test_a_row_by_the_host(model: Path, heads: Callable, monkeypatch: pytest.Mon
 def test_prefix_hits_and_preemption(model: Path, heads: Callable) -> None:
     """Contexts begin behind what was hit, and anew for a row that lost its blocks."""
     block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
-    first = requests([SAMPLING[1]], 6, prompt=9)[0]
-    waves = [[replace(first, request_id="first")], [replace(first, request_id="again")], requests(SAMPLING, 11, prompt=2)]
+    first = requests([SAMPLING[1]], 9, prompt=9)[0]
+    waves = [[replace(first, request_id="first")], [replace(first, request_id="again")], requests(SAMPLING, 10, prompt=2)]
     plain = ids_of(serve(model, waves, runner="numpy", dtype="auto"))
-    run, drafter = served(model, waves, depth=3, max_model_len=16, kv_cache_memory_bytes=4 * block, **heads("eagle"))
+    run, drafter = served(model, waves, depth=3, max_model_len=18, kv_cache_memory_bytes=5 * block, **heads("eagle"))
     assert ids_of(run) == plain
     assert run.hit_tokens > 0 and run.preempted > 0
     assert drafter.counts["all right"] + drafter.counts["some right"] > 2, drafter.counts

@@ -296,12 +296,13 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
     if source.drafts is not None:
         kept += weights_bytes(source.drafts if source.heads is None else source.heads.facts, DTYPES[dtype], fp8=fp8)
+    states = None if source.heads is None else kept_states(source, source.heads, device, DTYPES[dtype])
+    kept += 0 if states is None else states.states.nbytes
     positions = planned_positions(source, device, kept)
     source = source.with_rope(positions)
     facts = source.facts
     loading = {"fp8": fp8, "adapters": config.adapter_slots > 0, "progress": progress}
     oplist, weights = load(facts, target_list(facts, source.heads), device, DTYPES[dtype], **loading)
-    states = None if source.heads is None else kept_states(source, source.heads, device, DTYPES[dtype])
     slots, rank = config.adapter_slots, config.max_lora_rank
     adapters = DeviceAdapterSlots(oplist, slots, rank, DTYPES[dtype], device) if slots else None
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
