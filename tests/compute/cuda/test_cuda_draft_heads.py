@@ -29,7 +29,7 @@ from ridgeline.planning.memory import kv_head_bytes
 
 __all__ = ["checkpoint", "stored"]
 
-SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 3, "max_model_len": 24, "block_size": 4}
+SMALL = {"max_num_batched_tokens": 16, "max_num_seqs": 3, "max_model_len": 24, "block_size": 4}
 GREEDY = Sampling(temperature=0.0)
 SAMPLING = [GREEDY, Sampling(temperature=2.0), Sampling(temperature=1.5, top_p=0.9, top_k=40)]
 BY_HOST = [GREEDY, Sampling(temperature=2.0, logprobs=1, presence_penalty=2.0), Sampling(temperature=0.5)]
@@ -88,7 +88,7 @@ def served(model: Path, waves: list[list[Admitted]], most: int = 3, **settings: 
             runner, ends = heads._of(0), launched.ends.tolist()
             places, ids = runner._launches._states.states.places.tolist(), runner.ids.token_ids.tolist()  # type: ignore[union-attr]
             for (row, start, own), end, place in zip(rows, ends, places, strict=False):
-                read.append((running[row], start > 0, place, ids[end + 1 - len(own) : end + 1]))
+                read.append((running[row], start > 0 and heads._attends, place, ids[end + 1 - len(own) : end + 1]))
         return launched
 
     running: dict[int, str] = {}
@@ -131,11 +131,11 @@ def heads_of(kind: str, checkpoint: Callable, path: Path) -> tuple[Path, Referen
 def test_drafts_are_those_of_the_formulas(kind: str, checkpoint: Callable, tmp_path: Path) -> None:
     """EAGLE-3's head knows some ids alone; its first list has a product more than its second."""
     target, reference, settings = heads_of(kind, checkpoint, tmp_path / "heads")
-    waves = [requests([GREEDY, GREEDY][: 1 + (kind != "mtp deepseek3")])]
+    waves = [requests([GREEDY], 8)] if kind == "mtp deepseek3" else [requests([GREEDY] * 2, 8)]
     plain = serve(target, waves, runner="numpy", dtype="auto")
     found, drafter = served(target, waves, enable_prefix_caching=False, **settings)
     assert ids_of(found) == ids_of(plain)
-    assert len(drafter.seen) >= 5 and drafter.counts["open rows"] >= 2
+    assert len(drafter.seen) >= 4 and drafter.counts["open rows"] >= 2
     wrong = [(known, drafts, right) for known, drafts in drafter.seen if tuple(right := reference(known, len(drafts))) != drafts]
     assert not wrong, wrong[:3]
 
@@ -153,7 +153,7 @@ def heads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 def test_rows_go_on_from_what_stands(model: Path, heads: Callable, kind: str, most: int, depth: int) -> None:
     """Greedy and sampled rows, in steps that are planned behind drafts of which the host has not heard: answers are those without, and
     drafts those of the numpy runner."""
-    waves, settings = [requests(SAMPLING, 12)], heads(kind)
+    waves, settings = [requests(SAMPLING, 14)], heads(kind)
     plain = ids_of(serve(model, waves, runner="numpy", dtype="auto"))
     run, drafter = served(model, waves, most, depth=depth, **settings)
     _, reference = served(model, waves, most, runner="numpy", dtype="auto", **settings)
