@@ -96,6 +96,8 @@ def served(model: Path, waves: list[list[Admitted]], most: int = 3, **settings: 
     def attach(engine: Engine) -> None:
         cache = engine.executor.info.drafts
         assert cache is not None and cache.window and (cache.ahead >= 3) == (settings.get("runner") != "numpy")
+        said = next(each.reason for each in engine.executor.decisions if each.name == "draft_model")  # type: ignore[attr-defined]
+        assert "of hidden states" in said, said
         drafter = Watched(most, (), True, cache._replace(passes=()))
         drafter.seen, drafter.counts, drafter.running = [], Counter(), running
         drafters.append(drafter)

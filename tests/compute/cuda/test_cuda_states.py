@@ -29,7 +29,7 @@ def test_the_target_leaves_those_that_heads_take() -> None:
         assert kept[permanent, place, WIDTH:].isnan().all() if token is None else torch.equal(kept[permanent, place, WIDTH:], values[token])
 
     out, ids, places = torch.empty(4, WIDTH, device=DEVICE), column([0, 0, 99, 98]), column([0, 0])
-    heads = (column([1, 2, 3, 0]), column([2, 2, 2, 0]), column([0, 0, 0, 1]), column([4, 1]), column([6, 6]))
+    heads = (column([1, 2, 3, 0]), column([2, 2, 2, 0]), column([0, 0, 0, 1]), column([4, 1]), column([6] * 4))
     kernels.take_states(kept[:, :, WIDTH:], out, kept_ids, ids, *heads, places)()
     assert torch.equal(out, values[[3, 4, 5, 8]])
     assert ids.tolist() == [24, 25, 99, 98], "all but the last of a row are what the target has had there"
@@ -39,7 +39,7 @@ def test_the_target_leaves_those_that_heads_take() -> None:
 def test_heads_leave_that_of_the_token_they_have_read_last() -> None:
     values, kept = torch.randn(3, WIDTH).to(DEVICE), torch.zeros(2, WINDOW, WIDTH, device=DEVICE)
     none = column([0] * 2 * WINDOW).view(2, WINDOW)
-    of = (column([0, 1, 0]), column([1, 1, 0]), column([0, 0, 1]), column([2, 1]), column([7, 2]))
+    of = (column([0, 1, 0]), column([1, 1, 0]), column([0, 0, 1]), column([2, 1]), column([7, 7, 2]))
     kernels.keep_states(values, kept, column([5, 6, 7]), none, *of)()
     assert torch.equal(kept[1, 8 % WINDOW], values[1]) and torch.equal(kept[0, 2], values[2])
     assert kept.abs().sum(dim=2).count_nonzero() == 2 and not none.any()

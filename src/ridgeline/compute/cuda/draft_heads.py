@@ -61,7 +61,7 @@ class DeviceHeads(DeviceDraftModel):
 
 
 def kept_states(source: ModelSource, heads: DraftHeads, device: Device, dtype: torch.dtype) -> StepStates:
-    """What the target's steps keep for its heads: as many positions as these read, and those of drafts behind them."""
+    """Hidden states that the target's steps keep for its heads: as many positions as these read, and those of drafts behind them."""
     config, taps = source.config, tuple(tap_name(layer) for layer in heads.tapped) or ("hidden",)
     window = max(source.heads_window(heads), config.num_speculative_tokens + 1) + config.num_speculative_tokens + 1
     return StepStates(HiddenStates(device, config.rows, window, source.facts.hidden * len(taps), dtype), taps)

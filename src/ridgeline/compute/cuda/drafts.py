@@ -56,7 +56,7 @@ class DeviceDraftModel(DraftModel):
         super().__init__(lists[0], None, shape, sample_rows, rows=rows, blocks=blocks, vocab=vocab, threads=1)
         self._lists, self._device = lists, lists[0]
         self._behind: NDArray[np.int32] | None = None
-        """By permanent row, how many positions it lies behind the target's; None: none does."""
+        """int32 [permanent rows]: how many positions each lies behind the target's; None: none does."""
 
     def launch(self, work: Work) -> Passes | None:
         """Starts all passes over the spans of a step's plan, whose drafts the step finds on the device. None, and nothing is done, where a
@@ -79,7 +79,7 @@ class DeviceDraftModel(DraftModel):
         return Passes(first, last)
 
     def _open_span(self, span: DraftSpan, most: int) -> Span:
-        """What a row computes that may stand `most` positions farther than its span says: the id before the last too."""
+        """The span of a row that may stand `most` positions farther than the plan says: the id before the last too."""
         return span.row, span.start - 1, (self._device.ids.kept.before_last, LAST)
 
     def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:

@@ -35,7 +35,7 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class StepStates:
-    """What steps of a list do with hidden states: they keep its taps of these names, and heads take `FEATURES` before."""
+    """Hidden states that steps of a list keep, its taps of these names, and that those of heads take before, as `FEATURES`."""
 
     states: HiddenStates
     taps: tuple[str, ...]

@@ -79,7 +79,7 @@ def step_columns(
     """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
     `table_row`: of each row, or the dummy row; `target`: where its id comes in `KeptIds.ids`, or the dummy row's; `count`: tokens that are
     no padding, the first ones. Where it verifies, `place`: where the id stands that a position samples, and `samples`: how many of a row's
-    last positions do. adapters: how tokens are put in order by adapter; None: they have none. shifts: there is a column of these."""
+    last positions do. adapters: how tokens are put in order by adapter; None: they have none. shifts: tokens have those of their rows."""
     tokens, rows, selected = bucket.tokens, bucket.rows, (bucket.selected,)
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
@@ -89,10 +89,10 @@ def step_columns(
         Column("positions", "i32", (tokens,)),
         Column("row_of_token", "i32", (tokens,)),
         Column("source", "i32", (tokens,)),
+        *((Column("shifts", "i32", (tokens,)),) if shifts else ()),
         Column("count", "i32", (1,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("kv_len", "i32", (rows,)),
-        *((Column("shifts", "i32", (rows,)),) if shifts else ()),
         Column("target", "i64", (rows,)),
         Column("table_row", "i32", (rows,)),
         Column("cu_q", "i32", (rows + 1,)),
@@ -155,7 +155,7 @@ class StepBuffers:
     largest       the bucket, and the largest of those that verify, if any
     dummy_row     the row of `KeptIds` and of `tables` behind all permanent rows, for padding; `width`: entries of a row of `KeptIds`
     adapters      order of tokens by adapter; None: they have none
-    shifts        rows have positions of heads, and say how far they lie behind the target's
+    shifts        positions are those of heads; a column says how far they lie behind the target's
     """
 
     device: Device
@@ -288,7 +288,7 @@ def pack_rows(
     if "adapter_slots" in into:
         put_in_order(inputs.adapter, into["adapter_tokens"], into["adapter_slots"])
     if "shifts" in into:
-        into["shifts"][:rows], into["shifts"][rows:] = 0 if sampling.shifts is None else sampling.shifts, 0
+        into["shifts"][:tokens], into["shifts"][tokens:] = 0 if sampling.shifts is None else sampling.shifts[inputs.row_of_token], 0
     if "samples" in into:
         into["samples"][:rows], into["samples"][rows:] = (1 if sampling.samples is None else sampling.samples) if samples else 0, 0
     of = inputs.row_of_token if bucket.verifies else slice(rows)

@@ -3,6 +3,8 @@
 The executor keeps the last hidden states of each row, of steps in which it sampled; a prefix hit and chunks before the last bring none. So
 a row's context for the heads begins where they do, and where it did not draft for longer than they are kept it begins anew: a row never
 waits for hidden states, and nothing is computed again for them. Positions of spans count from there.
+
+Behind drafts in flight heads with keys compute all ids that these may add, as nobody knows yet how many do: some once more.
 """
 
 from ridgeline.core.drafts.depth import Offer

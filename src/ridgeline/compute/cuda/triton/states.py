@@ -20,7 +20,7 @@ def take_states_kernel(
     after_previous(PDL)
     token, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, own = tl.load(row_of_token + token), tl.load(positions + token)
-    position = own + tl.load(shifts + row)
+    position = own + tl.load(shifts + token)
     first = tl.load(source + token).to(tl.int64) * window
     state = first + (position + window - 1) % window
     number = tl.load(states + state * state_stride + at, mask=at < width, other=0.0)
@@ -42,7 +42,7 @@ def keep_states_kernel(
     row, position = tl.load(row_of_token + token), tl.load(positions + token)
     keeps = position + most >= tl.load(kv_len + row)
     if SHIFTED:
-        position += tl.load(shifts + row)
+        position += tl.load(shifts + token)
     state = tl.load(source + token).to(tl.int64) * window + position % window
     if not SHIFTED:
         tl.store(state_ids + state, tl.load(ids + token), mask=keeps)
@@ -62,7 +62,7 @@ def take_states(
     positions     int32 [T] in the heads' own sequences, of permanent rows `source` [T]
     row_of_token  int32 [T]
     kv_len        int32 [R]: positions of the heads' own sequences
-    shifts        int32 [R]: how far these lie behind the target's
+    shifts        int32 [T]: how far these lie behind the target's
     places        int32 [R], becomes the target's position behind each row's last token
     """
     _, window, _ = states.shape
