@@ -236,8 +236,9 @@ def stored_names(made: Checkpoint, layer: Any) -> Tensors:
     return found
 
 
-def write_random(kind: str, path: Path, facts: ModelFacts) -> Path:
-    """Random heads for a model of any architecture."""
+def write_random(kind: str, path: Path, facts: ModelFacts, repeating: np.ndarray | None = None) -> Path:
+    """Random heads for a model of any architecture. repeating: the matrix of its head; EAGLE and Medusa then mostly draft what the hidden
+    state in front has said, and are often right where the model says one thing for ever."""
     random, width, vocab, ffn = np.random.default_rng(6), facts.hidden, facts.vocab, 2 * facts.hidden
     path.mkdir()
     if kind == "medusa":
@@ -263,6 +264,14 @@ def write_random(kind: str, path: Path, facts: ModelFacts) -> Path:
             "model_type": "llama", "hidden_size": width, "intermediate_size": ffn, "num_attention_heads": 4, "num_hidden_layers": 1,
             "vocab_size": vocab, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
         }  # fmt: skip
+    if repeating is not None:
+        for name, value in tensors.items():
+            if name.endswith(("linear.weight", "linear.bias", "o_proj.weight", "down_proj.weight")):
+                value.mul_(0.3)
+            elif kind == "medusa":
+                value.copy_(torch.from_numpy(repeating))
+        if kind == "eagle":
+            tensors["fc.weight"] = torch.cat([0.3 * tensors["fc.weight"][:, :width], torch.eye(width)], dim=1)
     save_file(tensors, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(config))
     return path

@@ -12,7 +12,7 @@ from ridgeline.compute.states import StateCache, states_of
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, adapter_bytes, resolve
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import HeadShare, KVShape, unit_tokens
+from ridgeline.core.plan import HeadShare, KVGroup, KVShape, unit_tokens
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
@@ -23,6 +23,9 @@ Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 LEAST_SAMPLES: Final = 64
+
+WINDOW: Final = 128
+"""Positions of a row whose hidden states are kept for heads with keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,24 @@ class ModelSource:
                 fix={"--draft-model": None, "--speculative": "ngram"},
             )
         return KVShape(groups, config.block_size, blocks, hashlib.sha256(facts.fingerprint).digest())
+
+    def heads_shape(self, heads: DraftHeads, facts: ModelFacts, positions: int, memory_bytes: int) -> KVShape:
+        """The shape of the cache of heads, as `draft_shape` has it; of one block where they have no keys."""
+        if heads.attends:
+            return self.draft_shape(facts, positions, memory_bytes)
+        return KVShape((KVGroup("full", (0,)),), self.config.block_size, 1, b"")
+
+    def heads_window(self, heads: DraftHeads) -> int:
+        """Positions of a row whose hidden states are kept for heads."""
+        return min(WINDOW, self.config.tokens) if heads.attends else 1
+
+    def heads_cache(
+        self, heads: DraftHeads, shape: KVShape, positions: int, passes: tuple[tuple[int, float], ...], ahead: int = 0
+    ) -> DraftCache:
+        """The cache of heads as the scheduler sees it."""
+        config, (groups, blocks) = self.config, (len(shape.groups), shape.blocks) if heads.attends else (0, 0)
+        sizes = {"window": self.heads_window(heads), "tokens": config.tokens, "most": heads.most, "ahead": ahead}
+        return DraftCache(groups, config.block_size, blocks, positions, passes, self.facts.tokens, **sizes)
 
     def adapter_store(self, slots: AdapterSlots | None) -> AdapterStore | None:
         """Host memory of the adapters that a runner's slots are filled with; None where it has none."""

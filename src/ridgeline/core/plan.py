@@ -47,9 +47,10 @@ class DraftSpan(NamedTuple):
     """Work of the draft model for a row, in front of the step.
 
     row     permanent row
-    start   absolute; the positions before it are in the draft model's own cache. Of a row that is `open` the least
+    start   absolute, of heads counted from where their context begins; the positions before it are in their own cache. Of a row that is
+            `open` the least
     ids     known ids from there on; where it drafts, up to the newest, LAST if that is not known. Of a row that is `open` LAST alone: the
-            executor computes the id before it once more, as the last draft that came true has not been
+            executor computes those before it that have not been, the last draft that came true, or with heads all of them
     drafts  number of ids that it drafts behind them; 0: it catches up
     blocks  (group, index of the first block, block ids) of that cache, appended to the row's tables there; from 0 on for a new sequence
     """

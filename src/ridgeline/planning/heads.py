@@ -17,7 +17,7 @@ EAGLE3_VOCAB: Final = 32_000
 HIDDEN_POSITIONS: Final = 128
 """Positions of a row whose hidden states a server keeps for heads with keys and values (`compute.runtime.draft_open`)."""
 HEAD_BYTES: Final = 2
-"""Published heads are 16 bits wide; an MTP layer is stored as the others are."""
+"""Published heads are 16 bits wide, and so are hidden states on a GPU; an MTP layer is stored as the others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,6 @@ def plan_heads(target: ModelFacts, kind: str, dtype: str | None, *, native: bool
         target, name=f"{kind} heads of {target.name}", layers=1, layer_kinds=kinds, window=0, tied=False, vocab=vocab,
         parameters=parameters, stored=stored, packed={}, experts=experts, state=None,
     )  # fmt: skip
-    kept = 4 * width * (3 if kind == "eagle3" else 1) * (1 if kind == "medusa" else HIDDEN_POSITIONS)
+    kept = (4 if native else HEAD_BYTES) * width * (3 if kind == "eagle3" else 1) * (1 if kind == "medusa" else HIDDEN_POSITIONS)
     copies, most = (MEDUSA_HEADS, MEDUSA_HEADS) if kind == "medusa" else (1, 0)
     return PlannedHeads(kind, one, copies, shares_head, most, kept)

@@ -8,7 +8,7 @@ from compile_only import TESTED, Case
 
 from ridgeline.compute.cuda import tables
 from ridgeline.compute.cuda.cache import allocate_device_kv
-from ridgeline.compute.cuda.triton import copy, elements, heads, norm, rope
+from ridgeline.compute.cuda.triton import copy, elements, heads, norm, rope, states
 from ridgeline.compute.cuda.triton.verify import keep, verify
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.facts.model import CachedHeads, Rope
@@ -105,10 +105,24 @@ def placement() -> None:
         tables.place(tokens, tokens, rows, tokens, rows, places, block_tables, slots, 16)()
 
 
+def hidden_states() -> None:
+    """Of 16 tokens, those that heads take, those of the target, and those that heads leave."""
+    values, kept, ids, columns = (
+        rows(4096),
+        torch.empty(257, 134, 3 * 4096, dtype=torch.bfloat16),
+        *(torch.empty(257, dtype=torch.int32) for _ in "ab"),
+    )
+    kept_ids = torch.empty(257, 134, dtype=torch.int32)
+    states.take_states(kept, values, kept_ids, ids, *(columns,) * 6)()
+    states.keep_states(values, kept[:, :, 4096:], ids, kept_ids, *(columns,) * 4)()
+    states.keep_states(values, kept, ids, kept_ids, *(columns,) * 5)()
+
+
 CASES = [
     Case("begin", begin),
     Case("drafts that are verified", verification),
     Case("places of open rows", placement),
+    Case("hidden states", hidden_states),
     Case("norms", partial(every_norm, 4096)),
     Case("norms of wide rows", partial(every_norm, 16384), capabilities=TESTED),
     Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))()),

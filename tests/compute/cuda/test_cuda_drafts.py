@@ -11,13 +11,11 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cuda.drafts import DeviceDraftModel
 from ridgeline.compute.cuda.runner import CudaRunner
-from ridgeline.compute.runtime import worker
 from ridgeline.core.drafts.model import ModelDrafter
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine
-from ridgeline.errors import ConfigError
 
 SMALL = {"max_num_batched_tokens": 12, "max_num_seqs": 3, "max_model_len": 16, "block_size": 4}
 ON_DEVICE: list[dict[str, object]] = [{"temperature": 0.0}, {"temperature": 4.0}, {"temperature": 3.0, "top_p": 0.9, "top_k": 40}]
@@ -108,11 +106,3 @@ def test_another_errs_and_changes_no_id(model: Path, mapped: bool, tmp_path: Pat
     found, drafter = drafted(model, other, ON_DEVICE, use)
     assert in_order(found) == in_order(plain)
     assert drafter.drafted > 3 and drafter.accepted < drafter.drafted
-
-
-def test_heads_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.facts.headers.heads import DraftHeads
-
-    monkeypatch.setattr(worker, "read_heads", lambda path, facts: DraftHeads("eagle", facts))
-    with pytest.raises(ConfigError, match="eagle heads draft with --runner native and numpy"):
-        serve(model, [[]], speculative="draft", draft_model=str(model))

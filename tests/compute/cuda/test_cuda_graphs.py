@@ -348,13 +348,14 @@ def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_columns_of_tokens_lie_where_rows_do_not_move_them() -> None:
     """Segments are captured for a number of tokens, whatever rows there are."""
-    few, _ = layout(Bucket(16, 2, 32, 16), 2, 48)
-    many, size = layout(Bucket(16, 24, 512, 16), 2, 48)
-    long, _ = layout(Bucket(16, 24, 32, 2), 2, 48)
-    for name in ("changes", "slots", "ids", "positions", "row_of_token", "source"):
+    few, _ = layout(Bucket(16, 2, 32, 16), 2, 48, shifts=True)
+    many, size = layout(Bucket(16, 24, 512, 16), 2, 48, shifts=True)
+    long, _ = layout(Bucket(16, 24, 32, 2), 2, 48, shifts=True)
+    for name in ("changes", "slots", "ids", "positions", "row_of_token", "source", "shifts"):
         assert few[name] == many[name]
+    assert few["kv_len"][0] == many["kv_len"][0], "which launches in front of the first attention read"
     assert long == many
-    assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2, 48)[1]
+    assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2, 48, shifts=True)[1]
 
 
 def test_the_copy_to_the_device_is_one() -> None:

@@ -20,6 +20,7 @@ from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepR
 from ridgeline.compute.cuda.adapters import DeviceAdapterSlots, slot_bytes
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
+from ridgeline.compute.cuda.draft_heads import kept_states, open_device_heads
 from ridgeline.compute.cuda.drafts import DeviceDraftModel, Passes, mark_drafts, open_device_drafts, read_drafts
 from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import load_weights
@@ -33,6 +34,7 @@ from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, sample_rows, score
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import OpList
+from ridgeline.compute.load.heads import target_list
 from ridgeline.compute.load.record import record
 from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
 from ridgeline.compute.opening import ModelSource, OpenedModel, Progress
@@ -40,7 +42,6 @@ from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import LAST, KVShape, Plan, TokenLogprobs
 from ridgeline.errors import ConfigError
-from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups
 
 TIMED_ROWS: Final = 64
@@ -293,24 +294,29 @@ def open_cuda(source: ModelSource, progress: Progress, *, load: Load = load_weig
     config, device = source.config, open_device()
     fp8, dtype = config.dtype == "fp8", "bf16" if config.dtype == "fp8" else config.dtype
     kept = weights_bytes(source.facts, DTYPES[dtype], fp8=fp8) + _adapters_bytes(source, dtype)
-    if isinstance(source.drafts, ModelFacts):
-        kept += weights_bytes(source.drafts, DTYPES[dtype], fp8=fp8)
+    if source.drafts is not None:
+        kept += weights_bytes(source.drafts if source.heads is None else source.heads.facts, DTYPES[dtype], fp8=fp8)
+    states = None if source.heads is None else kept_states(source, source.heads, device, DTYPES[dtype])
+    kept += 0 if states is None else states.states.nbytes
     positions = planned_positions(source, device, kept)
     source = source.with_rope(positions)
     facts = source.facts
     loading = {"fp8": fp8, "adapters": config.adapter_slots > 0, "progress": progress}
-    oplist, weights = load(facts, record(facts)["step"], device, DTYPES[dtype], **loading)
+    oplist, weights = load(facts, target_list(facts, source.heads), device, DTYPES[dtype], **loading)
     slots, rank = config.adapter_slots, config.max_lora_rank
     adapters = DeviceAdapterSlots(oplist, slots, rank, DTYPES[dtype], device) if slots else None
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
         oplist, weights, shape, device, DTYPES[dtype],
         tokens=config.tokens, rows=config.rows, positions=positions, vocab=facts.tokens, cached=facts.cached, depth=config.depth,
-        invariant=config.batch_invariant, graphs=graphs, adapters=adapters,
+        invariant=config.batch_invariant, graphs=graphs, adapters=adapters, states=states,
         drafts=0 if config.speculative == "off" else config.num_speculative_tokens,
     )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch))
-    drafts = open_device_drafts(source, device, DTYPES[dtype], positions, runner, progress)
+    if states is None:
+        drafts = open_device_drafts(source, device, DTYPES[dtype], positions, runner, progress)
+    else:
+        drafts = open_device_heads(source, states.states, device, DTYPES[dtype], positions, runner, progress)
     source = source.with_memory(positions, _free_for_cache(runner, device, progress), share=1.0, host_bytes=source.memory_bytes)
     shape = source.shape(f"{device.name} {config.dtype} {config.batch_invariant}")
     cache = allocate_device_kv(shape, facts.cached, config.kv_dtype, device.torch)

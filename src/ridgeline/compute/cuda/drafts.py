@@ -49,11 +49,14 @@ class Passes(NamedTuple):
 
 
 class DeviceDraftModel(DraftModel):
-    """Drafts as `DraftModel` does, by a `runner` that is warm and has its cache."""
+    """Drafts as `DraftModel` does, by runners that are warm and have their cache. lists: that of the first draft, and those of the further
+    ones; the last stands for all behind it."""
 
-    def __init__(self, runner: CudaRunner, shape: KVShape, *, rows: int, blocks: int, vocab: int) -> None:
-        super().__init__(runner, None, shape, sample_rows, rows=rows, blocks=blocks, vocab=vocab, threads=1)
-        self._device = runner
+    def __init__(self, lists: Sequence[CudaRunner], shape: KVShape, *, rows: int, blocks: int, vocab: int) -> None:
+        super().__init__(lists[0], None, shape, sample_rows, rows=rows, blocks=blocks, vocab=vocab, threads=1)
+        self._lists, self._device = lists, lists[0]
+        self._behind: NDArray[np.int32] | None = None
+        """int32 [permanent rows]: how many positions each lies behind the target's; None: none does."""
 
     def launch(self, work: Work) -> Passes | None:
         """Starts all passes over the spans of a step's plan, whose drafts the step finds on the device. None, and nothing is done, where a
@@ -65,17 +68,19 @@ class DeviceDraftModel(DraftModel):
             return None
         self._take_blocks(spans)
         most = dict(zip(work.plan.row, work.plan.open, strict=False))
-        open_rows = {span.row: (span.start, most[span.row]) for span in drafting if most.get(span.row)}
-        before = self._device.ids.kept.before_last
-        first = last = self._launch(
-            [(span.row, span.start - 1, (before, LAST)) if span.row in open_rows else (span.row, span.start, span.ids) for span in spans],
-            own, 0, open_rows,
-        )  # fmt: skip
+        starts = dict(zip(work.plan.row, work.plan.start, strict=True))
+        open_rows = {span.row: (starts[span.row], most[span.row]) for span in drafting if most.get(span.row)}
+        found = [self._open_span(span, most[span.row]) if span.row in open_rows else (span.row, span.start, span.ids) for span in spans]
+        first = last = self._launch(found, own, 0, open_rows)
         for depth in range(1, max((span.drafts for span in drafting), default=0)):
             newest = (drafted_id(depth - 1),)
             deeper = [(span.row, span.start + len(span.ids) + depth - 1, newest) for span in drafting if span.drafts > depth]
             last = self._launch(deeper, own, depth, open_rows)
         return Passes(first, last)
+
+    def _open_span(self, span: DraftSpan, most: int) -> Span:
+        """The span of a row that may stand `most` positions farther than the plan says: the id before the last too."""
+        return span.row, span.start - 1, (self._device.ids.kept.before_last, LAST)
 
     def _take_blocks(self, spans: Sequence[DraftSpan]) -> None:
         super()._take_blocks(spans)
@@ -95,7 +100,7 @@ class DeviceDraftModel(DraftModel):
             best = float("inf")
             for _ in range(ROUNDS):
                 began = perf_counter()
-                self._device.read(self._device.launch(inputs, NO_SAMPLING))
+                self._lists[-1].read(self._lists[-1].launch(inputs, NO_SAMPLING))
                 best = min(best, perf_counter() - began)
             found.append((count, best))
         return tuple(found)
@@ -109,16 +114,27 @@ class DeviceDraftModel(DraftModel):
         """
         inputs, row_ids = self._inputs(rows, [1] * len(rows)), np.array([row for row, *_ in rows], np.int32)
         newest, most = np.array([open_rows.get(row, (-1, 0)) for row, *_ in rows], np.int32).T
-        return self._device.launch(inputs, _sampling(row_ids, params, 1 + number), open=OpenRows(newest, most) if open_rows else None)
+        sampling = _sampling(row_ids, params, 1 + number, None if self._behind is None else self._behind[row_ids])
+        return self._of(number).launch(inputs, sampling, open=OpenRows(newest, most) if open_rows else None)
+
+    def _of(self, number: int) -> CudaRunner:
+        """The runner of draft `number`."""
+        return self._lists[min(number, len(self._lists) - 1)]
 
     def _run(
         self, runner: Any, rows: Sequence[Span], samples: Sequence[int], drafting: Sequence[Drafting], **others: Any
     ) -> dict[str, NDArray[Any]]:
-        launched = self._launch(rows, {})
+        number = len(drafting[0].ids) if drafting else 0
+        launched = self._launch(rows, {}, number)
         if not drafting:
             return {}
-        self._device.read(launched)
-        return {"logits": self._device.logits_of([index for index, count in enumerate(samples) if count])}
+        self._of(number).read(launched)
+        return {"logits": self._of(number).logits_of([index for index, count in enumerate(samples) if count])}
+
+    def close(self) -> None:
+        """Drops weights and caches."""
+        for runner in self._lists:
+            runner.close()
 
 
 def mark_drafts(work: Work) -> None:
@@ -138,12 +154,12 @@ def read_drafts(work: Work, ids: NDArray[np.int32]) -> tuple[tuple[int, ...], ..
     return tuple(found.values())
 
 
-def _sampling(rows: NDArray[np.int32], params: dict[int, RowParams], entry: int) -> DeviceSampling:
+def _sampling(rows: NDArray[np.int32], params: dict[int, RowParams], entry: int, shifts: NDArray[np.int32] | None = None) -> DeviceSampling:
     """Sampling of a pass over these permanent rows."""
     found = [columns_of(params[row]) if row in params else (0,) * len(SAMPLING_COLUMNS) for row in rows.tolist()]
     kinds = zip(SAMPLING_COLUMNS.items(), zip(*found, strict=True), strict=True)
     columns = {name: np.array(numbers, COLUMN_DTYPES[kind][0]) for (name, kind), numbers in kinds}
-    return DeviceSampling(rows, np.array([row in params for row in rows.tolist()], np.bool_), columns, entry=entry)
+    return DeviceSampling(rows, np.array([row in params for row in rows.tolist()], np.bool_), columns, entry=entry, shifts=shifts)
 
 
 class DeviceDrafts(NamedTuple):
@@ -165,7 +181,7 @@ def open_device_drafts(
     """
     if source.drafts is None:
         return None
-    assert isinstance(source.drafts, ModelFacts), "heads do not draft on a GPU"
+    assert isinstance(source.drafts, ModelFacts)
     config, positions = source.config, min(positions, source.drafts.context)
     facts, _ = select_rope(source.drafts, positions)
     oplist, weights = load_weights(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
@@ -180,7 +196,7 @@ def open_device_drafts(
     runner.compile_kernels(progress)
     runner.warm_up(progress)
     blocks = -(-positions // config.block_size)
-    model = DeviceDraftModel(runner, shape, rows=config.rows, blocks=blocks, vocab=source.facts.tokens)
+    model = DeviceDraftModel([runner], shape, rows=config.rows, blocks=blocks, vocab=source.facts.tokens)
     passes = model.pass_seconds(config.rows)
     ahead = target.buckets.most_verified
     cache = DraftCache(len(shape.groups), config.block_size, shape.blocks, positions, passes, facts.tokens, ahead=ahead)

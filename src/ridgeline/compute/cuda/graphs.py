@@ -18,6 +18,7 @@ from ridgeline.compute.cuda.device import Event, Graph
 from ridgeline.compute.cuda.plan import Binding, DevicePlan, Run
 from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.sampler import SampledIds
+from ridgeline.compute.cuda.states import StepStates
 from ridgeline.compute.cuda.step import StepBuffers
 from ridgeline.compute.graph import Op
 from ridgeline.compute.lowering.lower import head_of
@@ -70,8 +71,8 @@ class Marks:
 class LaunchCache:
     """Launches of the buckets of one plan, over the cache that is attached; bound when a bucket is first met. Launches nothing itself."""
 
-    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, marks: Marks) -> None:
-        self._plan, self._buffers, self._ids, self._marks = plan, buffers, ids, marks
+    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, marks: Marks, states: StepStates | None) -> None:
+        self._plan, self._buffers, self._ids, self._marks, self._states = plan, buffers, ids, marks, states
         self._select = head_of(plan.oplist) - 1
         self._results = plan.oplist.outputs["logits"], plan.oplist.taps["hidden"]
         self._buckets: dict[Bucket, BucketLaunches] = {}
@@ -109,6 +110,7 @@ class LaunchCache:
                 ]
             first, *ops = self._shared[key]
             places = [Launch(run, name="find places") for run in self._ids.place(binding, self._buffers.tables)]
+            places += [Launch(run, name="take hidden states") for run in (self._states.take(binding) if self._states else ())]
             body = [first, *places, *(self._rebound(binding, launch) for launch in ops)]
             found = self._buckets[bucket] = BucketLaunches(body, self._tail(binding))
         return found
@@ -119,8 +121,10 @@ class LaunchCache:
         key = bucket.tokens, bucket.rows, bucket.verifies
         if key not in self._shared:
             logits, hidden = binding.values(self._results)
+            places = self._states.states.places[: bucket.rows] if self._states and self._states.of_heads else None
             sampling = [
-                Launch(self._ids.sampling(binding, logits, hidden), name="sample"),
+                Launch(self._ids.sampling(binding, logits, hidden, places), name="sample"),
+                *(Launch(run, name="keep hidden states") for run in (self._states.keep(binding) if self._states else ())),
                 Launch(self._ids.store_last(binding), name="store ids"),
             ]
             self._shared[key] = [*self._bound(binding, self._select, len(self._plan.oplist.ops)), *sampling]

@@ -3,7 +3,8 @@
 Owns what is quantised on load and what is merged. A file's codes are read once and never kept on the host.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
 
@@ -15,6 +16,7 @@ from ridgeline.compute.cuda.plan import MERGED
 from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place, place_experts
 from ridgeline.compute.graph import OpList, WeightFormat
+from ridgeline.compute.load.heads import OUTER
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.lowering.adapters import add_adapters
 from ridgeline.compute.lowering.experts import EXPERTS
@@ -52,8 +54,29 @@ def place_weights(
     progress: Progress = lambda *_: None,
 ) -> tuple[OpList, DeviceWeights]:
     """Places weights as `load_weights` does, from weights that are mapped already."""
-    readers = _readers(oplist)
-    arrays = taken_as_arrays(oplist)
+    placed = _placed(mapped, [oplist], device, dtype, fp8=fp8, progress=progress)
+    return merge(add_adapters(oplist) if adapters else oplist, device, placed)
+
+
+def load_heads(
+    facts: ModelFacts, lists: Sequence[OpList], target: DeviceWeights, device: Device, dtype: torch.dtype, *, fp8: bool = False,
+    progress: Progress = lambda *_: None,
+) -> list[tuple[OpList, DeviceWeights]]:  # fmt: skip
+    """Lists of heads as `load_weights` has them, each with its weights: what several read is there once, and what heads have not is the
+    target's."""
+    placed = _placed(map_weights(facts), lists, device, dtype, fp8=fp8, progress=progress)
+    for own, shared in zip(placed[:2], (target.matrices, target.tables), strict=True):
+        own |= {name: shared[name] for name in OUTER if name in shared and name not in facts.tensors}  # type: ignore[arg-type]
+    wholes: Wholes = {}
+    return [merge(each, device, _Placed(*map(dict, placed)) if len(lists) > 1 else placed, wholes) for each in lists]
+
+
+def _placed(
+    mapped: Mapping[str, Weight], lists: Sequence[OpList], device: Device, dtype: torch.dtype, *, fp8: bool, progress: Progress
+) -> "_Placed":
+    """The weights among `mapped` that lists read."""
+    readers = {name: ops for name, ops in _readers(*lists).items() if name in mapped}
+    arrays = frozenset[str]().union(*map(taken_as_arrays, lists))
     total, done = sum(mapped[name].nbytes for name in readers), 0
     found = _Placed({}, {}, {}, {})
     for name in sorted(readers):
@@ -70,7 +93,7 @@ def place_weights(
             found.tables[name] = _table(weight, found.matrices.get(name), dtype, device)
         done += weight.nbytes
         progress("placing weights", done / total)
-    return merge(add_adapters(oplist) if adapters else oplist, device, found)
+    return found
 
 
 class _Placed(NamedTuple):
@@ -82,10 +105,10 @@ class _Placed(NamedTuple):
     experts: dict[str, DeviceWeight]
 
 
-def _readers(oplist: OpList) -> dict[str, set[str]]:
+def _readers(*lists: OpList) -> dict[str, set[str]]:
     """Names of the ops that read each weight."""
     found: dict[str, set[str]] = {}
-    for op in oplist.ops:
+    for op in chain.from_iterable(oplist.ops for oplist in lists):
         for weight in op.weights:
             found.setdefault(weight.name, set()).add(op.name)
     return found
@@ -99,13 +122,17 @@ def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, devi
     return placed.values
 
 
-def merge(oplist: OpList, device: Device, placed: _Placed) -> tuple[OpList, DeviceWeights]:
+Wholes = dict[tuple[str, ...], DeviceWeight]
+"""Names of matrices that were merged → all of them as one."""
+
+
+def merge(oplist: OpList, device: Device, placed: _Placed, wholes: Wholes | None = None) -> tuple[OpList, DeviceWeights]:
     """Lowers a model's list for the formats of its matrices, and merges those whose products it merges. Removes merged matrices from
-    `placed`, so that at most the rows of one product exist twice.
+    `placed`, so that at most the rows of one product exist twice. wholes: of other lists, to which this one's come.
 
     On a device that cannot multiply e4m3 activations stay as they are; those of experts do everywhere.
     """
-    codes = native_fp8(device.torch)
+    codes, wholes = native_fp8(device.torch), {} if wholes is None else wholes
     formats = {name: WeightFormat(_form(weight)) for name, weight in placed.experts.items()}
     for name, weight in placed.matrices.items():
         # A matrix that ends within a block is of a format of its own: no other's rows can follow.
@@ -116,9 +143,10 @@ def merge(oplist: OpList, device: Device, placed: _Placed) -> tuple[OpList, Devi
     for op in lowered.ops:
         of, count = (placed.experts, EXPERTS[op.name]) if op.name in EXPERTS else (placed.matrices, len(op.weights))
         if op.name in MERGED or (op.name in EXPERTS and count > 1):
-            names = [weight.name for weight in op.weights[:count]]
-            whole = merged([of[name] for name in names])
+            names = tuple(weight.name for weight in op.weights[:count])
+            whole = wholes.get(names) or merged([of[name] for name in names])
             if whole is not None:
+                wholes[names] = whole
                 for name in names:
                     del of[name]
                 of[op.outputs[0]] = whole

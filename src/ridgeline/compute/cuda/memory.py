@@ -86,21 +86,24 @@ def _attention_bytes(
         if rows <= tokens
     ]
     return max(
-        attention.work_bytes(
-            bucket.tokens,
-            bucket.rows,
-            heads=heads,
-            kv_heads=cached.heads,
-            head_dim=head_dim,
-            latent=cached.latent,
-            max_q=bucket.max_q,
-            max_kv=bucket.blocks * block_tokens,
-            device=device.torch,
-            fp32=dtype == torch.float32,
-            invariant=invariant,
-        )
-        for heads, head_dim in shapes
-        for bucket in (*buckets.decode, *buckets.verification, *mixed, buckets.largest)
+        (
+            attention.work_bytes(
+                bucket.tokens,
+                bucket.rows,
+                heads=heads,
+                kv_heads=cached.heads,
+                head_dim=head_dim,
+                latent=cached.latent,
+                max_q=bucket.max_q,
+                max_kv=bucket.blocks * block_tokens,
+                device=device.torch,
+                fp32=dtype == torch.float32,
+                invariant=invariant,
+            )
+            for heads, head_dim in shapes
+            for bucket in (*buckets.decode, *buckets.verification, *mixed, buckets.largest)
+        ),
+        default=0,
     )
 
 

@@ -50,20 +50,21 @@ def place_values(oplist: OpList, dtype: torch.dtype, sizes: Sizes, *, reuse: boo
     """Place of every value by name, at the largest sizes, and the bytes of all. Results and taps keep their places to the end; with `reuse`
     off every value does. Changed products lie where the products did, which nothing else reads."""
     last = last_stages(oplist, [[op] for op in oplist.ops])
-    changed = {made: product for op in oplist.ops if is_change(op) for product, made in zip(op.inputs[1:-1], op.outputs, strict=True)}
-    for made, product in changed.items():
-        last[product] = max(last[product], last[made])
+    changed = {new: product for op in oplist.ops if is_change(op) for product, new in zip(op.inputs[1:-1], op.outputs, strict=True)}
+    for new, product in changed.items():
+        last[product] = max(last[product], last[new])
+    made = [(0, (name,), dtype) for name in oplist.given]  # stage, names of a buffer, its type
+    for number, op in enumerate(oplist.ops):
+        for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
+            if not is_change(op):
+                made.append((number, names, dtype_of(oplist, op, names[0], dtype)))
     grouped: list[tuple[tuple[str, ...], torch.dtype, int]] = []  # names of a buffer, its type, its width
     buffers: list[Buffer] = []
-    for number, op in enumerate(oplist.ops):
-        if is_change(op):
-            continue
-        for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
-            kind = dtype_of(oplist, op, names[0], dtype)
-            width = sum(oplist.values[name].width for name in names)
-            count = oplist.values[names[0]].axis.at(sizes)
-            grouped.append((names, kind, width))
-            buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
+    for number, names, kind in made:
+        width = sum(oplist.values[name].width for name in names)
+        count = oplist.values[names[0]].axis.at(sizes)
+        grouped.append((names, kind, width))
+        buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
     starts, size = place_buffers(buffers, reuse=reuse)
     found: dict[str, Place] = {}
     for start, (names, kind, stride) in zip(starts, grouped, strict=True):
@@ -72,7 +73,7 @@ def place_values(oplist: OpList, dtype: torch.dtype, sizes: Sizes, *, reuse: boo
             handle = oplist.values[name]
             found[name] = Place(start, stride, first, handle.width, kind, handle.axis)
             first += handle.width
-    return found | {made: found[product] for made, product in changed.items()}, size
+    return found | {new: found[product] for new, product in changed.items()}, size
 
 
 def dtype_of(oplist: OpList, op: Op, name: str, dtype: torch.dtype) -> torch.dtype:

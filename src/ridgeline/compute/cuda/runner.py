@@ -20,6 +20,7 @@ from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, M
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
 from ridgeline.compute.cuda.sampler import KeptIds, SampledIds
+from ridgeline.compute.cuda.states import StepStates
 from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, OpenRows, StepBuffers
 from ridgeline.compute.cuda.tables import BlockTables
 from ridgeline.compute.cuda.trace import DeviceTrace
@@ -81,7 +82,10 @@ class CudaRunner:
     graphs                   starts steps; None: the device's own graphs, if it has any
     adapters                 slots of those that rows may have; None: the list changes nothing
     drafts, backlog          see `Buckets`; 0: none
-    kept                     of a draft model: ids of rows, which the target's runner has; None: its own
+    kept                     of what drafts: ids of rows, which the target's runner has; None: its own
+    states                   hidden states that steps keep, and heads take; None: nobody reads them
+    tables                   of another list of the same heads, which brings the changes; None: its own
+    logit_ids                as `SampledIds` has them
     """
 
     def __init__(
@@ -104,6 +108,9 @@ class CudaRunner:
         drafts: int = 0,
         backlog: int = 0,
         kept: KeptIds | None = None,
+        states: StepStates | None = None,
+        tables: BlockTables | None = None,
+        logit_ids: torch.Tensor | None = None,
     ) -> None:
         check(oplist)
         self.adapters = adapters
@@ -122,10 +129,14 @@ class CudaRunner:
             oplist, weights, shape, device, dtype, sizes=sizes, scratch=scratch, invariant=invariant, adapters=adapters,
         )  # fmt: skip
         columns = None if adapters is None else AdapterColumns(adapters.count, invariant)
-        self.tables = BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
+        self.tables = tables or BlockTables(device, len(shape.groups), rows, largest.blocks, depth)
         room = largest, *self.buckets.verification[:1]
-        self.ids = SampledIds(device, kept or KeptIds(device, rows, drafts), sizes, vocab, drafts=kept is not None)
-        self.buffers = StepBuffers(device, self.tables, room, depth, dummy_row=rows, width=self.ids.kept.ids.shape[1], adapters=columns)
+        ids = kept or KeptIds(device, rows, drafts)
+        self.ids = SampledIds(device, ids, sizes, vocab, dtype, drafts=kept is not None, logit_ids=logit_ids)
+        self.buffers = StepBuffers(
+            device, self.tables, room, depth,
+            dummy_row=rows, width=ids.ids.shape[1], adapters=columns, shifts=states is not None and states.of_heads,
+        )  # fmt: skip
         self._results = [_result_buffer(device, self.ids) for _ in range(depth + 1)]
         self._next = 0
         self._current = largest
@@ -134,7 +145,7 @@ class CudaRunner:
         self.marks = Marks(device.event)
         self.trace: DeviceTrace | None = None
         """Starts steps while they are traced."""
-        self._launches = LaunchCache(self.plan, self.buffers, self.ids, self.marks)
+        self._launches = LaunchCache(self.plan, self.buffers, self.ids, self.marks, states)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool) if graphs is None else graphs
 
     @property
@@ -241,7 +252,7 @@ class CudaRunner:
 
     def logits_of(self, rows: list[int]) -> Floats:
         """Logits fp32 [len(rows), V] of some rows of the last step, which has been read."""
-        logits = self.plan.value(self.oplist.outputs["logits"], self._current)
+        logits = self.ids.logits(self.plan.value(self.oplist.outputs["logits"], self._current))
         at = self._ends[rows].tolist() if self._current.verifies else rows
         return _to_host(logits[torch.tensor(at, device=logits.device)])
 

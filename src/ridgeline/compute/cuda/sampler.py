@@ -86,17 +86,21 @@ class KeptIds:
 
 
 class SampledIds:
-    """Ids on the device, for steps of at most `largest`; the first `vocab` of the logits may be sampled.
+    """Ids on the device, for steps of at most `largest`; the first `vocab` of the logits, which are of `dtype`, may be sampled.
 
     kept       ids that the next steps take up; drafts: of a draft model, whose ids have no place yet
+    logit_ids  int64 [logits]  the id of each logit, of heads that draft some ids alone; None: its number. Others' logits are the lowest
     results    int32 [3, ≥ S]  what the host reads of a step: ids sampled [S]; 1 where the row's final hidden states are finite [R], up to
                                its last id where the step verifies; and then only, how many of a row's ids stand [R]
     token_ids  int32 [T]       ids of a step's tokens, once all are known
     readable   int32           both of these, one behind the other
     """
 
-    def __init__(self, device: Device, kept: KeptIds, largest: Sizes, vocab: int, *, drafts: bool) -> None:
-        self._vocab = vocab
+    def __init__(
+        self, device: Device, kept: KeptIds, largest: Sizes, vocab: int, dtype: torch.dtype, *, drafts: bool, logit_ids: torch.Tensor | None
+    ) -> None:
+        self._vocab, self._logit_ids = vocab, logit_ids
+        self._all_logits = device.empty(0 if logit_ids is None else largest.S, vocab, dtype=dtype).fill_(-torch.inf)
         self.kept, self._places = kept, kept.has_drafts and not drafts
         selected = -(-largest.S // ALIGNED_IDS) * ALIGNED_IDS
         self.readable = device.zeros(3 * selected + largest.T, dtype=torch.int32)
@@ -106,7 +110,12 @@ class SampledIds:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.kept.ids.nbytes + self.kept.positions.nbytes + self.readable.nbytes + self._finite.nbytes
+        tensors = (self.kept.ids, self.kept.positions, self.readable, self._finite, self._all_logits)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def logits(self, made: torch.Tensor) -> torch.Tensor:
+        """Logits [S, ids] in the order of ids, where a step has put those that its list has made."""
+        return made if self._logit_ids is None else self._all_logits[: len(made)]
 
     def begin(self, binding: Binding, tables: BlockTables) -> Callable[[], None]:
         """The launch that fills the step's ids, those that the host knows, else what is kept for the token's row, and changes block
@@ -126,16 +135,21 @@ class SampledIds:
         )
         return [found]
 
-    def sampling(self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor) -> Callable[[], None]:
+    def sampling(
+        self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor, places: torch.Tensor | None = None
+    ) -> Callable[[], None]:
         """The launch that samples an id for every selected position from logits [S, V], and checks final hidden states [T, D] for finite
-        values: of rows, or where the step verifies of positions."""
+        values: of rows, or where the step verifies of positions. places: int32 [S] of what is sampled; None: behind each row."""
         inputs, bucket = binding.inputs, binding.inputs.bucket
         columns, ids = [inputs[name] for name in SAMPLING_COLUMNS], self.results[0, : bucket.selected]
-        place, of, finite = inputs["kv_len"], inputs["row_of_token"], self.results[1, : bucket.rows]
+        place, of, finite = inputs["kv_len"] if places is None else places, inputs["row_of_token"], self.results[1, : bucket.rows]
         if bucket.verifies:
             place, of, finite = inputs["place"], inputs["select"], self._finite[: bucket.tokens]
-        sample = sampling.sample(logits[:, : self._vocab], *columns, place, ids, binding.plan.scratch)
-        return one_by_one([sample, sampling.finite(hidden, of, finite)])
+        sample = sampling.sample(self.logits(logits)[:, : self._vocab], *columns, place, ids, binding.plan.scratch)
+        launches = [sample, sampling.finite(hidden, of, finite)]
+        if self._logit_ids is not None:
+            launches.insert(0, partial(self.logits(logits).index_copy_, 1, self._logit_ids, logits))
+        return one_by_one(launches)
 
     def store_last(self, binding: Binding) -> Callable[[], None]:
         """The launch that keeps what is sampled for permanent rows: where the step verifies, the last id that stands."""

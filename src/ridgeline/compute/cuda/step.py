@@ -39,6 +39,7 @@ class DeviceSampling:
     columns    [R] each, by the names of `SAMPLING_COLUMNS`
     samples    uint8 [R]  how many of its last positions sample, for steps that verify; None: one
     entry      of `KeptIds.ids` that a sampled id becomes
+    shifts     int32 [R]  of heads: positions that the row lies behind the target's; None: 0
     """
 
     rows: NDArray[np.int32]
@@ -46,6 +47,7 @@ class DeviceSampling:
     columns: Mapping[str, NDArray[np.generic]]
     samples: NDArray[np.uint8] | None = None
     entry: int = 0
+    shifts: NDArray[np.int32] | None = None
 
 
 class OpenRows(NamedTuple):
@@ -71,11 +73,13 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
 
-def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[Column, ...]:
+def step_columns(
+    bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None, shifts: bool = False
+) -> tuple[Column, ...]:
     """All columns of a step, in their order, which has room for so many changes of block tables. `source`: the permanent row of each token;
     `table_row`: of each row, or the dummy row; `target`: where its id comes in `KeptIds.ids`, or the dummy row's; `count`: tokens that are
     no padding, the first ones. Where it verifies, `place`: where the id stands that a position samples, and `samples`: how many of a row's
-    last positions do. adapters: how tokens are put in order by adapter; None: they have none."""
+    last positions do. adapters: how tokens are put in order by adapter; None: they have none. shifts: tokens have those of their rows."""
     tokens, rows, selected = bucket.tokens, bucket.rows, (bucket.selected,)
     tiles = () if adapters is None else adapters.shape(tokens)
     return (
@@ -85,6 +89,7 @@ def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterCol
         Column("positions", "i32", (tokens,)),
         Column("row_of_token", "i32", (tokens,)),
         Column("source", "i32", (tokens,)),
+        *((Column("shifts", "i32", (tokens,)),) if shifts else ()),
         Column("count", "i32", (1,)),
         *((Column("adapter_tokens", "i32", tiles), Column("adapter_slots", "i32", tiles[:1])) if tiles else ()),
         Column("kv_len", "i32", (rows,)),
@@ -97,11 +102,13 @@ def step_columns(bucket: Bucket, groups: int, changes: int, adapters: AdapterCol
     )
 
 
-def layout(bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None) -> tuple[dict[str, tuple[int, Column]], int]:
+def layout(
+    bucket: Bucket, groups: int, changes: int, adapters: AdapterColumns | None = None, shifts: bool = False
+) -> tuple[dict[str, tuple[int, Column]], int]:
     """Offset in bytes of each column by its name, and bytes of all."""
     offsets: dict[str, tuple[int, Column]] = {}
     size = 0
-    for column in step_columns(bucket, groups, changes, adapters):
+    for column in step_columns(bucket, groups, changes, adapters, shifts):
         offsets[column.name] = (size, column)
         count = int(np.prod(column.shape)) * np.dtype(COLUMN_DTYPES[column.kind][0]).itemsize
         size += -(-count // ALIGNMENT) * ALIGNMENT
@@ -148,6 +155,7 @@ class StepBuffers:
     largest       the bucket, and the largest of those that verify, if any
     dummy_row     the row of `KeptIds` and of `tables` behind all permanent rows, for padding; `width`: entries of a row of `KeptIds`
     adapters      order of tokens by adapter; None: they have none
+    shifts        positions are those of heads; a column says how far they lie behind the target's
     """
 
     device: Device
@@ -157,6 +165,7 @@ class StepBuffers:
     dummy_row: int
     width: int
     adapters: AdapterColumns | None = None
+    shifts: bool = False
     _packed: torch.Tensor = field(init=False)
     _ring: list[torch.Tensor] = field(init=False)
     _copied: list[Event] = field(init=False)
@@ -178,7 +187,7 @@ class StepBuffers:
         return self._packed.nbytes
 
     def _layout(self, bucket: Bucket) -> tuple[dict[str, tuple[int, Column]], int]:
-        return layout(bucket, len(self.tables.tables), self.tables.capacity, self.adapters)
+        return layout(bucket, len(self.tables.tables), self.tables.capacity, self.adapters, self.shifts)
 
     def device_views(self, bucket: Bucket) -> DeviceInputs:
         """The columns of a bucket on the device."""
@@ -278,6 +287,8 @@ def pack_rows(
         into["target"][:rows][sampling.on_device] = sampling.rows[sampling.on_device] * width + sampling.entry
     if "adapter_slots" in into:
         put_in_order(inputs.adapter, into["adapter_tokens"], into["adapter_slots"])
+    if "shifts" in into:
+        into["shifts"][:tokens], into["shifts"][tokens:] = 0 if sampling.shifts is None else sampling.shifts[inputs.row_of_token], 0
     if "samples" in into:
         into["samples"][:rows], into["samples"][rows:] = (1 if sampling.samples is None else sampling.samples) if samples else 0, 0
     of = inputs.row_of_token if bucket.verifies else slice(rows)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.graph import OpList, Recorder, Weights
+from ridgeline.compute.load.record import record
 from ridgeline.compute.ops.table import OPS
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
@@ -18,6 +19,15 @@ from ridgeline.facts.model import ModelFacts
 
 OUTER = ("token_embd.weight", "output.weight")
 """Matrices of the target that heads without their own share."""
+
+NEXT = "next"
+"""The tap that stands for the hidden state of a draft; heads without it read the last of the target for every draft."""
+
+
+def target_list(target: ModelFacts, heads: DraftHeads | None) -> OpList:
+    """The target's op list, with the taps that heads read."""
+    step = record(target)["step"]
+    return step if heads is None else tap_layers(step, heads.tapped)
 
 
 def record_heads(heads: DraftHeads, target: ModelFacts) -> list[OpList]:

@@ -28,7 +28,7 @@ def add_adapters(oplist: OpList) -> OpList:
             changed[product] = name = f"{product} changed"
             values[name] = replace(values[product], name=name)
             ops.append(Op("lora", (x, product, SLOTS), (name,), weights=(Weight(pairs_of(op.weights[0].name), op.weights[0].shape),)))
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 def pairs_of(matrix: str) -> str:

@@ -1,6 +1,7 @@
 """Experts of a runner that sorts: choices are put in the order of their experts once a routing, and its products read that order. Pure."""
 
 from collections import Counter
+from dataclasses import replace
 
 from ridgeline.compute.graph import Formats, Handle, Op, OpList
 
@@ -35,7 +36,7 @@ def sort_choices(oplist: OpList, formats: Formats) -> OpList:
         weights = tuple(weight for number in range(len(parts[0].weights)) for weight in (part.weights[number] for part in parts))
         kind = "linear_experts_sorted" if unit is None else "linear_experts_glu"
         ops.append(Op(kind, (x, ids, *names), op.outputs, {} if unit is None else unit.attributes, weights))
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 def _units(oplist: OpList, formats: Formats) -> dict[str, Op]:

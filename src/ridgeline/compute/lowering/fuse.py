@@ -152,7 +152,7 @@ def quantise_fp8(oplist: OpList, formats: Formats) -> OpList:
             ops.append(Op(_PRODUCTS[op.name], _names(source), op.outputs, op.attributes, op.weights))
         else:
             ops.append(op)
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 def _names(value: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ value that survives a pass keeps its name, so that `diff` can compare a lowered 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 
 from ridgeline.compute.graph import Formats, Handle, Op, OpList, Weight, WeightFormat
@@ -44,7 +45,7 @@ def split_routing(oplist: OpList, formats: Formats) -> OpList:
         values[name] = Handle(name, values[op.inputs[0]].axis, matrix.shape[0])
         ops.append(Op("linear", op.inputs, (name,), weights=(matrix,)))
         ops.append(Op("route_logits", (name,), op.outputs, op.attributes, tuple(bias)))
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
@@ -73,7 +74,7 @@ def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
             stepped = source in activated and spans[read] == {STEPPED_CODES}
             ops.append(Op("quantise", (x.name,), coded[read], {"group": max(spans[read]), "stepped": stepped}))
         ops.append(Op(CODED[op.name], (*coded[read], *op.inputs[1:]), op.outputs, op.attributes, op.weights))
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 Read = tuple[str, str | None]
@@ -120,7 +121,7 @@ def share_rotations(oplist: OpList, formats: Formats) -> OpList:
             ops.append(Op("rotation", (positions,), (name,), {"rope": rope}))
         attributes = {"head_dim": op.attributes["head_dim"]}
         ops.append(Op("rotate", (source, turns[positions, rope]), op.outputs, attributes))
-    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+    return replace(oplist, ops=tuple(ops), values=values)
 
 
 PASSES: dict[str, tuple[Pass, ...]] = {

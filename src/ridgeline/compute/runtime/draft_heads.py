@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from ridgeline.compute.backend import Work
 from ridgeline.compute.draft_model import Drafting, DraftModel, TokenMap, newest
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.load.heads import NEXT
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.runner import Runner
 from ridgeline.core.plan import DraftSpan, KVShape
-
-NEXT = "next"
-"""The tap that stands for the hidden state of a draft; heads without it read the last of the target for every draft."""
 
 
 class HiddenStates:

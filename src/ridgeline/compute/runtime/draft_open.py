@@ -4,7 +4,7 @@ Owns how much memory its cache gets. Its rows are the target's; it computes what
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights
@@ -15,21 +15,18 @@ from ridgeline.compute.draft_model import DraftModel
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.load.heads import OUTER, record_heads, tap_layers, tap_name, target_ids
+from ridgeline.compute.load.heads import OUTER, record_heads, tap_name, target_ids
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, Progress
 from ridgeline.compute.runtime.draft_heads import HeadDrafts
 from ridgeline.config.resolve import Decision
 from ridgeline.core.drafts.model import DraftCache
-from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import block_bytes
-
-WINDOW: Final = 128
-"""Positions of a row whose hidden states are kept for heads with keys and values."""
 
 
 class OpenedDrafts(NamedTuple):
@@ -39,12 +36,6 @@ class OpenedDrafts(NamedTuple):
     cache: DraftCache
     nbytes: int
     decision: Decision
-
-
-def target_list(source: ModelSource) -> OpList:
-    """The target's op list, with the taps that heads read."""
-    step, heads = record(source.facts)["step"], source.heads
-    return step if heads is None else tap_layers(step, heads.tapped)
 
 
 def open_drafts(source: ModelSource, progress: Progress, weights: Mapping[str, Any], team: Any = None) -> OpenedDrafts | None:
@@ -73,12 +64,9 @@ def open_drafts(source: ModelSource, progress: Progress, weights: Mapping[str, A
 def _open_heads(source: ModelSource, heads: DraftHeads, progress: Progress, weights: Mapping[str, Any], team: Any) -> OpenedDrafts:
     config, positions = source.config, source.positions
     facts, _ = select_rope(heads.facts, positions)
-    shape = KVShape((KVGroup("full", (0,)),), config.block_size, 1, b"")
-    if heads.attends:
-        shape = source.draft_shape(facts, positions, source.memory_bytes)
+    shape, window = source.heads_shape(heads, facts, positions, source.memory_bytes), source.heads_window(heads)
     shared = {name: weights[name] for name in OUTER if name in weights}
     runners, stored = _runners(source, record_heads(heads, source.facts), facts, shape, shared, progress, team)
-    window = min(WINDOW, config.tokens) if heads.attends else 1
     taps = [tap_name(layer) for layer in heads.tapped]
     width = source.facts.hidden * max(1, len(taps))
     model = HeadDrafts(runners, *_cache(source, facts, shape, team), **_rows(source, positions), window=window, width=width, taps=taps)
@@ -86,10 +74,7 @@ def _open_heads(source: ModelSource, heads: DraftHeads, progress: Progress, weig
     if own is not None:
         model.map_ids(own)
     passes = model.pass_seconds(config.rows)
-    groups, blocks = (len(shape.groups), shape.blocks) if heads.attends else (0, 0)
-    cache = DraftCache(
-        groups, config.block_size, blocks, positions, passes, source.facts.tokens, window=window, tokens=config.tokens, most=heads.most
-    )
+    cache = source.heads_cache(heads, shape, positions, passes)
     kv = f"{_bytes(source, facts, shape)} of KV" if heads.attends else "no KV"
     kv += f", {config.rows * window * width * 4 >> 20} MiB of hidden states"
     reason = f"{heads.kind} heads, in front of steps that verify: {passes[0][1] * 1e3:.2f} ms for an id, and {kv}"

@@ -20,9 +20,10 @@ from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.load.check import check_weights
+from ridgeline.compute.load.heads import target_list
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
-from ridgeline.compute.runtime.draft_open import OpenedDrafts, open_drafts, target_list
+from ridgeline.compute.runtime.draft_open import OpenedDrafts, open_drafts
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds, time_steps
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -81,10 +82,10 @@ def _recurrent(config: EngineConfig) -> tuple[Decision, ...]:
 
 
 def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> ModelFacts | DraftHeads | None:
-    """Facts of the draft model, or heads of a model with these `facts`; None where there are none. Raises ConfigError where the runner has
-    none, and for heads of another model."""
+    """Facts of the draft model, or heads of a model with these `facts`; None where there are none. Raises ConfigError for heads of another
+    model, and a draft model whose states no cache keeps."""
     if config.draft_model is None and config.speculative != "mtp":
-        if config.speculative != "auto" or config.runner == "cuda":
+        if config.speculative != "auto" or config.model.startswith(RANDOM_PREFIX):
             return None
         return find_predictor(resolve_model(config.model, model_stores(), progress), facts)
     if config.draft_model is None:
@@ -96,9 +97,6 @@ def _drafts(config: EngineConfig, facts: ModelFacts, progress: Progress) -> Mode
         reason = "it has recurrent layers, whose states its own cache does not keep"
         fix = {"--draft-model": None, "--speculative": "ngram"}
         raise ConfigError(f"--draft-model {config.draft_model}: {reason}; give another", fix=fix)
-    if config.runner == "cuda" and isinstance(found, DraftHeads):
-        fix = {"--speculative": "ngram", "--draft-model": None}
-        raise ConfigError(f"{found.kind} heads draft with --runner native and numpy; on a GPU a draft model does", fix=fix)
     return found
 
 
@@ -169,7 +167,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     trace = _trace(config.trace)
-    step, slots = target_list(source), None
+    step, slots = target_list(facts, source.heads), None
     if config.expert_memory:
         memory = ExpertMemory(int(config.expert_memory * GIB), cache_directory())
         weights, slots = pack_with_slots(facts, threads, progress, step, memory)
@@ -224,7 +222,7 @@ def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
     weights = load_weights(facts, source.memory_bytes, threads, progress)
-    runner = NumpyRunner(target_list(source), weights, shape, threads=threads, slots=config.adapter_slots)
+    runner = NumpyRunner(target_list(facts, source.heads), weights, shape, threads=threads, slots=config.adapter_slots)
     adapters = source.adapter_store(runner.adapters)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
