@@ -13,7 +13,7 @@ from typing import Final
 from ridgeline.engine.tiers.worth import Place
 
 KEPT_SECONDS: Final = 7 * 86_400
-"""What nobody has used for so long goes, even where there is room."""
+"""Seconds behind its last use after which a value goes, even where there is room."""
 FORGETTING_SECONDS: Final = 3_600
 LEVEL: Final = FORGETTING_SECONDS * 1_000 // 16
 """Milliseconds: values in front of one are told that it lasts longer once for so much."""

@@ -38,7 +38,7 @@ class RedisTier:
         self._reader, self._writer = (RedisServer(url, FLAG, PASSWORD_FLAG, password, seconds) for seconds in (CALL_SECONDS, WRITE_SECONDS))
         self._lifetimes = Lifetimes(attention_tokens)
         self._used: list[Expiry] = []
-        """Of values that have been read; told with the next call that reads, so that no request waits for it."""
+        """Expiries of values that have been read, told with the next call that reads, so that no request waits for it."""
 
     def might_have(self, name: bytes) -> bool:
         return True
