@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from relayed import alike
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.router.journal import Journal
@@ -30,15 +31,15 @@ def known(site: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     known.close()
 
 
-def post(site: Any, journal: Journal, **headers: str) -> Any:
+def post(site: Any, journal: Journal, body: bytes = BODY, **headers: str) -> Any:
     asked = {name.decode(): value.decode() for name, value in journal.headers} | headers
-    return site.request("POST", "/v1/completions", content=journal.body(BODY), headers=asked)
+    return site.request("POST", "/v1/completions", content=journal.body(body), headers=asked)
 
 
-def begun(site: Any, events: int) -> tuple[Journal, bytes]:
+def begun(site: Any, events: int, body: bytes = BODY) -> tuple[Journal, bytes]:
     """A stream of which a router has passed on so many events, and all of it."""
     whole, part = Journal(KEY), Journal(KEY)
-    told = post(site, whole).content
+    told = post(site, whole, body).content
     text = whole.take(told)
     part.take(b"\n\n".join(told.split(b"\n\n")[:events]) + b"\n\n")
     return part, text + whole.end()
@@ -50,6 +51,29 @@ def test_a_stream_goes_on_behind_what_a_client_has(known: Any, events: int) -> N
     assert journal.events == events and journal.can_continue
     before = b"\n\n".join(whole.split(b"\n\n")[:events]) + b"\n\n"
     assert before + journal.take(post(known, journal).content) == whole
+
+
+def test_log_probabilities_of_text_that_waits_go_on_too(known: Any) -> None:
+    """Tokens are bytes, of which characters and what may be stop strings wait for others: their events come behind other choices'."""
+    asked = {"max_tokens": 24, "seed": 5, "n": 3, "logprobs": 2, "stop": ["e!", "at all"], "stream_options": {"include_usage": True}}
+    body = json.dumps(json.loads(BODY) | asked).encode()
+    _, whole = begun(known, 1, body)
+    waited = 0
+    for events in range(1, whole.count(b"\n\n") - 1):
+        journal, whole = begun(known, events, body)
+        before = b"\n\n".join(whole.split(b"\n\n")[:events]) + b"\n\n"
+        told = sum(len(each[3]) for each in msgspec.json.decode(journal.body(b""))[1:] if each[0] == "w")
+        sent = sum(len(each["logprobs"]["tokens"]) for each in choices(before) if each["logprobs"])
+        waited += told > sent
+        found = before + journal.take(post(known, journal, body).content)
+        assert alike(found.decode()) == alike(whole.decode()), f"behind {events} events"
+    assert waited, "of some streams more has been told than sent"
+
+
+def choices(stream: bytes) -> Iterator[dict[str, Any]]:
+    """The choices in the events of a stream."""
+    for event in stream.split(b"\n\n"):
+        yield from json.loads(event.removeprefix(b"data: ") or b"{}").get("choices", [])
 
 
 def test_without_the_key_nothing_is_told_and_nothing_taken(known: Any, site: Any) -> None:
@@ -75,6 +99,7 @@ def test_records_that_cannot_be_are_refused(known: Any) -> None:
     assert status(first, *others) == 200
     wrong = [["w", *(value if at == place else each for at, each in enumerate(others[0][1:]))] for place, value in [
         (0, 1), (0, -1), (1, 1), (1, -1), (2, [258]), (2, [-1]), (2, list(range(12))), (4, -1), (4, 10**6),
+        (5, [[-1.0, [], 1]]), (5, [["x", [], 1]]),
     ]]  # fmt: skip
     assert {status(first, *others, each) for each in wrong} == {409}
     assert status(*others) == status(first, first) == status() == status(first, ["x"]) == 409

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from math import inf
 from typing import Final
 
 import msgspec
@@ -48,14 +49,20 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     prompts: list[Prompt]
 
 
+Score = tuple[float | None, list[tuple[int, float | None]], int]
+"""Fields of `TokenLogprobs`; None stands for -infinity, which JSON has not."""
+
+
 class Wrote(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """An output of a choice. `cached`: tokens of its prompt that came from the prefix cache."""
+    """An output of a choice. `cached`: tokens of its prompt that came from the prefix cache; `scores`: log-probabilities, as the event of a
+    token may come behind its record: text waits for the rest of a character, or of what may be a stop string."""
 
     prompt: int
     choice: int
     ids: list[int]
     end: Finish | None
     cached: int
+    scores: list[Score] | None = None
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -152,6 +159,7 @@ class Relay:
                 count = counts[place] = counts.get(place, 0) + len(each.ids)
                 is_whole = place not in ended and (count <= most if each.end is not None else count < most)
                 is_bounded = is_bounded and is_whole and all(0 <= token < limits.vocab for token in each.ids)
+                is_bounded = is_bounded and _are_scores(each, requests[each.prompt], limits.vocab)
                 if each.end is not None:
                     ended.add(place)
             if not is_bounded:
@@ -162,7 +170,7 @@ class Relay:
     def note(self, prompt: int, item: Output | Closed, cached: int) -> None:
         """Notes an output or an end of a choice of a prompt."""
         if isinstance(item, Output):
-            record: Record = Wrote(prompt, item.choice, list(item.ids), item.end, cached)
+            record: Record = Wrote(prompt, item.choice, list(item.ids), item.end, cached, _scores(item.logprobs))
         else:
             record = Ended(prompt, item.choice, item.reason, item.usage.completion_tokens, item.usage.cached_tokens)
         self._pending.append(_ENCODE(record))
@@ -196,9 +204,32 @@ def _item(record: Wrote | Ended, request: Admitted) -> Output | Closed:
     if isinstance(record, Ended):
         usage = Usage(len(request.prompt), record.completion_tokens, record.cached)
         return Closed(request.request_id, record.choice, record.reason, usage, time.monotonic())
-    is_scored = request.sampling.logprobs is not None  # events with the numbers themselves have been sent
-    logprobs = (TokenLogprobs(0.0),) * len(record.ids) if is_scored else None
-    return Output(request.request_id, record.choice, tuple(record.ids), logprobs, record.end)
+    return Output(request.request_id, record.choice, tuple(record.ids), _logprobs(record.scores), record.end)
+
+
+def _scores(logprobs: Sequence[TokenLogprobs] | None) -> list[Score] | None:
+    def number(logprob: float) -> float | None:
+        return None if logprob == -inf else logprob
+
+    if logprobs is None:
+        return None
+    return [(number(each.logprob), [(token, number(logprob)) for token, logprob in each.top], each.rank) for each in logprobs]
+
+
+def _logprobs(scores: Sequence[Score] | None) -> tuple[TokenLogprobs, ...] | None:
+    def number(logprob: float | None) -> float:
+        return -inf if logprob is None else logprob
+
+    if scores is None:
+        return None
+    return tuple([TokenLogprobs(number(own), tuple([(token, number(each)) for token, each in top]), rank) for own, top, rank in scores])
+
+
+def _are_scores(record: Wrote, request: Admitted, vocab: int) -> bool:
+    """True for as many scores as ids, where the request asks for them."""
+    scores = record.scores or []
+    is_whole = len(scores) == (0 if request.sampling.logprobs is None else len(record.ids))
+    return is_whole and all(0 <= token < vocab for _, top, _ in scores for token, _ in top)
 
 
 def close_of(output: Output, close: Close | None, count: int) -> Close | None:
