@@ -15,8 +15,8 @@ def column(numbers: list[int]) -> torch.Tensor:
 
 def test_the_target_leaves_those_that_heads_take() -> None:
     """Rows of seven tokens, more than are kept, and of two, in places of their own; then those that stand in front of the heads' ids."""
-    draw = torch.Generator().manual_seed(1)
-    values = torch.randn(10, WIDTH, generator=draw).to(DEVICE)
+    draw = torch.Generator(DEVICE).manual_seed(1)
+    values = torch.randn(10, WIDTH, generator=draw, device=DEVICE)
     kept, kept_ids = torch.full((4, WINDOW, 2 * WIDTH), torch.nan, device=DEVICE), column([-1] * 4 * WINDOW).view(4, WINDOW)
     positions, source, row = [3, 4, 5, 6, 7, 8, 9, 4, 5, 0], [2] * 7 + [0] * 2 + [3], [0] * 7 + [1] * 2 + [2]
     of = (column(positions), column(source), column(row), column([10, 6, 0]))
@@ -37,7 +37,7 @@ def test_the_target_leaves_those_that_heads_take() -> None:
 
 
 def test_heads_leave_that_of_the_token_they_have_read_last() -> None:
-    values, kept = torch.randn(3, WIDTH).to(DEVICE), torch.zeros(2, WINDOW, WIDTH, device=DEVICE)
+    values, kept = torch.randn(3, WIDTH, device=DEVICE), torch.zeros(2, WINDOW, WIDTH, device=DEVICE)
     none = column([0] * 2 * WINDOW).view(2, WINDOW)
     of = (column([0, 1, 0]), column([1, 1, 0]), column([0, 0, 1]), column([2, 1]), column([7, 7, 2]))
     kernels.keep_states(values, kept, column([5, 6, 7]), none, *of)()
