@@ -17,15 +17,13 @@ from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.heads import DraftHeads
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.heads import HIDDEN_POSITIONS
 from ridgeline.planning.memory import DRAFT_SHARE, block_bytes, kept_positions, kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 LEAST_SAMPLES: Final = 64
-
-WINDOW: Final = 128
-"""Positions of a row whose hidden states are kept for heads with keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class ModelSource:
 
     def heads_window(self, heads: DraftHeads) -> int:
         """Positions of a row whose hidden states are kept for heads."""
-        return min(WINDOW, self.config.tokens) if heads.attends else 1
+        return min(HIDDEN_POSITIONS, self.config.tokens) if heads.attends else 1
 
     def heads_cache(
         self, heads: DraftHeads, shape: KVShape, positions: int, passes: tuple[tuple[int, float], ...], ahead: int = 0

@@ -15,7 +15,7 @@ MEDUSA_HEADS: Final = 4
 EAGLE3_VOCAB: Final = 32_000
 """Ids that the published EAGLE-3 heads draft. Li et al. 2025, "EAGLE-3"."""
 HIDDEN_POSITIONS: Final = 128
-"""Positions of a row whose hidden states a server keeps for heads with keys and values (`compute.runtime.draft_open`)."""
+"""Positions of a row whose hidden states a server keeps for heads with keys and values."""
 HEAD_BYTES: Final = 2
 """Published heads are 16 bits wide, and so are hidden states on a GPU; an MTP layer is stored as the others are."""
 
