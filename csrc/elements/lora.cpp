@@ -6,37 +6,16 @@
 
 #include <algorithm>
 
+#include "elements/lora.h"
+#include "elements/lora_codes.h"
 #include "runtime/rows.h"
-#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
 namespace {
 
-constexpr size_t kMostRank = 256;
 constexpr size_t kNarrow = 8, kPanel = 64;            // rows of A: so many lie by rows, so many of others are a panel
-constexpr size_t kLine = 64;
-// Bytes of matrices asked for ahead. A core reads as fast as it has lines under way: of the second-level cache it has more than of the first.
-constexpr bool kWide = sizeof(Part) == sizeof(Vec);
-constexpr size_t kFar = 4096, kNear = 512;
-constexpr size_t kTogether = kWide ? 4 : 1;             // tokens of one adapter that share what is read: as many as registers hold sums of
-constexpr size_t kOutputsAhead = 512;    // outputs: other cores have written half of them
-
-// Asks for what lies ahead of [p, p + bytes), where p is aligned to what is asked for at once.
-inline void fetch_ahead(const void* p, size_t bytes) {
-    const char* at = static_cast<const char*>(p);
-    for (size_t i = 0; i < bytes; i += kLine) {
-        if constexpr (kWide) __builtin_prefetch(at + i + kFar, 0, 2);
-        __builtin_prefetch(at + i + (kWide ? kNear : kFar));
-    }
-}
-inline void fetch_outputs(const float* y, float* out, size_t from, size_t until) {
-    for (size_t i = from; i < until; i += kLine / sizeof(float)) {
-        __builtin_prefetch(y + i);
-        __builtin_prefetch(out + i, 1);
-    }
-}
 
 // 16 numbers in the order that is quickest to widen, and that order's ways there and back.
 struct Float32 {
@@ -183,6 +162,7 @@ void change_rows(const LoraPair& pair, const float* x, const float* y, size_t co
     switch (pair.format) {
         case kF16: return change<Float16, kTokens>(pair, x, y, columns, width, out);
         case kBF16: return change<BFloat16, kTokens>(pair, x, y, columns, width, out);
+        case kInt8: return change_by_codes<kTokens>(pair, x, y, columns, width, out);
         default: return change<Float32, kTokens>(pair, x, y, columns, width, out);
     }
 }

@@ -13,6 +13,6 @@ params.model.path, params.port, params.n_parallel, params.warmup = file, 0, stre
 params.n_ctx = 1024 if streams == 1 else streams * 128
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 server = xllamacpp.Server(params)
-# In one write: the server writes its log between others.
-print(f"{server.listening_address}\n", end="", flush=True)
+# In one write, on a line of its own: the server writes its log between others, and may be within a line.
+print(f"\n{server.listening_address}\n", end="", flush=True)
 sys.stdin.read()
