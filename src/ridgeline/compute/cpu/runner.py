@@ -17,7 +17,7 @@ from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.graph import Formats, Op, OpList, Sizes, StepInputs
-from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices
+from ridgeline.compute.lowering.adapters import add_adapters, changed_matrices, changes_of_codes
 from ridgeline.compute.lowering.ahead import choose_ahead
 from ridgeline.compute.lowering.early import ATTENDED
 from ridgeline.compute.lowering.lower import head_of, lower
@@ -76,7 +76,7 @@ class NativeRunner:
         if slots:
             changed = add_adapters(oplist)
             self._lists[True] = _lowered(choose_ahead(changed) if reads else changed, formats)
-            self.adapters = NativeAdapterSlots(changed_matrices(changed), slots)
+            self.adapters = NativeAdapterSlots(changed_matrices(changed), slots, changes_of_codes(self._lists[True].whole))
             weights = {**weights, **self.adapters.records}
         self._weights, self._shape = weights, shape
         # Of a list that ends in a product, a row's largest are found where they are made.

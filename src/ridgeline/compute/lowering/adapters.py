@@ -42,6 +42,12 @@ def changed_matrices(oplist: OpList) -> dict[str, tuple[int, int]]:
     return {weight.name: (weight.shape[0], weight.shape[1]) for op in changes for weight in op.weights}
 
 
+def changes_of_codes(oplist: OpList) -> frozenset[str]:
+    """Names of the pairs of a lowered list that change products of codes."""
+    makers = {name: op.name for op in oplist.ops for name in op.outputs}
+    return frozenset(op.weights[0].name for op in oplist.ops if op.name == "lora" and makers[op.inputs[1]].startswith("linear_codes"))
+
+
 def merge_changes(oplist: OpList, formats: Formats) -> OpList:
     """Changes of the products that one op makes become one op behind it. They read the step's own slots, from which a GPU's runner makes
     its order of tokens."""
