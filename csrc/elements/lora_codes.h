@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "elements/lora.h"
+#include "elements/lora_pack.h"
 #include "elements/quantise.h"
 #include "runtime/ops.h"
 
@@ -13,7 +14,6 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kCodeSpan = 256;
 constexpr int kCodeBits = 8, kCodeZero = 128;         // codes of weights have no sign
 
 // Activations of a span: their codes, padded with zeros to a multiple of kCodeGroup, with one scale.

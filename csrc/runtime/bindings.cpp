@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "elements/lora_pack.h"
 #include "runtime/isa.h"
 #include "runtime/plan.h"
 #include "sample/sampler.h"
@@ -130,6 +131,15 @@ void bind_linear(nb::module_& m) {
         const LinearKernels& table = *kernels(level).linear;
         nb::gil_scoped_release unlocked;
         table.row(matrix(format, n, k, group, packed), row, pointer<float>(out));
+    });
+}
+
+// Adapters in codes of 8 bits.
+void bind_adapters(nb::module_& m) {
+    m.def("packed_codes_bytes", &packed_codes_bytes);
+    m.def("pack_codes", [](Address numbers, std::size_t rank, std::size_t width, std::size_t down, std::size_t across, bool is_b, Address packed) {
+        nb::gil_scoped_release unlocked;
+        pack_codes({pointer<const float>(numbers), rank, width, down, across}, is_b, pointer<std::uint8_t>(packed));
     });
 }
 
@@ -354,6 +364,7 @@ NB_MODULE(_C, m) {
     bind_attention(m);
     bind_experts(m);
     bind_linear(m);
+    bind_adapters(m);
     bind_ops(m);
     bind_plan(m);
     bind_roofline(m);

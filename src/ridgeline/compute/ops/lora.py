@@ -4,7 +4,7 @@ Which adapter a token has is a value of the step. Matrices lie in slots that cha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,22 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.graph import Handle
 from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, fits, floats, op
-from ridgeline.compute.ops.lora_codes import CodedPair, coded, coded_change
+from ridgeline.compute.ops.lora_codes import coded_change
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The change scale · (b · a) of a matrix [N, K]: `a` [rank, K] and `b` [rank, N], of one type.
 
-    kind  F32: float32; F16: float16; BF16: uint16, the upper half of an fp32
+    kind   F32: float32; F16: float16; BF16: uint16, the upper half of an fp32
+    coded  whether it is multiplied in codes of 8 bits
     """
 
     kind: str
     a: NDArray[Any]
     b: NDArray[Any]
     scale: float
+    coded: bool = False
 
 
 def widened(kind: str, stored: NDArray[Any]) -> Floats:
@@ -33,11 +35,6 @@ def widened(kind: str, stored: NDArray[Any]) -> Floats:
     if kind == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return stored.astype(np.float32)
-
-
-def in_codes(pair: Pair) -> CodedPair:
-    """A pair whose matrices are codes of 8 bits."""
-    return CodedPair(coded(widened(pair.kind, pair.a)), coded(widened(pair.kind, pair.b)), pair.scale)
 
 
 def _adapters_samples() -> list[Sample]:
@@ -61,7 +58,10 @@ def _lora_samples() -> list[Sample]:
             return Pair(kind, (a.view(np.uint32) >> 16).astype(np.uint16), (b.view(np.uint32) >> 16).astype(np.uint16), 2.0)
         return Pair(kind, a.astype(np.float16), b.astype(np.float16), 0.5) if kind == "F16" else Pair(kind, a, b, 0.25)
 
-    def case(name: str, rows: list[int], outputs: int, inputs: int, *pairs: Pair | CodedPair | None) -> Sample:
+    def in_codes(*of: Any) -> Pair:
+        return replace(pair(*of), coded=True)
+
+    def case(name: str, rows: list[int], outputs: int, inputs: int, *pairs: Pair | None) -> Sample:
         own = {"x": floats(1, len(rows), inputs), "y": floats(2, len(rows), outputs)}
         return Sample(name, {**own, "slots": np.array(rows, np.int32).reshape(-1, 1), "pairs": pairs})
 
@@ -77,8 +77,8 @@ def _lora_samples() -> list[Sample]:
             37,
             *(pair(15 + rank, rank, 48, 37, kind) for rank, kind in ((8, "F16"), (24, "BF16"), (48, "F32"), (69, "BF16"))),
         ),
-        case("codes", [0, -1, 1, 2, 3, 1], 300, 530, *(in_codes(pair(20 + rank, rank, 300, 530)) for rank in (16, 9, 70, 256))),
-        case("codes of few columns", [0, 1], 20, 37, *(in_codes(pair(30 + rank, rank, 20, 37)) for rank in (16, 33))),
+        case("codes", [0, -1, 1, 2, 3, 1], 300, 530, *(in_codes(20 + rank, rank, 300, 530) for rank in (16, 9, 70, 256))),
+        case("codes of few columns", [0, 1], 20, 37, *(in_codes(30 + rank, rank, 20, 37, "F16") for rank in (16, 33))),
     ]
 
 
@@ -89,7 +89,7 @@ def _lora_rule(x: Handle, y: Handle, slots: Handle) -> tuple[Handle, ...]:
 
 @op(samples=_lora_samples, weights=("pairs",), matrices=("pairs",), per_token=True, semantic=False, rule=_lora_rule,
     tolerance={"native": 2e-6, **SUMMED})  # fmt: skip
-def lora(x: Floats, y: Floats, slots: Ints, pairs: Sequence[Pair | CodedPair | None]) -> Floats:
+def lora(x: Floats, y: Floats, slots: Ints, pairs: Sequence[Pair | None]) -> Floats:
     """x [T, K], y [T, N], slots [T, 1] or [T] → y + scale · b · (a · x) with the pair of the token's slot; y where that is −1 or empty.
 
     A token by itself, in double precision, of coded pairs as `coded_change` has it: its bits do not depend on its neighbours.
@@ -98,12 +98,13 @@ def lora(x: Floats, y: Floats, slots: Ints, pairs: Sequence[Pair | CodedPair | N
     of_row = slots.reshape(-1)
     for row in np.flatnonzero(of_row >= 0):
         pair = pairs[of_row[row]]
-        if isinstance(pair, CodedPair):
-            out[row] += coded_change(x[[row]], pair)[0]
-        elif pair is not None:
-            a, b = widened(pair.kind, pair.a).astype(np.float64), widened(pair.kind, pair.b).astype(np.float64)
-            change = ((a @ x[row]).astype(np.float32).astype(np.float64) @ b) * pair.scale
-            out[row] = y[row] + change.astype(np.float32)
+        if pair is not None:
+            a, b = widened(pair.kind, pair.a), widened(pair.kind, pair.b)
+            if pair.coded:
+                out[row] += coded_change(x[[row]], a, b, pair.scale)[0]
+            else:
+                change = ((a.astype(np.float64) @ x[row]).astype(np.float32).astype(np.float64) @ b) * pair.scale
+                out[row] += change.astype(np.float32)
     return out
 
 
