@@ -108,10 +108,10 @@ void Plan::add(OpNumber op, const void* params) {
             if (static_cast<const RouteLogits*>(params)->columns > kMostExperts) throw std::invalid_argument("too many experts to choose from");
             routed_ = false;
             break;
+        case op_lora: phases_.back().slots = static_cast<const Lora*>(params)->slots; break;
         case op_select: routed_ = false; break;  // may be of a choice of experts
         default: break;
     }
-    if (ops()[op].kind == OpKind::runs) phases_.back().together = kRunRows;
     RowOp made = {kernels_.rows[op], {}};
     memcpy(&made.params, params, ops()[op].params.size);
     phases_.back().rows.push_back(made);
@@ -279,8 +279,10 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
     switch (phase.kind) {
         case PhaseKind::rows: {
             const size_t rows = rows_of(phase, step), count = chunks(phase, step), end = rows * (chunk + 1) / count;
-            for (size_t row = rows * chunk / count; row < end; row += phase.together)
-                for (const RowOp& op : phase.rows) op.run(&op.params, step, row, std::min(phase.together, end - row));
+            for (size_t row = rows * chunk / count, next; row < end; row = next) {
+                for (next = row + 1; phase.slots != nullptr && next < std::min(row + kRunRows, end) && phase.slots[next] == phase.slots[row]; ) ++next;
+                for (const RowOp& op : phase.rows) op.run(&op.params, step, row, next - row);
+            }
             return;
         }
         case PhaseKind::products: {

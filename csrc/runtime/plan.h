@@ -41,7 +41,7 @@ struct RecurrenceOp {
     size_t parts;
 };
 
-constexpr size_t kRunRows = 4;           // rows that ops of runs compute at a time; others leave them in a near cache
+constexpr size_t kRunRows = 4;           // rows of one adapter that ops of runs compute at a time; others leave them in a near cache
 
 struct Phase {
     PhaseKind kind;
@@ -55,7 +55,7 @@ struct Phase {
     bool floats = true;                  // all products have float weights
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
-    size_t together = 1;                 // rows that pass through all ops before the next ones do
+    const int32_t* slots = nullptr;      // of adapters, by row: where given, neighbours of one slot pass through all ops together
     RecurrenceOp recurrence{};
 };
 
