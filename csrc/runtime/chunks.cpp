@@ -45,6 +45,16 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
     return 0;
 }
 
+// Neighbours of one adapter pass through all ops together, and share what is read of it; others one by one, as each reads ascending memory.
+void Plan::compute_rows(const Phase& phase, const Step& step, size_t chunk) const {
+    const size_t rows = rows_of(phase, step), count = chunks(phase, step), end = rows * (chunk + 1) / count;
+    for (size_t row = rows * chunk / count, next; row < end; row = next) {
+        next = row + 1;
+        while (phase.slots != nullptr && next < std::min(row + kRunRows, end) && phase.slots[next] == phase.slots[row]) ++next;
+        for (const RowOp& op : phase.rows) op.run(&op.params, step, row, next - row);
+    }
+}
+
 // Parts of the tokens: chunks are (part, blocks of all products).
 size_t Plan::parts(const Phase& phase, const Step& step) const {
     if (!phase.floats || &phase == &head()) return 1;

@@ -277,14 +277,7 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
     uint8_t* scratch = scratch_of(thread);
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
     switch (phase.kind) {
-        case PhaseKind::rows: {
-            const size_t rows = rows_of(phase, step), count = chunks(phase, step), end = rows * (chunk + 1) / count;
-            for (size_t row = rows * chunk / count, next; row < end; row = next) {
-                for (next = row + 1; phase.slots != nullptr && next < std::min(row + kRunRows, end) && phase.slots[next] == phase.slots[row]; ) ++next;
-                for (const RowOp& op : phase.rows) op.run(&op.params, step, row, next - row);
-            }
-            return;
-        }
+        case PhaseKind::rows: return compute_rows(phase, step, chunk);
         case PhaseKind::products: {
             const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
             if (wanted_.best != nullptr && &phase == &head()) return find_best(phase, step, place, thread);

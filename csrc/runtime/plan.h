@@ -41,7 +41,7 @@ struct RecurrenceOp {
     size_t parts;
 };
 
-constexpr size_t kRunRows = 4;           // rows of one adapter that ops of runs compute at a time; others leave them in a near cache
+constexpr size_t kRunRows = 4;           // rows of one adapter that pass through a phase together: more leave a near cache
 
 struct Phase {
     PhaseKind kind;
@@ -55,7 +55,7 @@ struct Phase {
     bool floats = true;                  // all products have float weights
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
-    const int32_t* slots = nullptr;      // of adapters, by row: where given, neighbours of one slot pass through all ops together
+    const int32_t* slots = nullptr;      // of adapters, by row, where an op changes products
     RecurrenceOp recurrence{};
 };
 
@@ -135,6 +135,7 @@ private:
     void order_rows();
     size_t chunks(const Phase& phase, const Step& step) const;
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void compute_rows(const Phase& phase, const Step& step, size_t chunk) const;
     void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
     void multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const;
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);

@@ -142,13 +142,14 @@ def test_one_matrix_of_a_recurrent_layer(checkpoint: Any, stored: Any, tmp_path:
         same(driver.step((0, ids)), theirs)
 
 
-def test_quantised_base(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
-    """The change is added to the product with quantised matrices."""
+@pytest.mark.parametrize("rank", [4, 16])
+def test_quantised_base(checkpoint: Any, stored: Any, tmp_path: Path, rank: int) -> None:
+    """The change is added to the product with quantised matrices; native slots hold one of more than eight ranks in codes of 8 bits."""
     made = checkpoint("llama3")
     path = stored("llama3", "Q8_0")
     made.model, kept = dequantised(made.model, "llama", "Q8_0"), made.model
     try:
-        model = peft_model(made, tmp_path / "own", kind="bfloat16")
+        model = peft_model(made, tmp_path / "own", kind="bfloat16", rank=rank)
     finally:
         made.model = kept
     ids = made.prompts()[0]
@@ -160,6 +161,8 @@ def test_quantised_base(checkpoint: Any, stored: Any, tmp_path: Path) -> None:
         if number == 0:
             assert apart.max() < 1e-4
         else:  # activations of native products with integers are int8
+            kinds = {ext.values("Format")[int(record["format"][0])] for record in driver.runner.adapters.records.values()}
+            assert kinds == {"BF16" if rank == 4 else "INT8"}
             assert apart.mean() < np.abs(log_softmax(plain) - log_softmax(theirs)).mean() / 10
 
 
