@@ -41,7 +41,7 @@ def test_codes_change_little_of_what_an_adapter_does(demo_file: Path) -> None:
     facts, random = read_model_facts(demo_file), np.random.default_rng(0)
     oplist = record(facts)["step"]
     matrices = changed_matrices(add_adapters(oplist))
-    pairs = {name: Pair("BF16", bf16(random, RANK, inputs), bf16(random, RANK, outputs), 1.0) for name, (outputs, inputs) in matrices.items()}
+    pairs = {name: Pair("BF16", bf16(random, RANK, columns), bf16(random, RANK, rows), 1.0) for name, (rows, columns) in matrices.items()}
     driver = NativeDriver(facts, pack_weights(facts, 2, lambda stage, fraction: None), blocks=512, tokens=TOKENS)
     runner = NativeRunner(oplist, driver.weights, driver.shape, tokens=TOKENS, selected=TOKENS, vocab=facts.tokens, threads=2, slots=3)
     assert runner.adapters is not None
