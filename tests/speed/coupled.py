@@ -5,8 +5,8 @@
 The target is a model behind a text. The drafter is the draft model behind the same ids, through a map where vocabularies differ, as the
 engine has it; or, without one, the same model that sees the last 8, 32 and 128 tokens alone: real distributions, near and far. At each
 position the overlap Σ min(p, q) = 1 − TV is computed, which is what rejection accepts, and both draw with the same noise: the share of
-equal ids is what coupled drafts have accepted. Asked: ≥ 0.90 of the overlap. Beside it the bound (1 − TV) / (1 + TV) of Daliri, Musco and Suresh
-(2024), and what greedy drafts would have. Under a minute with the demo on two quiet cores.
+equal ids is what coupled drafts have accepted. Asked: ≥ 0.90 of the overlap. Beside it the bound (1 − TV) / (1 + TV) of Daliri, Musco and
+Suresh (2024), and what greedy drafts would have. Under a minute with the demo on two quiet cores.
 """
 
 import argparse
