@@ -14,5 +14,5 @@ params.n_ctx = 1024 if streams == 1 else streams * 128
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 server = xllamacpp.Server(params)
 # In one write: the server writes its log between others.
-print(f"{server.listening_address}\n", end="", flush=True)
+print(f"\n{server.listening_address}\n", end="", flush=True)
 sys.stdin.read()
