@@ -3,7 +3,8 @@
     python tests/speed/starts.py FILE.gguf [--rounds 5] [--threads 2]
 
 The peer is the server of PyPI's `xllamacpp` (llama.cpp as a wheel), warmed up as it does by default. The file is read once before, so that
-both find it in the system's page cache; each writes its address into a pipe. Asked: no more than the peer's.
+both find it in the system's page cache; each writes its address into a pipe. Our sources are compiled once before, as pip compiles those of
+a wheel: under PYTHONDONTWRITEBYTECODE a clone would compile them anew at every start. Asked: no more than the peer's.
 """
 
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
+from compileall import compile_dir
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,7 +23,7 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from experts import ask, peer_command
-from processes import COMMAND
+from processes import COMMAND, SOURCE
 
 IDS = list(range(1000, 1008))
 ADDRESS = re.compile(r"(?:^| serves .* at )(http://[0-9.:]+)")
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     Path(options.file).read_bytes()
+    compile_dir(SOURCE / "ridgeline", quiet=1)
     own = [*COMMAND, "serve", options.file, "--port", "0", "--threads", str(options.threads)]
     peer = peer_command(options.file, options.threads, 1), lambda address: ask(address, len(IDS), 1, 0)
     ways: dict[str, tuple[list[str], Callable[[str], object]]] = {"ours": (own, complete), "llama.cpp": peer}

@@ -1,5 +1,6 @@
 """`ridgeline serve`: flags to settings, start-up messages on stderr, the server."""
 
+import gc
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ def serve(
     **given: Any,
 ) -> None:
     """Serve models: a page and an OpenAI-compatible API."""
+    gc.disable()  # until `server.run` freezes what is loaded: modules and vocabularies would be walked over again and again
     settings = read_flags(given, model)
     with located(settings):
         from ridgeline.engine.spawned import started_ahead  # loads while the server is imported

@@ -171,6 +171,7 @@ def main(arguments: Sequence[str]) -> None:
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()  # modules, over which the collection in `serve` need not walk
     os.nice(NICENESS)  # before there are other threads, which take it over
     lifeline = os.fdopen(int(arguments[1]), "rb", buffering=0)  # never closed: the thread reads it until this process ends
     with socket.socket(fileno=int(arguments[0])) as stream:

@@ -1,7 +1,8 @@
 """An engine process, its sockets and its pipes, before an event loop has to do with it; and one that a command starts ahead of the server.
 
-Imports of a server take a second, in which the engine can load: a command that knows its model starts it first, and the client whose
-settings are the same takes it. It knows nothing of that, and dies with this process as any engine does.
+Imports of a server take half a second, in which the engine can load: a command that knows its model starts it first, and the client whose
+settings are the same takes it. It knows nothing of that, and dies with this process as any engine does. Its own imports come first, so it
+is told its settings behind them: what finds its model is imported here meanwhile.
 """
 
 import os
@@ -9,17 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-
-import msgspec
 
 from ridgeline.config.env import child_environment, model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.engine.seats import Seat
 from ridgeline.errors import RidgelineError
-from ridgeline.facts.hub.packaged import PACKAGED, assembled_model
-from ridgeline.facts.hub.source import find_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,12 @@ class Spawned:
     lifeline: int
     beats: int
 
+    def configure(self, config: EngineConfig) -> None:
+        """Tells it its settings, for which it waits. Raises OSError."""
+        from msgspec import json
+
+        os.write(self.lifeline, json.encode(config) + b"\n")
+
     def discard(self) -> None:
         """Ends it, which nobody talks to."""
         self.stream.close()
@@ -40,7 +43,7 @@ class Spawned:
         self.process.wait()
 
 
-def spawn(config: EngineConfig, seat: Seat | None = None) -> Spawned:
+def spawn(seat: Seat | None = None) -> Spawned:
     """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, the memory of the seats where
     it has one, what `child_environment` lets through, and nothing else. Raises OSError."""
     parent_socket, child_socket = socket.socketpair()
@@ -65,15 +68,9 @@ def spawn(config: EngineConfig, seat: Seat | None = None) -> Spawned:
         child_socket.close()
         os.close(read_end)
         os.close(beats_end)
-    spawned = Spawned(process, parent_socket, lifeline, beats)
-    try:
-        os.write(lifeline, msgspec.json.encode(config) + b"\n")
-        parent_socket.setblocking(False)
-        os.set_blocking(beats, False)
-    except BaseException:
-        spawned.discard()
-        raise
-    return spawned
+    parent_socket.setblocking(False)
+    os.set_blocking(beats, False)
+    return Spawned(process, parent_socket, lifeline, beats)
 
 
 _ahead: list[tuple[EngineConfig, Spawned]] = []
@@ -84,10 +81,14 @@ _ahead: list[tuple[EngineConfig, Spawned]] = []
 def started_ahead(config: EngineConfig) -> Iterator[None]:
     """Within it the engine of these settings starts, where its model lies here and needs no check; whoever starts it tells of any fault.
     Behind it, one that nobody took ends."""
-    with suppress(RidgelineError, OSError):
+    with suppress(RidgelineError, OSError), ExitStack() as unless_kept:
+        spawned = spawn()
+        unless_kept.callback(spawned.discard)
         found = _of_model_here(config)
         if found is not None:
-            _ahead.append((found, spawn(found)))
+            spawned.configure(found)
+            _ahead.append((found, spawned))
+            unless_kept.pop_all()
     try:
         yield
     finally:
@@ -97,6 +98,9 @@ def started_ahead(config: EngineConfig) -> Iterator[None]:
 
 def _of_model_here(config: EngineConfig) -> EngineConfig | None:
     """The settings with the path of their model, as a server has them; None where it must be fetched, assembled or checked first."""
+    from ridgeline.facts.hub.packaged import PACKAGED, assembled_model
+    from ridgeline.facts.hub.source import find_here
+
     name, stores = config.model, model_stores()
     if name.startswith(FAKE_PREFIX):
         return config
@@ -113,4 +117,10 @@ def take(config: EngineConfig, seat: Seat | None) -> Spawned:
         if seat is None and known == config:
             return spawned
         spawned.discard()
-    return spawn(config, seat)
+    spawned = spawn(seat)
+    try:
+        spawned.configure(config)
+    except BaseException:
+        spawned.discard()
+        raise
+    return spawned

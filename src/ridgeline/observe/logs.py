@@ -19,7 +19,7 @@ from typing import Any, Final
 
 MAX_QUEUED_LINES: Final = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
-GATHER_SECONDS: Final = 0.05
+GATHER_SECONDS: Final = 0.005
 """Time for which lines are gathered before they are written together."""
 REQUESTS_LOGGER: Final = "ridgeline.access"
 REQUESTS_SECONDS: Final = 0.5

@@ -19,8 +19,13 @@ from ridgeline.planning.verify import Verification, verify_start
 _log: Final = logging.getLogger("ridgeline.server")
 
 
+FIRST_REQUESTS_SECONDS: Final = 0.25
+"""Time for requests that have waited for the start, before the comparison takes the interpreter from them."""
+
+
 async def verify_engine(path: Path, ready: Ready, pid: int | None) -> Verification | None:
     """Compares the engine of process `pid` with the plan of the model at `path`. None where nothing can be compared."""
+    await asyncio.sleep(FIRST_REQUESTS_SECONDS)
     found = await asyncio.to_thread(_verify, path, ready, pid)
     if found is not None:
         told = {line.name.replace(" ", "_"): "predicted {}, measured {}, {}".format(*line.told) for line in found.lines}

@@ -43,6 +43,7 @@ def run(served: Service | Roster, on_ready: Callable[[list[Model], str], None], 
 
     Raises a RidgelineError where it cannot start, KeyboardInterrupt where SIGINT comes while it loads.
     """
+    gc.freeze()  # modules, over which the collection below need not walk
     settings = served.config
     names = served.name if isinstance(served, Service) else ", ".join(served.residents)
     check_exposure(settings)
@@ -80,6 +81,7 @@ async def _serve(
         gc.collect()
         gc.set_threshold(MAX_YOUNG, *gc.get_threshold()[1:])
         gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
+        gc.enable()
         nonlocal is_ready
         is_ready = True
         on_ready(models, url_of(listener, certificate))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import compress
 from math import isfinite
 
 from ridgeline.errors import ModelFormatError
@@ -70,7 +69,7 @@ class Vocabulary:
         scores = header.numbers("tokenizer.ggml.scores", "f")
         size, stored = len(pieces), header.numbers("tokenizer.ggml.token_type", "iI")
         _check_columns(size, scores, stored)
-        kinds = bytes(map(int, stored))
+        kinds = stored.tobytes()[:: stored.itemsize]  # the low bytes, which hold all of these types
         _check_pieces(pieces, kinds)
 
         def token_id(name: str, default: int) -> int:
@@ -96,7 +95,7 @@ class Vocabulary:
 
 def tokens_of(kinds: Sequence[int], *wanted: TokenType) -> list[int]:
     """Ids of these types, ascending, without a step of Python for each id: every start looks for some."""
-    return list(compress(range(len(kinds)), bytes(kinds).translate(bytes(kind in wanted for kind in range(256)))))
+    return [found.start() for found in re.finditer(b"[%b]" % bytes(wanted), bytes(kinds))]
 
 
 def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ Seconds = Callable[[Sequence[int], Sequence[int]], float]
 """The type of `Backend.seconds`: tokens and sampled positions of each row → seconds."""
 
 ROUNDS: Final = 4
-ROUND_SECONDS: Final = 0.15
+ROUND_SECONDS: Final = 0.05
 """No round but the second begins after so many seconds."""
 FIRST_ROUND_SECONDS: Final = 2.0
 """No second round begins after so many: a large model takes seconds for one. The pace follows the steps that come (`core.pace`)."""
