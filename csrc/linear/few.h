@@ -17,6 +17,7 @@ constexpr size_t kAhead = 4096, kBack = 3584;
 // few instructions a byte. Of several tokens each has kFewAhead: others may be in work first.
 constexpr size_t kFewAhead = 3072;
 // Where several streams come in two steps: bytes from the record in work to what goes into the second-level cache, and from there into the first.
+// Those of one token are fastest there with what the processor fetches by itself.
 constexpr size_t kStreamAhead = 5120, kStreamNear = 1536;
 const bool kTwoSteps = kFetchLevel == 3 && fetches_in_two_steps();
 constexpr size_t kLargeRecord = 512;
@@ -50,6 +51,7 @@ __attribute__((always_inline)) inline void prefetch_record(const uint8_t* record
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead + line, 0, 2);
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
     } else if (kFetchLevel == 3 && kTwoSteps) {
+        if (M == 1) return;
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kStreamAhead + line, 0, 2);
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kStreamNear + line, 0, 3);
     } else {

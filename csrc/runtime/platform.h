@@ -66,8 +66,8 @@ inline bool reads_two_streams() {
     static const bool amd = __builtin_cpu_is("amd");
     return amd;
 }
-// Whether several streams should come into the second-level cache first. Cores of Zen 4 stop where too many lines are on their way to the first
-// one; those of Zen 5 and Intel's do not. Families are told apart here by what has AVX-512: Zen 3 lacks it.
+// Whether the streams of several tokens should come into the second-level cache first. Cores of Zen 4 stop where too many lines are on their way
+// to the first one; those of Zen 5 and of Intel do not. Zen 3, of the same family, lacks AVX-512.
 inline bool fetches_in_two_steps() {
     static const bool zen4 = __builtin_cpu_is("amdfam19h") && __builtin_cpu_supports("avx512vnni");
     return zen4;
