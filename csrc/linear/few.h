@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/codes.h"
+#include "runtime/platform.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -15,6 +16,10 @@ constexpr size_t kAhead = 4096, kBack = 3584;
 // than of one. Each has its share of kInFlight bytes fetched ahead, at a level without many lines on their way half of it where records take
 // few instructions a byte. Of several tokens each has kFewAhead: others may be in work first.
 constexpr size_t kFewAhead = 3072;
+// Where several streams come in two steps: bytes from the record in work to what goes into the second-level cache, and from there into the first.
+// Those of one token are fastest there with what the processor fetches by itself.
+constexpr size_t kStreamAhead = 5120, kStreamNear = 1536;
+const bool kTwoSteps = kFetchLevel == 3 && fetches_in_two_steps();
 constexpr size_t kLargeRecord = 512;
 template <size_t kBytes, int kStreams>
 constexpr size_t kFar = kInFlight / kStreams / (kBytes >= kLargeRecord && kReadStreams == 2 ? 2 : 1);
@@ -38,12 +43,17 @@ inline Tokens tokens_from(const Tokens& x, size_t from) {
 }
 
 // Of one stream records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into
-// the first. Of several the processor fetches the rest by itself, or they come into the first at once.
+// the first. Of several the processor fetches the rest by itself, or they come into the first at once. A call that is not inlined would be dropped
+// by compilers, as one without effect.
 template <size_t kBytes, int kStreams, int M = 1>
-inline void prefetch_record(const uint8_t* record) {
+__attribute__((always_inline)) inline void prefetch_record(const uint8_t* record) {
     if constexpr (kStreams == 1) {
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead + line, 0, 2);
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
+    } else if (kFetchLevel == 3 && kTwoSteps) {
+        if (M == 1) return;
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kStreamAhead + line, 0, 2);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kStreamNear + line, 0, 3);
     } else {
         constexpr size_t kDistance = M == 1 ? kFar<kBytes, kStreams> : kFewAhead;
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kDistance + line, 0, kFetchLevel);
