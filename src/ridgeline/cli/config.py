@@ -106,7 +106,7 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
 
 
 def _drafter(config: "EngineConfig", facts: "ModelFacts", deployment: "Deployment") -> "ModelFacts | PlannedHeads | None":
-    """What drafts beside the model of these facts, to plan with; None where nothing does. Raises ConfigError where heads do not fit."""
+    """The drafter beside the model of these facts, to plan with; None where nothing does. Raises ConfigError where heads do not fit."""
     from ridgeline.config.env import model_stores
     from ridgeline.facts.headers.heads import read_heads
     from ridgeline.facts.headers.predictor import find_predictor, read_predictor
@@ -122,10 +122,8 @@ def _drafter(config: "EngineConfig", facts: "ModelFacts", deployment: "Deploymen
             found = read_heads(path, facts)
             if found is None:
                 return describe_files(path)
-    if found is None:
-        return None
-    planned = plan_heads(deployment.model, found.kind, deployment.dtype, native=not deployment.device.is_gpu)
-    return replace(planned, most=found.most)
+    native, model, dtype = not deployment.device.is_gpu, deployment.model, deployment.dtype
+    return None if found is None else replace(plan_heads(model, found.kind, dtype, native=native), most=found.most)
 
 
 def _speculation(config: "EngineConfig", deployment: "Deployment") -> "Decision":

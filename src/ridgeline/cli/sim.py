@@ -66,10 +66,6 @@ SIM_FLAGS = ("device", "replicas", "rate", "users", "prompt", "output", "request
 """Flags of `sim` that are settings of a scenario."""
 
 
-DRAFT_SETTINGS = {"num_speculative_tokens", "acceptance", "draft_model"}
-"""Settings that ask what drafts would bring."""
-
-
 def prepare_sim(given: Mapping[str, Any]) -> "tuple[dict[str, str], Scenario]":
     """(settings, scenario) of the flags of `sim`, by parameter. Raises what is wrong with one of them."""
     from ridgeline.cli.output import check_writable
@@ -130,7 +126,7 @@ def whatif(
         runs.run("today", now)
         if changed:
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), then)
-            if then.knobs.num_speculative_tokens and changed.keys() & DRAFT_SETTINGS:
+            if then.knobs.num_speculative_tokens and changed.keys() & {"num_speculative_tokens", "acceptance", "draft_model"}:
                 runs.note_speculation()
         if levers:
             runs.try_levers(lambda settings: make_scenario(model, base | settings, trace), candidate_levers(now))

@@ -13,12 +13,11 @@ from ridgeline.engine.executor import ExecutorInfo
 
 ASSUMED_ACCEPTANCE: Final = 0.8
 """Chance that a draft is right, all before it being right, for which a decision says how many there would be."""
-SHOWN_ROWS: Final = (1, 4, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPrices:
-    """What drafts cost.
+    """Costs of drafts.
 
     steps    (tokens, samples, seconds) of steps in which one row verifies drafts; fewer than two say nothing
     most     ids that are drafted per row and step, at most
@@ -54,7 +53,7 @@ def speculation_decision(config: EngineConfig, prices: DraftPrices, rows: int) -
     passes = f", an id of what drafts {1e3 * prices.passes(1):.3g} ms" if prices.passes else ""
     cost += f" ({all_of_them:.3g} over {none:.3g} ms{passes}, {prices.origin})"
     depths = expected_depths(prices)
-    shown = ", ".join([f"{depths(each)} for {each}" for each in SHOWN_ROWS if each <= rows])
+    shown = ", ".join([f"{depths(each)} for {each}" for each in (1, 4, 16, 32) if each <= rows])
     last = next((each for each in range(rows, 0, -1) if depths(each)), 0)
     end = f"drafts pay up to all {rows}" if last == rows else f"nothing is drafted for more than {last}" if last else "nothing is drafted"
     assumed = f"where {ASSUMED_ACCEPTANCE:.0%} are right, which is assumed, drafts per sequence by sequences"

@@ -159,10 +159,7 @@ def _tapped(config: Mapping[str, Any], target: ModelFacts) -> tuple[int, ...]:
     within = config.get("eagle_config")
     within = within if isinstance(within, dict) else {}
     if within.get("use_aux_hidden_state") is False:
-        raise ConfigError(
-            "--draft-model: eagle_config has use_aux_hidden_state: false; EAGLE-3 is read with three layers of the target alone",
-            fix={"--draft-model": None, "--speculative": "suffix"},
-        )
+        raise ConfigError("--draft-model: EAGLE-3 heads with use_aux_hidden_state: false are not read", fix={"--draft-model": None})
     for given, shift in ((config.get(_LAYER_IDS), 0), (within.get(_LAYER_IDS), 1)):
         if given:
             fit = isinstance(given, list) and [type(each) is int and 0 <= each + shift < target.layers for each in given]
