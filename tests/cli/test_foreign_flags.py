@@ -153,3 +153,13 @@ def test_arguments_that_are_wrong(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as error:
         read_arguments("m", given)
     assert "hush" not in str(error.value)
+
+
+@pytest.mark.parametrize(("word", "figure"), [
+    ("early-exit", "1.05 to 1.42 times.*facebook/layerskip"), ("early_exit", "layerskip"), ("lookahead", "seven steps of one"),
+    ("tree", "1.00 times the best chain"), ("eagle-tree", "1.00 times the best chain"),
+])  # fmt: skip
+def test_kinds_of_drafts_that_there_are_not_are_refused_with_their_figure(word: str, figure: str) -> None:
+    with pytest.raises(ConfigError, match=f"--speculative '{word}' is not possible here: .*{figure}.*write --speculative") as caught:
+        parse("fake:{}", "--speculative", word)
+    assert caught.value.fix == {"--speculative": "suffix"}

@@ -77,3 +77,53 @@ def test_a_checkpoint_without_such_a_layer_is_refused(tmp_path: Path, target: Mo
     facts = read_model_facts(file)
     with pytest.raises(ConfigError, match=rf"blk.{facts.layers}.nextn.eh_proj.weight is not in the files"):
         read_predictor(file, facts)
+
+
+@pytest.mark.parametrize(
+    ("config", "tapped"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (1, 2, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}}, (1, 3, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}, "target_hidden_size": 64}, (2, 3, 3)),
+    ],
+)
+def test_eagle3_reads_the_layers_that_it_states(
+    tmp_path: Path, target: ModelFacts, config: dict[str, Any], tapped: tuple[int, ...]
+) -> None:
+    found = read_heads(changed(write_random("eagle3", tmp_path / "heads", target), config), target)
+    assert found is not None and found.tapped == tapped and not found.norm_before_residual
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "three of the target's 6 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "three of the target's 6 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": "all"}, "is 'all', three"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}}, "three of the target's 6 layers"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"target_hidden_size": 128}, "128 numbers, the target's 64"),
+    ],
+)
+def test_eagle3_of_other_layers_is_refused(tmp_path: Path, target: ModelFacts, config: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_heads(changed(write_random("eagle3", tmp_path / "heads", target), config), target)
+
+
+@pytest.mark.parametrize(
+    ("config", "normed"),
+    [
+        ({"norm_before_residual": True}, True),
+        ({"speculators_model_type": "eagle3"}, True),
+        ({"speculators_model_type": "eagle3", "norm_before_residual": False}, False),
+    ],
+)
+def test_the_residual_of_eagle3_is_what_it_states(tmp_path: Path, target: ModelFacts, config: dict[str, Any], normed: bool) -> None:
+    found = read_heads(changed(write_random("eagle3", tmp_path / "heads", target), config), target)
+    assert found is not None and found.norm_before_residual is normed
+
+
+def changed(heads: Path, config: dict[str, Any]) -> Path:
+    path = heads / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return heads

@@ -127,8 +127,11 @@ def write_eagle(made: Checkpoint, path: Path) -> Reference:
     return lambda known, number: chain(states_of(made, known)[-1], known, number, whole, model.lm_head, int)
 
 
-def write_eagle3(made: Checkpoint, path: Path, prefix: str = "midlayer.") -> Reference:
-    """EAGLE-3 with a head of some ids."""
+def write_eagle3(
+    made: Checkpoint, path: Path, *, prefix: str = "midlayer.", taps: Sequence[int] = (), normed: bool = False, **config: Any
+) -> Reference:
+    """EAGLE-3 with a head of some ids; `taps`: the layers in front of which it reads, `normed`: attention is added to normed features,
+    where they are not the paper's. `config`: what config.json has beside the usual."""
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
     random, model, width = np.random.default_rng(3), made.model, made.model.config.hidden_size
@@ -147,19 +150,20 @@ def write_eagle3(made: Checkpoint, path: Path, prefix: str = "midlayer.") -> Ref
         "lm_head.weight": head, "d2t": torch.from_numpy(chosen - np.arange(DRAFTED)),
         "t2d": torch.from_numpy(np.isin(np.arange(model.config.vocab_size), chosen)),
     }  # fmt: skip
-    _saved(path, tensors | own, {**_config(made), "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED})
+    _saved(path, tensors | own, {**_config(made), "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED, **config})
 
     def whole(ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        both = torch.cat([layer.input_layernorm(model.model.embed_tokens(ids)), hidden_norm(features)], dim=1)
+        within = hidden_norm(features)
+        both = torch.cat([layer.input_layernorm(model.model.embed_tokens(ids)), within], dim=1)
         count = len(ids)
         at, mask = torch.arange(count)[None], torch.full((count, count), float("-inf")).triu(1)[None, None]
         turns = model.model.rotary_emb(both[None], at)
-        x = features + layer.self_attn(both[None], attention_mask=mask, position_embeddings=turns)[0][0]
+        x = (within if normed else features) + layer.self_attn(both[None], attention_mask=mask, position_embeddings=turns)[0][0]
         return x + layer.mlp(layer.post_attention_layernorm(x))
 
     def drafts(known: Sequence[int], number: int) -> list[int]:
         states, count = states_of(made, known), made.model.config.num_hidden_layers
-        first = torch.cat([states[at] for at in (2, count // 2, count - 3)], dim=1) @ fc.T
+        first = torch.cat([states[at] for at in taps or (2, count // 2, count - 3)], dim=1) @ fc.T
         return chain(first, known, number, whole, lambda x: last_norm(x) @ head.T, lambda token: chosen[token])
 
     return drafts

@@ -76,8 +76,11 @@ def tiny_weights(size: Tiny, seed: int = 0) -> dict[str, np.ndarray]:
     return {f"{name}.weight": values for name, values in weights.items()}
 
 
-def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str = "F32", down: str = "") -> Path:
-    """A GGUF file of the tiny model with a byte vocabulary; `kind` is the stored type of its matrices, `down` of ffn_down."""
+def write_tiny(
+    path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str = "F32", down: str = "", order: Sequence[int] = ()
+) -> Path:
+    """A GGUF file of the tiny model with a byte vocabulary; `kind` is the stored type of its matrices, `down` of ffn_down; `order`: its
+    ids in another order."""
     import gguf  # here: kernels are tested where it is not installed
 
     size = size or Tiny()
@@ -93,8 +96,9 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
     writer.add_layer_norm_rms_eps(size.eps)
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_sliding_window(size.window)
-    add_vocabulary(writer, size.vocab)
+    add_vocabulary(writer, size.vocab, order)
     for name, values in tiny_weights(size, seed).items():
+        values = values[list(order)] if order and name == "token_embd.weight" else values
         stored = gguf.GGMLQuantizationType[down if down and "ffn_down" in name else kind]
         if values.ndim == 1 or kind == "F32":
             writer.add_tensor(name, values)
@@ -107,8 +111,8 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
     return path
 
 
-def add_vocabulary(writer: "gguf.GGUFWriter", size: int) -> None:
-    """Four control tokens, 256 bytes, then letters and, as many as are wanted, what two and three of them make, as pieces."""
+def add_vocabulary(writer: "gguf.GGUFWriter", size: int, order: Sequence[int] = ()) -> None:
+    """Four control tokens, 256 bytes, then letters and, as many as are wanted, what two and three of them make, as pieces; in `order`."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>"]
     letters = [*"abcdefghijklmnopqrstuvwxyz", "▁", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
     marked = [f"▁{letter}" for letter in letters]
@@ -116,12 +120,14 @@ def add_vocabulary(writer: "gguf.GGUFWriter", size: int) -> None:
     pieces = [*islice(chain(letters, marked, longer), max(0, size - 260))]
     tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * 260 + [-float(i) for i in range(len(pieces))])
-    writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * len(pieces))
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    writer.add_unk_token_id(3)
+    scores, types = [0.0] * 260 + [-float(i) for i in range(len(pieces))], [3, 3, 3, 2] + [6] * 256 + [1] * len(pieces)
+    order = list(order) or list(range(len(tokens)))
+    writer.add_token_list([tokens[each] for each in order])
+    writer.add_token_scores([scores[each] for each in order])
+    writer.add_token_types([types[each] for each in order])
+    writer.add_bos_token_id(order.index(2))
+    writer.add_eos_token_id(order.index(1))
+    writer.add_unk_token_id(order.index(3))
     writer.add_add_bos_token(True)
     writer.add_add_space_prefix(False)
 

@@ -219,6 +219,20 @@ def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     assert found["least_replicas"] == 1 and found["knee_rate"] > 0
 
 
+@pytest.mark.parametrize(("acceptance", "answer"), [("0.8", "speculation helps"), ("0.02", "speculation does not help")])
+def test_whatif_says_whether_speculation_would_help(tmp_path: Path, acceptance: str, answer: str) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"time": n, "prompt": 100, "output": 60}) + "\n" for n in range(8)))
+    drafts = ("--set", "num_speculative_tokens=4", "--set", f"acceptance={acceptance}")
+    asked = ("--model", "llama-3-8b", "--today", "device=h100-sxm", "--seeds", "1", "--no-levers")
+    said = " ".join(run("whatif", str(path), *asked, *drafts).split())
+    assert f"With up to 4 drafts per step, {float(acceptance):.0%} of them right, mean E2E latency" in said and f": {answer}." in said
+    found = json.loads(run("whatif", str(path), *asked, *drafts, "--json"))
+    today, then = (each["e2e.p50"]["mean"] for each in found["runs"])
+    assert (found["speculation_gain"] > 1.5) == (then < 0.7 * today) == (acceptance == "0.8")
+    assert "speculation_gain" not in json.loads(run("whatif", str(path), *asked, "--json", "--set", "max_num_seqs=4"))
+
+
 def test_sim_starts_without_arrays_and_finds_the_knee() -> None:
     began = time.monotonic()
     found = json.loads(run("sim", "llama-3-8b", "--requests", "40", "--rate", "5", "--json"))

@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,13 @@ from ridgeline.config.setting import setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
 from ridgeline.config.values import unknown_name
 from ridgeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ridgeline.config.groups import EngineConfig
+    from ridgeline.config.resolve import Decision
+    from ridgeline.facts.model import ModelFacts
+    from ridgeline.planning.deployment import Deployment
+    from ridgeline.planning.heads import PlannedHeads
 
 MAX_WIDTH: Final = 100
 
@@ -92,7 +99,48 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     resolved = replace(resolved, decisions=decisions + resolved.decisions)
     deployment = replace(deployment, context=resolved.config.max_model_len or deployment.context)
     budget = prefill_budget(resolved.config, step_seconds(deployment, config.tokens))
+    if resolved.config.speculative != "off":
+        drafts = _drafter(resolved.config, facts, deployment)
+        resolved = replace(resolved, decisions=(*resolved.decisions, _speculation(resolved.config, replace(deployment, draft=drafts))))
     return explain(settings, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, budget))
+
+
+def _drafter(config: "EngineConfig", facts: "ModelFacts", deployment: "Deployment") -> "ModelFacts | PlannedHeads | None":
+    """The drafter beside the model of these facts, to plan with; None where nothing does. Raises ConfigError where heads do not fit."""
+    from ridgeline.config.env import model_stores
+    from ridgeline.facts.headers.heads import read_heads
+    from ridgeline.facts.headers.predictor import find_predictor, read_predictor
+    from ridgeline.facts.headers.read import describe_files, model_headers
+    from ridgeline.planning.heads import plan_heads
+
+    if config.draft_model is None and config.speculative not in ("mtp", "auto"):
+        return None
+    with model_headers(config.draft_model or config.model, model_stores()) as path:
+        if config.draft_model is None:
+            found = (read_predictor if config.speculative == "mtp" else find_predictor)(path, facts)
+        else:
+            found = read_heads(path, facts)
+            if found is None:
+                return describe_files(path)
+    native, model, dtype = not deployment.device.is_gpu, deployment.model, deployment.dtype
+    return None if found is None else replace(plan_heads(model, found.kind, dtype, native=native), most=found.most)
+
+
+def _speculation(config: "EngineConfig", deployment: "Deployment") -> "Decision":
+    """The decision on drafts that an engine's start would take, by the planner's seconds."""
+    from ridgeline.engine.drafting import DraftPrices, speculation_decision
+    from ridgeline.planning.heads import PlannedHeads
+    from ridgeline.sim.fleet.drafts import draft_prices
+    from ridgeline.sim.fleet.durations import RooflineDurations, verification_prices
+    from ridgeline.sim.fleet.scenario import HOST_SECONDS
+
+    device, drafting, most = deployment.device, draft_prices(deployment), config.num_speculative_tokens
+    if isinstance(deployment.draft, PlannedHeads):
+        most = min(most, deployment.draft.most or most)
+    steps = verification_prices(RooflineDurations(deployment, device.host_seconds or HOST_SECONDS[device.is_gpu]))
+    hides = device.is_gpu and drafting is not None and config.speculative != "auto"
+    prices = DraftPrices(steps, most, config.depth > 1 and not hides, "predicted", None if drafting is None else drafting.pass_seconds)
+    return speculation_decision(config, prices, config.rows)
 
 
 def _print(rows: list[Any]) -> None:

@@ -126,6 +126,8 @@ def whatif(
         runs.run("today", now)
         if changed:
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), then)
+            if then.knobs.num_speculative_tokens and changed.keys() & {"num_speculative_tokens", "acceptance", "draft_model"}:
+                runs.note_speculation()
         if levers:
             runs.try_levers(lambda settings: make_scenario(model, base | settings, trace), candidate_levers(now))
         if find_knee:

@@ -119,6 +119,16 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
             seconds.append(perf_counter() - began)
         self.notes.append(f"With drafts no step is skipped: the simulation takes {seconds[0] / seconds[1]:.1f} times as long.")
 
+    def note_speculation(self) -> None:
+        """Adds a note on whether the drafts of the second run, of which the first has fewer, others or none, shorten its requests."""
+        today, then = self.done[:2]
+        knobs = then.scenario.knobs
+        gain = sum(each.e2e.mean for each in today.reports) / max(1e-9, sum(each.e2e.mean for each in then.reports))
+        self.results["speculation_gain"] = gain
+        verdict = "helps" if gain > LEAST_GAIN else "does not help" if gain * LEAST_GAIN > 1 else "hurts"
+        drafts = f"With up to {knobs.num_speculative_tokens} drafts per step, {knobs.acceptance:.0%} of them right"
+        self.notes.append(f"{drafts}, mean E2E latency today over that of the changed settings is {gain:.2f}: speculation {verdict}.")
+
     def note_sample(self) -> None:
         """Adds a note on a sample's size and error."""
         first = self.done[0]

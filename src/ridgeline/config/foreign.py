@@ -71,6 +71,18 @@ def _each(make: Callable[..., Foreign], why: str, *names: str, **more: Any) -> I
     return (make(why, name, **more) for name in names)
 
 
+_CHAINS: Final = "the best tree of drafts brought 1.00 times the best chain wherever drafts pay (docs/log.md); write --speculative suffix"
+REFUSED_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "speculative": {
+        "early-exit": "drafts of a model's own first layers bring 1.05 to 1.42 times, where drafts that cost nothing bring 1.46 to 2.21 "
+        "(docs/log.md), and only checkpoints trained for it, facebook/layerskip-*, have any; write --speculative suffix or draft",
+        "lookahead": "it asks for twenty tokens or more a step, which cost seven steps of one (docs/log.md); write --speculative suffix",
+        "tree": _CHAINS,
+        "eagle-tree": _CHAINS,
+    }
+}
+"""Setting → words for it that others have → why there is none, and what to write instead."""
+
 ONE_DEVICE: Final = "a model runs on one device; leave it out"
 IN_REQUESTS: Final = "each request says it; `--generation-config none` sets Ridgeline's defaults"
 VECTORS: Final = "models generate text and make vectors, or make vectors alone; leave it out"

@@ -9,6 +9,7 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Final, get_args, get_origin
 
+from ridgeline.config.foreign import REFUSED_WORDS
 from ridgeline.config.groups import EngineConfig, ServerConfig, public_name
 from ridgeline.config.setting import setting_of
 from ridgeline.errors import ConfigError, nearest
@@ -104,6 +105,8 @@ def check_value(each: "Field[Any]", value: Any, source: str) -> Any:
         raise ConfigError(f"{source} is {value}, outside {low} … {high}", fix=fix)
     if setting.choices and value not in setting.choices and not (setting.unit == "URL" and "://" in value):
         near = nearest(value, setting.choices) or setting.choices[0]
+        if why := REFUSED_WORDS.get(each.name, {}).get(value.lower().replace("_", "-")):
+            raise ConfigError(f"{source} {value!r:.60} is not possible here: {why}", fix={flag: "suffix"})
         known = ", ".join(setting.choices) + (", or a URL" if setting.unit == "URL" else "")
         raise ConfigError(f"{source} is {value!r:.60}; it must be one of {known}", fix={flag: near})
     if isinstance(value, str) and "\0" in value:

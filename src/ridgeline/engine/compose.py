@@ -15,15 +15,15 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.values import check_settings
-from ridgeline.core.drafts.depth import StepCost, choose_depths
-from ridgeline.core.drafts.kinds import make_drafter, model_drafter
+from ridgeline.core.drafts.kinds import make_drafter
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
+from ridgeline.engine.drafting import measured_prices, speculation_decision
 from ridgeline.engine.engine import Engine, MonotonicClock, Store
-from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.engine.executor import Executor
 from ridgeline.engine.seats import Seat
 from ridgeline.errors import ConfigError, unwritable
 from ridgeline.facts.headers.read import RANDOM_PREFIX
@@ -31,8 +31,6 @@ from ridgeline.facts.hub.source import resolve_model
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 GRAMMAR_MODULE: Final = "ridgeline.compute.decoding.grammar"
-SHOWN_CHANCE: Final = 0.8
-"""Chances of drafts, for which a decision says how many there would be."""
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -79,7 +77,7 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         raise ConfigError(f"--speculative {config.speculative}: {reason}", fix={"--speculative": "ngram"})
     if config.speculative != "off":
         drafter = make_drafter(config.speculative, config.num_speculative_tokens, info.price, config.depth > 1, info.drafts)
-        decisions += (_speculation_decision(config, info),)
+        decisions += (speculation_decision(config, measured_prices(config, info), info.rows),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
     store = None
     if config.has_tiers:
@@ -106,30 +104,6 @@ def _recorded(scheduler: Scheduler, executor: Executor, store: Store | None, con
     except OSError as error:
         raise unwritable("--record", path, error) from None
     return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder, store)
-
-
-def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
-    """The decision on drafts, with their expected cost as measured at the start."""
-    cost = "their cost is measured as it runs"
-    if len(info.price) > 1:
-        seconds = {tokens: seconds for tokens, _, seconds in info.price}
-        fewest, largest = min(seconds), max(tokens for tokens in seconds if tokens <= 1 + config.num_speculative_tokens)
-        cost = f"a step that verifies {largest - 1} takes {seconds[largest] / seconds[fewest]:.1f} times as long as one that verifies none"
-    reason = f"--speculative: up to {config.num_speculative_tokens} ids per sequence and step, as many as are worth their cost; {cost}"
-    if len(info.price) > 1:
-        reason += f"; where {SHOWN_CHANCE:.0%} are right: {_depths_by_load(config, info)}"
-    return Decision("speculative", config.speculative, "flag", reason)
-
-
-def _depths_by_load(config: EngineConfig, info: ExecutorInfo) -> str:
-    """The depth of drafts by the number of sequences, all with the same chance, by the prices of the start."""
-    cost, most, found = StepCost(info.price), config.num_speculative_tokens, []
-    passes = None if info.drafts is None else model_drafter(most, info.price, config.depth > 1, info.drafts).pass_seconds
-    for rows in (1, 4, 16, 32):
-        if rows <= info.rows:
-            offers = [(SHOWN_CHANCE, SHOWN_CHANCE, most)] * rows
-            found.append(f"{max(choose_depths(cost, rows, offers, 0, rows * most, config.depth > 1, passes))} for {rows}")
-    return ", ".join(found)
 
 
 def prefill_budget(config: EngineConfig, seconds: StepSeconds) -> Decision:

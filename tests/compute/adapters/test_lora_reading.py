@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from hub_server import COMMIT, serve_hub, stores_at
@@ -173,3 +174,26 @@ def test_an_adapter_by_its_name_of_the_hub(tmp_path: Path) -> None:
 
 def load_pairs(adapter: Adapter, model: Path) -> Any:
     return store.read_pairs(adapter, read_model_facts(model), 64)
+
+
+def test_a_gguf_adapter_ends_with_its_last_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of what stands behind it would be read."""
+    facts, path = read_model_facts(write_tiny(tmp_path / "base.gguf")), tmp_path / "own.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for part, shape in (("a", (2, 64)), ("b", (64, 2))):
+        writer.add_tensor(f"blk.0.attn_q.weight.lora_{part}", np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_adapter(path, facts).rank == 2
+    digest = digest_of(file_contents(read_adapter(path, facts)))
+    os.truncate(path, path.stat().st_size + 32)
+    assert read_adapter(path, facts).rank == 2, "it may be padded"
+    os.truncate(path, 1 << 40)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("a file of a terabyte is read"))
+    with pytest.raises(ModelFormatError, match=r"own.gguf has 1,099,511,627,776 bytes and its last tensor ends at"):
+        store.read_pairs(Adapter("own", digest, str(path)), facts, 64)

@@ -1,6 +1,7 @@
 """Heads that draft, from their published formats: what they draft is what the papers' formulas say, and answers are those without them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +67,22 @@ def heads_of(kind: str, checkpoint: Callable, path: Path) -> tuple[Path, Referen
         path = path.with_suffix(".gguf") if gguf else path
         return path, add_predictor(made, path, gguf), {"speculative": "mtp"}
     made = checkpoint("llama3")
-    write = {"medusa": write_medusa, "eagle": write_eagle, "eagle3": write_eagle3}[kind]
+    write = WRITERS[kind]
     return made.directory, write(made, path), {"speculative": "draft", "draft_model": str(path)}
 
 
-KINDS = ["medusa", "eagle", "eagle3", *(f"mtp {name}{form}" for name in ("glm4moe", "deepseek3", "qwen3next") for form in ("", " gguf"))]
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+WRITERS: dict[str, Callable[..., Reference]] = {
+    "medusa": write_medusa,
+    "medusa of vllm": partial(write_medusa, authors=False),
+    "eagle": write_eagle,
+    "eagle3": write_eagle3,
+    "eagle3 of vllm": partial(write_eagle3, taps=(0, 1, 2), **{LAYER_IDS: [0, 1, 2]}),
+    "eagle3 of sglang": partial(write_eagle3, taps=(1, 2, 2), eagle_config={LAYER_IDS: [0, 1, 1], "use_aux_hidden_state": True}),
+    "eagle3 of speculators": partial(write_eagle3, normed=True, speculators_model_type="eagle3"),
+    "eagle3 normed": partial(write_eagle3, normed=True, norm_before_residual=True),
+}
+KINDS = [*WRITERS, *(f"mtp {name}{form}" for name in ("glm4moe", "deepseek3", "qwen3next") for form in ("", " gguf"))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,10 +36,11 @@ def record_heads(heads: DraftHeads, target: ModelFacts) -> list[OpList]:
     outer = {name: target.tensors[name].shape for name in OUTER if name in target.tensors}
     weights = Weights({**outer, **{name: tensor.shape for name, tensor in heads.facts.tensors.items()}})
     facts = replace(heads.facts, tied="output.weight" not in outer)
+    changes = {"norm_before_residual": True} if heads.norm_before_residual else {}
     lists = []
     for number in range(heads.most or (2 if heads.kind == "eagle3" else 1)):
         g = Recorder(OPS)
-        lists.append(g.finish(f"{heads.kind} {number}", logits=step(g, facts, weights, number)))
+        lists.append(g.finish(f"{heads.kind} {number}", logits=step(g, facts, weights, number, **changes)))
     return lists
 
 

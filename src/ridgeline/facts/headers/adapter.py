@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.files.gguf import Header, read_header
+from ridgeline.facts.files.gguf import MAX_ALIGNMENT, Header, read_header
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
@@ -191,6 +191,7 @@ def _scales(config: Mapping[str, Any]) -> _Scales:
 def _read_gguf(path: Path, facts: ModelFacts) -> AdapterFacts:
     header = read_header(path)
     _check_gguf(header, path, facts)
+    _check_length(header)
     alpha = header.number("adapter.lora.alpha", 0, _MAX_ALPHA)
     names = gguf_names(ARCHITECTURES[facts.architecture])
     pairs: dict[str, dict[str, TensorFacts]] = {}
@@ -215,6 +216,16 @@ def _check_gguf(header: Header, path: Path, facts: ModelFacts) -> None:
         raise ModelFormatError(f"{path.name} is an adapter of {quoted(architecture)}, the model is {quoted(facts.architecture)}")
     if "adapter.alora.invocation_tokens" in header.metadata:
         raise ModelFormatError(f"{path.name}: the adapter asks for activated LoRA, which is not supported")
+
+
+def _check_length(header: Header) -> None:
+    """Raises ModelFormatError where a file goes on behind its last tensor: all of it is read, and tensors alone have a bounded size."""
+    alignment = header.integer("general.alignment", 1, MAX_ALIGNMENT, default=32)
+    for file in header.files:
+        end = max((tensor.offset + tensor.bytes for tensor in header.tensors.values() if tensor.file == file), default=0)
+        size = file.stat().st_size
+        if end and size > end + alignment:
+            raise ModelFormatError(f"{file.name} has {size:,} bytes and its last tensor ends at {end:,}; save the adapter again")
 
 
 def _add(pairs: dict[str, dict[str, TensorFacts]], module: str, part: str, tensor: TensorFacts) -> None:

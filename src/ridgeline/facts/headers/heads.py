@@ -26,6 +26,7 @@ MAX_HEADS: Final = 8
 """Heads of Medusa that are read: no row drafts more ids."""
 _LAYER: Final = {**LAYER_NAMES, "hidden_norm": ("hidden_norm",)}
 _OUTER: Final = {"fc": "fc", "norm": "output_norm", "lm_head": "output"}
+_LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 EAGLE: Final = TensorNames(_LAYER, outer={"fc": "fc"}, ignored=r".*(rotary_emb\..*|embed_tokens\.weight|lm_head\.weight)")
 EAGLE3: Final = TensorNames(_LAYER, outer=_OUTER, ignored=r".*(rotary_emb\..*|embed_tokens\.weight)")
 _MEDUSA: Final = (
@@ -46,6 +47,7 @@ class DraftHeads:
     most     ids that they draft one behind the other; 0: any number
     tapped   layers of the target in front of which its hidden states are read; (): behind the last norm
     offsets  tensor that says, for each id of the heads, how far behind it the target's is (int64); None: ids are the target's
+    norm_before_residual  EAGLE-3 adds attention to the normed hidden states
     """
 
     kind: str
@@ -53,6 +55,7 @@ class DraftHeads:
     most: int = 0
     tapped: tuple[int, ...] = ()
     offsets: TensorFacts | None = None
+    norm_before_residual: bool = False
 
     @property
     def attends(self) -> bool:
@@ -131,8 +134,9 @@ def _read_eagle(stored: Tensors, config: Mapping[str, Any], target: ModelFacts) 
     nested = next((config[key] for key in ("model", "transformer_layer_config") if isinstance(config.get(key), dict)), config)
     text = json.dumps({"model_type": "llama", **nested, "num_hidden_layers": 1, "tie_word_embeddings": True})
     own, _ = runner_facts(parse_config(text, "EAGLE"))
-    if own.hidden != target.hidden:
-        raise _of_another(f"its hidden states have {own.hidden} numbers", f"the target's {target.hidden}")
+    for width in (own.hidden, config.get("target_hidden_size")):
+        if width not in (None, target.hidden):
+            raise _of_another(f"its hidden states have {width!r:.40} numbers", f"the target's {target.hidden}")
     offsets = stored.get("d2t")
     tensors = {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
     third = any(name.endswith("hidden_norm.weight") for name in tensors)
@@ -143,8 +147,26 @@ def _read_eagle(stored: Tensors, config: Mapping[str, Any], target: ModelFacts) 
     required = rows | {name: shape for name, shape in biases.items() if name in found}
     canonical = canonical_tensors(tensors, names, required, {}, "EAGLE")
     facts = replace(_own(own, canonical, stored), tokens=canonical["output.weight"].shape[0] if third else target.tokens, tied=False)
-    last = target.layers
-    return DraftHeads("eagle3" if third else "eagle", facts, tapped=(2, last // 2, last - 3) if third else (), offsets=offsets)
+    if not third:
+        return DraftHeads("eagle", facts, offsets=offsets)
+    normed = config.get("norm_before_residual", "speculators_model_type" in config)
+    return DraftHeads("eagle3", facts, tapped=_tapped(config, target), offsets=offsets, norm_before_residual=bool(normed))
+
+
+def _tapped(config: Mapping[str, Any], target: ModelFacts) -> tuple[int, ...]:
+    """The layers of the target that EAGLE-3 reads: at the top of config.json, as vLLM takes them, those in front of which it does, in
+    `eagle_config`, as SGLang does, those behind which. Raises ConfigError."""
+    within = config.get("eagle_config")
+    within = within if isinstance(within, dict) else {}
+    if within.get("use_aux_hidden_state") is False:
+        raise ConfigError("--draft-model: EAGLE-3 heads with use_aux_hidden_state: false are not read", fix={"--draft-model": None})
+    for given, shift in ((config.get(_LAYER_IDS), 0), (within.get(_LAYER_IDS), 1)):
+        if given:
+            fit = isinstance(given, list) and [type(each) is int and 0 <= each + shift < target.layers for each in given]
+            if fit != [True] * 3:
+                raise _of_another(f"{_LAYER_IDS} is {given!r:.80}", f"three of the target's {target.layers} layers were expected")
+            return tuple(each + shift for each in given)
+    return 2, target.layers // 2, target.layers - 3
 
 
 def _eagle_shapes(own: ModelFacts, found: set[str]) -> Shapes:
