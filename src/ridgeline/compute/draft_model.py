@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.backend import RowState, Work
-from ridgeline.compute.decoding.grammar import GrammarError
+from ridgeline.compute.decoding.grammar import GrammarError, mask_words
 from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.dummy import dummy_step, last_positions
 from ridgeline.compute.graph import StepInputs
@@ -206,7 +206,7 @@ class DraftModel:
         if self._map is not None or logits.shape[1] != self._vocab:
             maxima = None
         params = [work.rows.sampling_params[each.number] for each in drafting]
-        masks = [_mask(state, each, -(-self._vocab // 32)) for each in drafting]
+        masks = [_mask(state, each, mask_words(self._vocab)) for each in drafting]
         positions, histories = [each.end + len(each.ids) for each in drafting], [each.history for each in drafting]
         sampled: Sampled = self._sample(logits[:, : self._vocab], params, [()] * len(drafting), positions, histories, None, maxima, masks)
         self._note(work, drafting, sampled.ids)
