@@ -3,6 +3,7 @@
 Drafters draft as much as there is room for, whatever it costs, and count.
 """
 
+import select
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from ridgeline.core.drafts.model import ModelDrafter
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.drafts.suffix import OutputStore
 from ridgeline.core.events import Finish
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Adapter, Admitted
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.engine.engine import Engine
+from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import kv_costs
 
@@ -49,9 +51,12 @@ class Load:
     so that whoever is younger is preempted.
 
     grammars  that requests follow; `share` of them do
+    adapters  requests of every third load are for the adapters beside the model's file, or for none
     """
 
-    def __init__(self, model: tuple[str, Path], seed: int, grammars: tuple[Any, ...] = GRAMMARS, share: float = 0.2) -> None:
+    def __init__(
+        self, model: tuple[str, Path], seed: int, grammars: tuple[Any, ...] = GRAMMARS, share: float = 0.2, *, adapters: bool = True
+    ) -> None:
         self.seed = seed
         self.draw, (self.runner, self.path) = Random(seed), model
         facts = read_model_facts(self.path)
@@ -60,6 +65,10 @@ class Load:
         self.chosen: dict[str, Any] = settings(self.draw, self.runner)
         if seed % 2 == 0:
             self._share_prefixes()
+        self.adapters = adapters_of(self.path) if adapters and seed % 3 == 0 else []
+        if self.adapters:
+            self.chosen |= {"enable_lora": True, "max_loras": 2}
+            self.requests = [replace(each, adapter=self.draw.choice((None, *self.adapters))) for each in self.requests]
 
     def _request(self, number: int, grammars: tuple[Any, ...], share: float) -> Admitted:
         made = request(number, self.draw, self.vocab)
@@ -131,6 +140,7 @@ class Load:
 
     def _serve(self, prepare: Prepare | None, own: dict[str, object]) -> Run:
         def begin(engine: Engine) -> None:
+            read_adapters(engine, self.adapters)
             compile_grammars(engine, [each.sampling.grammar for each in self.requests if each.sampling.grammar is not None])
             if prepare is not None:
                 prepare(engine)
@@ -152,11 +162,31 @@ def compile_grammars(engine: Engine, grammars: list[Any]) -> None:
         assert ready(compiler, each) is None
 
 
+def adapters_of(path: Path) -> list[Adapter]:
+    """Adapters in the folder "adapters" beside a model's file."""
+    facts = read_model_facts(path)
+    folders = sorted(path.parent.glob("adapters/*"))
+    return [Adapter(each.name, digest_of(file_contents(read_adapter(each, facts))), str(each)) for each in folders]
+
+
+def read_adapters(engine: Engine, adapters: list[Adapter]) -> None:
+    """They too are there before the first request."""
+    store: Any = engine.executor.adapters
+    if not adapters:
+        return
+    for each in adapters:
+        store.load(each)
+    store.begin(())
+    while store.pending:
+        assert select.select([store.fileno()], [], [], 20)[0], "nothing is reported"
+        assert [error for _, error in store.take() if error] == []
+
+
 class Tally:
     """What happened in some loads."""
 
     def __init__(self) -> None:
-        self.loads = self.drafted = self.accepted = self.preempted = self.hits = self.grammars = self.forced = 0
+        self.loads = self.drafted = self.accepted = self.preempted = self.hits = self.grammars = self.forced = self.adapted = 0
         self.is_recurrent = False
 
     def add(self, load: Load, run: Run, drafters: list[Any]) -> None:
@@ -168,6 +198,7 @@ class Tally:
         self.forced += getattr(drafters[-1], "forced", 0)
         self.preempted += run.preempted
         self.hits += run.hit_tokens
+        self.adapted += sum(each.adapter is not None for each in load.requests)
         self.grammars += sum(len(run.answers[each.request_id, 0][0]) > 2 for each in load.requests if each.sampling.grammar is not None)
 
     def check(self, accepted: float = 0.0) -> None:

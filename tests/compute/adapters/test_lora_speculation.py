@@ -1,12 +1,12 @@
 """Adapters and speculation together: drafts change no bit of what a request with an adapter, or its neighbour without one, is answered."""
 
-import select
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from loads import read_adapters
 from lora_files import write_tiny_adapter
 from serving import Run, serve
 from speculating import AsMuchAsFits, Scripted, request, settings, waves
@@ -36,17 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Adapter]
     return path, adapters
 
 
-def read_all(engine: Engine, adapters: list[Adapter]) -> None:
-    """The engine is driven without waiting, so they are there before the first request."""
-    store: Any = engine.executor.adapters
-    for each in adapters:
-        store.load(each)
-    store.begin(())
-    while store.pending:
-        assert select.select([store.fileno()], [], [], 20)[0], "nothing is reported"
-        assert [error for _, error in store.take() if error] == []
-
-
 @pytest.mark.parametrize(
     ("runner", "seeds"),
     [("native", range(2)), pytest.param("native", range(2, 100), marks=NIGHT), pytest.param("numpy", range(20), marks=NIGHT)],
@@ -63,7 +52,7 @@ def test_drafts_change_no_bit_of_adapters(model: tuple[Path, list[Adapter]], run
         requests = [replace(request(number, draw, SIZE.vocab), adapter=draw.choice((None, *adapters))) for number in range(LOAD)]
 
         def plain(engine: Engine) -> None:
-            read_all(engine, adapters)
+            read_adapters(engine, adapters)
 
         without: Run = serve(path, waves(requests, draw), plain, **chosen)
         base = serve(path, [[replace(each, adapter=None) for each in requests]], None, **chosen)
@@ -71,7 +60,7 @@ def test_drafts_change_no_bit_of_adapters(model: tuple[Path, list[Adapter]], run
         drafter = Scripted(known, draw, draw.randint(1, 4), SIZE.vocab)
 
         def drafting(engine: Engine, drafter: Scripted = drafter) -> None:
-            read_all(engine, adapters)
+            read_adapters(engine, adapters)
             engine.scheduler.drafter = drafter
 
         found = serve(path, waves(requests, draw), drafting, **chosen)
