@@ -8,17 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from drafting import Hand
 from serving import Answer, serve
 from small import SIZE, device, served_on_device
+from tiny import write_tiny
 
 from ridgeline.compute.cuda import backend
+from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.opening import ModelSource
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 OUTPUTS = 5
@@ -196,3 +201,16 @@ def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None
 def test_where_a_gpu_is(settings: dict[str, object], runner: str, dtype: str, kv_dtype: str) -> None:
     config, _ = resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=None, cpu_cores=2)  # type: ignore[arg-type]
     assert (config.runner, config.dtype, config.kv_dtype) == (runner, dtype, kv_dtype)
+
+
+def test_positions_are_those_that_fit_behind_weights(tmp_path: Path) -> None:
+    """Without --max-model-len; a graph's tables are as wide."""
+    facts = read_model_facts(write_tiny(tmp_path / "tiny.gguf", SIZE))
+    planned = Device(torch.device("cpu"), "a device", (9, 0), 8 << 30)
+    sized = EngineConfig(model="tiny", block_size=4, max_num_batched_tokens=8, kv_dtype="bf16")
+    costs = ModelSource(sized, facts, planned.memory_bytes).costs
+    few = costs.longest_sequence(6, facts.context)
+    assert 0 < few < facts.context
+    for asked, memory, expected in ((None, None, facts.context), (7, None, 7), (None, 6 * costs.block_bytes, few)):
+        source = ModelSource(replace(sized, max_model_len=asked, kv_cache_memory_bytes=memory), facts, planned.memory_bytes)
+        assert backend.planned_positions(source, planned, 1 << 20) == expected

@@ -376,4 +376,4 @@ def planned_positions(source: ModelSource, device: Device, weights: int) -> int:
     if config.max_model_len is not None:
         return min(config.max_model_len, context)
     room = config.kv_cache_memory_bytes or cache_bytes(device, device.memory_bytes - weights, 0)
-    return max(1, costs.longest(room // costs.block_bytes, context))
+    return max(1, costs.longest_sequence(room // costs.block_bytes, context))
