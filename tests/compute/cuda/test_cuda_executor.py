@@ -209,8 +209,8 @@ def test_positions_are_those_that_fit_behind_weights(tmp_path: Path) -> None:
     planned = Device(torch.device("cpu"), "a device", (9, 0), 8 << 30)
     sized = EngineConfig(model="tiny", block_size=4, max_num_batched_tokens=8, kv_dtype="bf16")
     costs = ModelSource(sized, facts, planned.memory_bytes).costs
-    few = costs.longest_sequence(6, facts.context)
+    few = costs.longest_sequence(3, facts.context)
     assert 0 < few < facts.context
-    for asked, memory, expected in ((None, None, facts.context), (7, None, 7), (None, 6 * costs.block_bytes, few)):
+    for asked, memory, expected in ((None, None, facts.context), (7, None, 7), (None, 3 * costs.block_bytes, few)):
         source = ModelSource(replace(sized, max_model_len=asked, kv_cache_memory_bytes=memory), facts, planned.memory_bytes)
         assert backend.planned_positions(source, planned, 1 << 20) == expected
