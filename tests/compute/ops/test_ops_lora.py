@@ -7,7 +7,8 @@ import pytest
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.adapters import NativeAdapterSlots
-from ridgeline.compute.ops.lora import lora
+from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.ops.lora import Pair, lora
 from ridgeline.compute.runner import relative_error
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
@@ -26,7 +27,30 @@ def native(given: Any, rows: list[int]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("sample", lora.samples(), ids=lambda sample: sample.name)
+def in_codes(name: str, rows: list[int], outputs: int, inputs: int, *ranks: int, kind: str = "F32") -> Sample:
+    """Rows of pairs that only native kernels hold in codes."""
+    stored = {"F32": np.float32, "F16": np.float16}[kind]
+    pairs = [
+        Pair(
+            kind,
+            floats(rank, rank, inputs, size=0.3).astype(stored),
+            floats(rank + 1, rank, outputs, size=0.3).astype(stored),
+            0.25,
+            coded=True,
+        )
+        for rank in ranks
+    ]
+    own = {"x": floats(1, len(rows), inputs), "y": floats(2, len(rows), outputs), "slots": np.array(rows, np.int32).reshape(-1, 1)}
+    return Sample(name, {**own, "pairs": pairs})
+
+
+SAMPLES = [
+    *lora.samples(), in_codes("codes", [0, -1, 1, 2, 3, 1], 300, 530, 16, 9, 70, 256),
+    in_codes("codes of few columns", [0, 1], 20, 37, 16, 33, kind="F16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_native_lora_equals_the_reference(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given = sample.arguments
     every = list(range(len(given["x"])))

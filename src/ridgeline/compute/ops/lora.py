@@ -4,7 +4,7 @@ Which adapter a token has is a value of the step. Matrices lie in slots that cha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,6 @@ def _lora_samples() -> list[Sample]:
             return Pair(kind, (a.view(np.uint32) >> 16).astype(np.uint16), (b.view(np.uint32) >> 16).astype(np.uint16), 2.0)
         return Pair(kind, a.astype(np.float16), b.astype(np.float16), 0.5) if kind == "F16" else Pair(kind, a, b, 0.25)
 
-    def in_codes(*of: Any) -> Pair:
-        return replace(pair(*of), coded=True)
-
     def case(name: str, rows: list[int], outputs: int, inputs: int, *pairs: Pair | None) -> Sample:
         own = {"x": floats(1, len(rows), inputs), "y": floats(2, len(rows), outputs)}
         return Sample(name, {**own, "slots": np.array(rows, np.int32).reshape(-1, 1), "pairs": pairs})
@@ -77,8 +74,6 @@ def _lora_samples() -> list[Sample]:
             37,
             *(pair(15 + rank, rank, 48, 37, kind) for rank, kind in ((8, "F16"), (24, "BF16"), (48, "F32"), (69, "BF16"))),
         ),
-        case("codes", [0, -1, 1, 2, 3, 1], 300, 530, *(in_codes(20 + rank, rank, 300, 530) for rank in (16, 9, 70, 256))),
-        case("codes of few columns", [0, 1], 20, 37, *(in_codes(30 + rank, rank, 20, 37, "F16") for rank in (16, 33))),
     ]
 
 
