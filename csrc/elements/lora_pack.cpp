@@ -16,20 +16,22 @@ constexpr int kZero = 128;               // of codes without a sign
 
 size_t parts(size_t count, size_t size) { return (count + size - 1) / size; }
 
-// The span of a rank: its scale, and by what its numbers become codes.
-float scale_of(const float* numbers, size_t count, size_t across, float* inverse) {
-    float most = 0.0f, test = 0.0f;
-    for (size_t i = 0; i < count; ++i) {
-        const float x = numbers[i * across];
-        most = std::max(most, fabsf(x));
-        test += x - x;                   // NaN where x is not finite
-    }
-    const float scale = most * (1.0f / 127.0f);
-    *inverse = 1.0f / std::max(scale, FLT_MIN);
-    return test == 0.0f ? scale : NAN;
+// The codes of a rank's span, `across` apart, and its scale. Loops over 16 numbers in turn become vectors.
+float code(const float* numbers, size_t count, size_t across, uint8_t* codes) {
+    float x[kCodeSpan] = {}, most[kRows] = {}, test[kRows] = {}, amax = 0.0f, tests = 0.0f;
+    for (size_t i = 0; i < count; ++i) x[i] = numbers[i * across];
+    for (size_t i = 0; i < kCodeSpan; i += kRows)
+        for (size_t j = 0; j < kRows; ++j) {
+            const float size = fabsf(x[i + j]);
+            most[j] = most[j] > size ? most[j] : size;
+            test[j] += x[i + j] - x[i + j];              // NaN where it is not finite
+        }
+    for (size_t j = 0; j < kRows; ++j) amax = std::max(amax, most[j]), tests += test[j];
+    const bool finite = tests == 0.0f;
+    const float scale = amax * (1.0f / 127.0f), inverse = 1.0f / std::max(scale, FLT_MIN);
+    for (size_t i = 0; i < kCodeSpan; ++i) codes[i] = static_cast<uint8_t>(static_cast<int>(rintf(finite ? x[i] * inverse : 0.0f)) + kZero);
+    return finite ? scale : NAN;
 }
-
-uint8_t code_of(float x, float inverse) { return static_cast<uint8_t>(static_cast<int>(nearbyintf(x * inverse)) + kZero); }
 
 }  // namespace
 
@@ -44,15 +46,15 @@ void pack_codes(const LowRank& m, bool is_b, uint8_t* packed) {
         const size_t here = std::min(kCodeSpan, m.width - first), quads = parts(here, kColumns);
         const size_t record = kScales + quads * kQuad;   // of A's blocks
         for (size_t r = 0; r < m.rank; ++r) {
-            const float* numbers = m.numbers + r * m.down + first * m.across;
-            float inverse;
-            const float scale = scale_of(numbers, here, m.across, &inverse);
+            uint8_t codes[kCodeSpan];
+            const float scale = code(m.numbers + r * m.down + first * m.across, here, m.across, codes);
             uint8_t* block = is_b ? packed + r / kRows * kScales : packed + r / kRows * record;
             memcpy(block + r % kRows * sizeof scale, &scale, sizeof scale);
-            uint8_t* codes = is_b ? packed + blocks * kScales + r / kColumns * kQuad + r % kColumns : block + kScales + r % kRows * kColumns;
-            for (size_t i = 0; i < here; ++i) {
-                const size_t place = is_b ? i / kRows * rank_quads * kQuad + i % kRows * kColumns : i / kColumns * kQuad + i % kColumns;
-                codes[place] = scale == scale ? code_of(numbers[i * m.across], inverse) : kZero;
+            if (is_b) {
+                uint8_t* to = packed + blocks * kScales + r / kColumns * kQuad + r % kColumns;
+                for (size_t i = 0; i < here; ++i) to[i / kRows * rank_quads * kQuad + i % kRows * kColumns] = codes[i];
+            } else {
+                for (size_t q = 0; q < quads; ++q) memcpy(block + kScales + q * kQuad + r % kRows * kColumns, codes + q * kColumns, kColumns);
             }
         }
         packed += is_b ? blocks * kScales + parts(here, kRows) * rank_quads * kQuad : blocks * record;
