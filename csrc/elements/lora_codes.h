@@ -14,7 +14,7 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr int kCodeBits = 8, kCodeZero = 128;         // codes of weights have no sign
+constexpr int kCodeBits = 8;
 
 // Activations of a span: their codes, padded with zeros to a multiple of kCodeGroup, with one scale.
 struct Span {

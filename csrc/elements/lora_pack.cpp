@@ -12,7 +12,6 @@ namespace ridgeline {
 namespace {
 
 constexpr size_t kRows = 16, kColumns = 4, kQuad = kRows * kColumns, kScales = kRows * sizeof(float);
-constexpr int kZero = 128;               // of codes without a sign
 
 size_t parts(size_t count, size_t size) { return (count + size - 1) / size; }
 
@@ -29,7 +28,7 @@ float code(const float* numbers, size_t count, size_t across, uint8_t* codes) {
     for (size_t j = 0; j < kRows; ++j) amax = std::max(amax, most[j]), tests += test[j];
     const bool finite = tests == 0.0f;
     const float scale = amax * (1.0f / 127.0f), inverse = 1.0f / std::max(scale, FLT_MIN);
-    for (size_t i = 0; i < kCodeSpan; ++i) codes[i] = static_cast<uint8_t>(static_cast<int>(rintf(finite ? x[i] * inverse : 0.0f)) + kZero);
+    for (size_t i = 0; i < kCodeSpan; ++i) codes[i] = static_cast<uint8_t>(static_cast<int>(rintf(finite ? x[i] * inverse : 0.0f)) + kCodeZero);
     return finite ? scale : NAN;
 }
 

@@ -7,6 +7,7 @@
 namespace ridgeline {
 
 constexpr size_t kCodeSpan = 256;        // columns of A, or outputs of B, that share a scale for each rank
+constexpr int kCodeZero = 128;           // codes have no sign
 
 // A or B [rank, width], whose numbers lie `down` and `across` apart.
 struct LowRank {

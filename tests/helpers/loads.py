@@ -3,14 +3,13 @@
 Drafters draft as much as there is room for, whatever it costs, and count.
 """
 
-import select
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from serving import Run, serve
+from serving import Run, read_adapters, serve
 from small_grammars import grammar, ready
 from speculating import AsMuchAsFits, Scripted, request, settings, waves
 
@@ -167,19 +166,6 @@ def adapters_of(path: Path) -> list[Adapter]:
     facts = read_model_facts(path)
     folders = sorted(path.parent.glob("adapters/*"))
     return [Adapter(each.name, digest_of(file_contents(read_adapter(each, facts))), str(each)) for each in folders]
-
-
-def read_adapters(engine: Engine, adapters: list[Adapter]) -> None:
-    """They too are there before the first request."""
-    store: Any = engine.executor.adapters
-    if not adapters:
-        return
-    for each in adapters:
-        store.load(each)
-    store.begin(())
-    while store.pending:
-        assert select.select([store.fileno()], [], [], 20)[0], "nothing is reported"
-        assert [error for _, error in store.take() if error] == []
 
 
 class Tally:

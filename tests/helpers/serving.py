@@ -1,12 +1,14 @@
 """An engine driven by hand: waves of requests, their answers, and what happened on the way."""
 
+import select
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.events import Finish, Preempted, PrefixHit
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Adapter, Admitted
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
@@ -55,3 +57,16 @@ def serve(model: Path, waves: list[list[Admitted]], prepare: Callable[[Engine], 
             turn = engine.turn()
     engine.executor.close()
     return run
+
+
+def read_adapters(engine: Engine, adapters: list[Adapter]) -> None:
+    """The engine is driven without waiting, so they are there before the first request."""
+    store: Any = engine.executor.adapters
+    if not adapters:
+        return
+    for each in adapters:
+        store.load(each)
+    store.begin(())
+    while store.pending:
+        assert select.select([store.fileno()], [], [], 20)[0], "nothing is reported"
+        assert [error for _, error in store.take() if error] == []

@@ -6,12 +6,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
+from ridgeline.core import scheduler
 from ridgeline.core.drafts.depth import Offer
+from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import DraftSpan, Plan, Result
 from ridgeline.core.sequence import Sequence as Running
@@ -176,3 +179,16 @@ class AsMuchAsFits:
             depths.append(min(most, max_drafts))
             max_drafts -= depths[-1]
         return depths
+
+
+def count_accepted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Drafts that each step of a row accepts, as the scheduler tells them from now on."""
+    accepted: list[int] = []
+
+    def counted(*columns: Any) -> Computed:
+        made = Computed(*columns)
+        accepted.append(made.accepted)
+        return made
+
+    monkeypatch.setattr(scheduler, "Computed", counted)
+    return accepted

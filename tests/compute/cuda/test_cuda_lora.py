@@ -1,6 +1,5 @@
 """Adapters on a device: rows of several ranks and of none, slots that are filled between steps, and whole models against numpy's ids."""
 
-import select
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 from bound import filled_slots, tiles_of
 from lora_files import write_tensors
-from serving import SETTINGS, serve
+from serving import SETTINGS, read_adapters, serve
 from small import SIZE as SMALL
 from small import DeviceDriver, device, open_tiny
 from tensors import error, numbers, on_device, poisoned, within
@@ -30,7 +29,6 @@ from ridgeline.compute.runner import relative_error
 from ridgeline.compute.runtime import worker
 from ridgeline.core.params import Adapter as Named
 from ridgeline.core.params import Admitted, Sampling
-from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.adapter import digest_of, file_contents, read_adapter
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -130,17 +128,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Named]]:
     return path, found
 
 
-def read_all(engine: Engine, adapters: list[Named]) -> None:
-    """The engine is driven without waiting, so they are there before the first request."""
-    store: Any = engine.executor.adapters
-    for each in adapters:
-        store.load(each)
-    store.begin(())
-    while store.pending:
-        assert select.select([store.fileno()], [], [], 20)[0], "nothing is reported"
-        assert [error for _, error in store.take() if error] == []
-
-
 @pytest.fixture
 def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on the GPU, or interpreted."""
@@ -167,7 +154,7 @@ def answers(path: Path, adapters: list[Named], asked: list[int | None], **settin
         ids = np.random.default_rng(40 + number).integers(4, SIZE.vocab, 3 + number).tolist()
         own = None if which is None else adapters[which]
         requests.append(Admitted(f"r{number}", tuple(ids), max_tokens=4, seed=number, sampling=Sampling(temperature=2.0), adapter=own))
-    run = serve(path, [requests], lambda engine: read_all(engine, adapters), **settings)
+    run = serve(path, [requests], lambda engine: read_adapters(engine, adapters), **settings)
     return {key: ids for key, (ids, _) in run.answers.items()}
 
 
