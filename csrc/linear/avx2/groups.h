@@ -55,12 +55,12 @@ constexpr size_t kPartInputs = 2048;     // of a long row: a multiple of every s
 
 constexpr size_t kPrefetched = 3072;       // bytes between the record in work and the one that is fetched
 
-// At most so many tokens are faster straight from the records, four at a time: of 4 and 8 bits, whose codes need little taking apart, unless
-// minima come on top.
+// At most so many tokens are faster straight from the records, four at a time: of 8 bits, which tiles would hold as 16; of 4 bits, whose codes need
+// little taking apart, unless minima come on top.
 template <class F>
 constexpr bool kAffine = F::kMinima && !kZerosOfRows<F>;
 template <class F>
-constexpr size_t kDirectTokens = F::Coding::kBits % 4 == 0 && !kAffine<F> ? 8 : F::Coding::kBits == 5 ? 4 : 3;
+constexpr size_t kDirectTokens = F::Coding::kBits == 8 ? 24 : F::Coding::kBits == 4 && !kAffine<F> ? 8 : F::Coding::kBits == 5 ? 4 : 3;
 
 inline void prefetch(const uint8_t* p, size_t bytes) {
     for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);

@@ -128,8 +128,8 @@ inline void prepare_span(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     }
 }
 
-// Products of an expanded group with M tokens onto their integers. places: of the factors that each of them takes, if kSteppable.
-template <class F, int M>
+// Products of an expanded group with M tokens onto their integers. places: of the factors that each of them takes, if kStepped.
+template <class F, int M, bool kStepped>
 __attribute__((always_inline)) inline void add_products(const uint8_t* group, const uint8_t* words, const uint8_t* centres, const uint8_t* places,
                                                         Sum* dots) {
     using P = SpanPlaces<F>;
@@ -145,11 +145,13 @@ __attribute__((always_inline)) inline void add_products(const uint8_t* group, co
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M && kCentredParts<F>; ++i) sums[i].a = sums[i].b = broadcast(centres + part * P::kEach + 4 * i);
             sum_quads<true, M, kSteps, kCentredParts<F>>(group + run * kQuadBytes, words + place_of<true>(run), sums);
+            Ints scale = {};
+            if (kScaled<F> && !kStepped) scale = load_ints(by + part * kQuadBytes);
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M; ++i) {
                 Ints dot;
                 if constexpr (kScaled<F>) {
-                    const Ints scale = load_ints(by + part * kQuadBytes + (kSteppable<F> ? word(places + 4 * i) : 0));
+                    if (kStepped) scale = load_ints(by + part * kQuadBytes + word(places + 4 * i));
                     dot = widened({sums[i].a, sums[i].b}, {scale.a, scale.b});
                 } else {
                     dot = widen<P::kBits>({sums[i].a, sums[i].b});
@@ -186,19 +188,19 @@ struct Coming {
 };
 
 // One span onto the accumulators [M, 16] of `m` tokens, at most M.
-template <class F, int M>
+template <class F, int M, bool kStepped>
 inline void add_expanded(size_t m, const uint8_t* span, const uint8_t* tile, float* acc, Coming& coming) {
     using P = SpanPlaces<F>;
     if constexpr (M > 1)
-        if (m < M) return add_expanded<F, M - 1>(m, span, tile, acc, coming);
+        if (m < M) return add_expanded<F, M - 1, kStepped>(m, span, tile, acc, coming);
     Sum dots[M] = {}, minima[M] = {};
     if constexpr (kZerosOfRows<F>) add_twins<F, M>(span + P::kTwins, tile + P::kTotals, dots);
     if constexpr (kSpanMinima<F>) add_twins<F, M>(span + P::kTwins, tile + P::kTotals, minima);
 #pragma GCC unroll 1
     for (size_t g = 0; g < kSpanGroups<F>; ++g) {
         coming.fetch();
-        add_products<F, M>(span + g * P::kGroup, tile + g * P::kWords * P::kEach, tile + P::kCentres + g * F::kParts * P::kEach,
-                           tile + P::kPlaces + g * P::kEach, dots);
+        add_products<F, M, kStepped>(span + g * P::kGroup, tile + g * P::kWords * P::kEach, tile + P::kCentres + g * F::kParts * P::kEach,
+                                     tile + P::kPlaces + g * P::kEach, dots);
     }
     const float* scales = reinterpret_cast<const float*>(span + P::kScale);
     RIDGELINE_UNROLL
@@ -221,7 +223,7 @@ size_t span_panel(size_t k) {
 }
 
 // Outputs of `count` blocks for the m tokens of a panel.
-template <class F>
+template <class F, bool kStepped>
 void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     using P = SpanPlaces<F>;
     const size_t spans = matrix.k / F::kSpan, tiles = (m + kSpanTokens - 1) / kSpanTokens;
@@ -240,7 +242,7 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
             Coming coming = {packed + kAhead, packed + kAhead + kSpanBytes<F>, lines};
             expand_span<F>(packed, x.stepped, expanded);
             for (size_t i = 0; i < tiles; ++i, tile += P::kTile)
-                add_expanded<F, kSpanTokens>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes, coming);
+                add_expanded<F, kSpanTokens, kStepped>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes, coming);
         }
         const size_t columns = columns_of(matrix, block);
         for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
@@ -249,7 +251,8 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
 
 // At most so many tokens are faster straight from the records.
 template <class F>
-constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 5 : F::Coding::kBits >= 4 && kSpanMinima<F> ? 12 : 6;
+constexpr size_t kDirectSpanTokens =
+    F::Coding::kBits == 8 ? 16 : F::Coding::kBits == 6 ? 5 : F::Coding::kBits >= 4 && (kSpanMinima<F> || kZerosOfRows<F>) ? 12 : 6;
 
 // Whether so many tokens are multiplied here, and then their outputs.
 template <class F>
@@ -262,7 +265,8 @@ bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Produc
         if (m <= kDirectSpanTokens<F> || panel == 0) return false;
         for (size_t from = 0; from < m; from += panel) {
             const Product part = {to.out + from * to.stride, to.stride};
-            multiply_panel_of_spans<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
+            const auto multiply = kSteppable<F> && x.stepped ? multiply_panel_of_spans<F, kSteppable<F>> : multiply_panel_of_spans<F, false>;
+            multiply(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
         }
         return true;
     }
