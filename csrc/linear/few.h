@@ -9,9 +9,9 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-// Bytes between the record in work and the one that is fetched from memory; and from there back to the one that is fetched from the second-level
-// cache into the first.
-constexpr size_t kAhead = 4096, kBack = 3584;
+// Bytes between what tiles work on and what is fetched from memory for them. Between the record in work of one stream and the one that is fetched
+// from memory; and the one that is fetched from the second-level cache into the first, two records away where they are large.
+constexpr size_t kAhead = 4096, kOneAhead = 2048, kOneNear = 1024;
 // One token waits for memory and reads kReadStreams blocks in turn, record by record: a core has more lines of several streams on their way
 // than of one. Each has its share of kInFlight bytes fetched ahead, at a level without many lines on their way half of it where records take
 // few instructions a byte. Of several tokens each has kFewAhead: others may be in work first.
@@ -48,8 +48,8 @@ inline Tokens tokens_from(const Tokens& x, size_t from) {
 template <size_t kBytes, int kStreams, int M = 1>
 __attribute__((always_inline)) inline void prefetch_record(const uint8_t* record) {
     if constexpr (kStreams == 1) {
-        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead + line, 0, 2);
-        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kOneAhead + line, 0, 2);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kOneNear + line, 0, 3);
     } else if (kFetchLevel == 3 && kTwoSteps) {
         if (M == 1) return;
         for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kStreamAhead + line, 0, 2);
