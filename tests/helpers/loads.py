@@ -74,7 +74,7 @@ class Load:
         if self.draw.random() >= share:
             return made
         asked = replace(self.draw.choice(grammars), is_optional=self.draw.random() < 0.3)
-        sampling = replace(made.sampling, grammar=asked, allowed_ids=None, bad_words=(), thinking=None)
+        sampling = replace(made.sampling, grammar=asked, allowed_ids=None, thinking=None)
         return replace(made, sampling=sampling, stop_ids=made.stop_ids | {END})
 
     def _share_prefixes(self) -> None:
