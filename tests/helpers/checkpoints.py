@@ -207,6 +207,7 @@ RECIPES: dict[str, Recipe] = {
         },
         stored="bfloat16",
         shard_bytes=100_000,
+        lengths=(29, 1, 5, 23),  # of 30 one vector is so short that fp32 alone moves its logits by 1e-4
     ),
     "mixtral": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, gguf="llama", read=False),
     "mixtral-window": Recipe("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
