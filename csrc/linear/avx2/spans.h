@@ -118,7 +118,8 @@ inline void prepare_span(const Tokens& x, size_t m, size_t group, uint8_t* to) {
         Steps steps = {{}, x.scales[place]};
         if (kSteppable<F> && x.stepped) steps.gather(x.scales + place);
         memcpy(to + P::kScales + 4 * i, &steps.scale, 4);
-        for (size_t g = 0; g < kSpanGroups<F> && kSteppable<F>; ++g) set_word(to + P::kPlaces + g * P::kEach + 4 * i, steps.by[g] * P::kFactors);
+        for (size_t g = 0; g < kSpanGroups<F> && kSteppable<F> && x.stepped; ++g)
+            set_word(to + P::kPlaces + g * P::kEach + 4 * i, steps.by[g] * P::kFactors);
         if constexpr (kZerosOfRows<F>) set_word(to + P::kTotals + 4 * i, static_cast<uint16_t>(-total<F>(sums)));
         if constexpr (kSpanMinima<F>) {
             Totals<F::kParts> totals;
