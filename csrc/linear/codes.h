@@ -143,7 +143,7 @@ constexpr size_t kSpanBytes = F::kHead + F::kSpan / kCodeGroup * kRecordBytes<F>
 template <class F>
 constexpr bool kZerosOfRows = false;
 
-// Whether outputs are those of a screen: what is taken off their sums are offsets in place of sums (linear/bounds.cpp).
+// Whether outputs are those of a screen: what is taken off their sums are offsets in place of sums (screen/bounds.cpp).
 template <class F>
 constexpr bool kScreens = false;
 

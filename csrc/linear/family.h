@@ -35,6 +35,8 @@ void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size
 void multiply_split(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                     uint8_t* scratch);
 bool splits();
+void left_out(const Matrix& matrix, double* energies);
+void fit_rows(const Matrix& matrix, const ChannelScales& channels, size_t first, size_t count, float* rows, uint8_t* scratch);
 void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 

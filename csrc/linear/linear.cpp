@@ -67,7 +67,7 @@ const FamilyKernels kGroups32 =
            Member<kIQ4_XS, IQ4_XS>, Member<kMXFP4, MXFP4>>::kernels();
 
 extern const LinearKernels kLinear;
-const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_dense, row, splits, add_residual, measure_token, screen};
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_dense, row, splits, add_residual, left_out, fit_rows, measure_token, screen};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

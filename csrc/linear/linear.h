@@ -37,9 +37,19 @@ inline size_t columns_of(const Matrix& matrix, size_t block) {
     return left < kBlockRows ? left : kBlockRows;
 }
 
+// Scales of the inputs of a screened matrix: what its screen leaves out counts times them, a token's codes through them (csrc/screen/channels.h).
+struct ChannelScales {
+    const int8_t* codes;                 // [k], 1 … 127: the square of a scale is this times the step of its group
+    const float* steps;                  // [k / 32]
+    const float* inverses;               // [k]: the reciprocals of the squares, or a little more
+    float largest;                       // of the scales, or a little more
+};
+
 // Upper bounds of outputs of a screened matrix, in eighths: what all tokens of a step share, and what a range of blocks gives.
 struct Screening {
     size_t tokens;
+    ChannelScales channels;
+    const float* rows;                   // [blocks * 16] from `fit`: eighths of what a row's bound adds per size of a token
     float* sizes;                        // [tokens] from `measure`; NaN where a token has no bounds
     int32_t* offsets;                    // [tokens, k / 16]
     float* bounds;                       // [blocks, tokens]: no output of the 16 rows is larger
@@ -72,6 +82,12 @@ struct LinearKernels {
 
     // out [count] = residual + out
     void (*add_residual)(const float* residual, size_t count, float* out);
+
+    // Of a sample of a screened matrix's rows: for each input the sum of squares of what the screen leaves out [k].
+    void (*left_out)(const Matrix& matrix, double* energies);
+
+    // What bounds of rows add, for blocks first … first + count of a screened matrix, to rows [blocks * 16].
+    void (*fit)(const Matrix& matrix, const ChannelScales& channels, size_t first, size_t count, float* rows, uint8_t* scratch);
 
     // What bounds need of a token: sizes and offsets.
     void (*measure)(const Codes& x, size_t k, size_t token, const Screening& of);

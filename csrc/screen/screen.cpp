@@ -68,6 +68,8 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep, const Mask* 
         --pause_, ++counts_.skipped;
         return false;
     }
+    fits_ = channels_.due() && !few();
+    if (fits_) channels_.choose(kernels_, matrix_), rows_.resize(blocks() * kBlockRows);
     sizes_.resize(bounded_), thresholds_.resize(tokens);
     offsets_.resize(bounded_ * (matrix_.k / 16));
     bounds_.resize(bounded_ * blocks());
@@ -84,6 +86,7 @@ void Screen::end() {
     for (const size_t each : computed_) computed += each;
     const size_t pairs = blocks() * tokens_;
     if (few()) return;
+    for (size_t token = 0; token < tokens_; ++token) channels_.see(this->token(token), matrix_.k);
     counts_.steps += 1, counts_.pairs += pairs, counts_.computed += computed;
     const double share = static_cast<double>(computed) / static_cast<double>(pairs);
     share_ = last_pause_ > 0 ? share : share_ + (share - share_) * kWeight;
@@ -134,6 +137,7 @@ void Screen::measure(size_t token) {
 void Screen::bound(size_t chunk, uint8_t* scratch) {
     const size_t first = chunk * each_, count = std::min(each_, blocks() - first);
     Screening of = shared();
+    if (fits_) kernels_.linear->fit(matrix_, of.channels, first, count, rows_.data(), scratch);
     of.bounds = &bounds_[first * bounded_], of.best = &highest_[chunk * bounded_];
     if (!kernels_.linear->screen(matrix_, bounded(), of, first, count, scratch)) std::fill_n(of.best, bounded_, NAN);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/kernels.h"
+#include "screen/channels.h"
 
 namespace ridgeline {
 
@@ -81,7 +82,7 @@ private:
         std::vector<float> outputs;
     };
 
-    Screening shared() { return {bounded_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
+    Screening shared() { return {bounded_, channels_.scales(), rows_.data(), sizes_.data(), offsets_.data(), nullptr, nullptr}; }
     size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
     size_t columns_of(size_t block, size_t count) const;
     Mask mask(size_t token) const { return masks_[token]; }
@@ -121,6 +122,9 @@ private:
     std::vector<size_t> place_;                       // [tokens]: among those that have bounds
     size_t bounded_ = 0;                              // tokens that have bounds
     Copies copies_;                                   // of these, where others have none
+    Channels channels_;
+    bool fits_ = false;                               // to new scales of channels: what the bounds of rows add
+    std::vector<float> rows_;                         // [blocks * 16]: that
     std::vector<float> sizes_, bounds_, thresholds_;  // [bounded], [blocks, bounded], [tokens]
     std::vector<int32_t> offsets_;
     std::vector<float> highest_;                      // [chunks, bounded]: the largest bound

@@ -114,6 +114,27 @@ def test_outputs_as_far_from_what_is_seen_as_can_be(level: str, positive: float,
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_bounds_fit_tokens_whose_inputs_differ_in_size(level: str, pool: ThreadPoolExecutor) -> None:
+    """As those of heads do: scales of inputs follow the tokens, less is computed behind bounds, and ids stay those of the whole."""
+    rng = np.random.default_rng(16)
+    rows, sizes = random_rows(rng, 3000, 640), np.exp(1.5 * rng.standard_normal(640)).astype(np.float32)
+    head, shares = Head(rows, pool, 16, level), []
+
+    def tokens() -> np.ndarray:
+        near_some = np.stack([near(rows, row, rng) for row in rng.integers(0, 3000, 16)])
+        return sizes * (near_some + 6 * rng.standard_normal(near_some.shape)).astype(np.float32)
+
+    for _ in range(80):
+        shares.append(head.check(tokens()))
+    assert sum(head.plan.screened[:2]) == 80
+    new = [Head(rows, pool, 16, level).check(tokens()) for _ in range(8)]
+    assert np.mean(shares[-8:]) < 0.6 * np.mean(new)
+    small = sizes * np.float32(1e-3) * rng.standard_normal((16, 640)).astype(np.float32)
+    for x in (1 / sizes[None], np.where(np.arange(640) % 97 == 0, sizes, 0)[None].astype(np.float32), small, -small):
+        head.check(x)  # unlike all that were seen
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_numbers_at_their_ends(level: str, pool: ThreadPoolExecutor) -> None:
     """Zeros, subnormals, outputs that overflow, and what is not finite: the whole product's ids, NaN first as ever."""
     rng = np.random.default_rng(5)

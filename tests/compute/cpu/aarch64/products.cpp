@@ -52,9 +52,17 @@ void multiply(Answers& out, const Matrix& matrix, const Activations& x, uint8_t*
 // Bounds of a screened matrix.
 void screen(Answers& out, const Matrix& matrix, const Activations& x, uint8_t* scratch) {
     constexpr size_t kBlocks = (kRows + 15) / 16;
-    std::vector<float> sizes(kMost), bounds(kBlocks * kMost), best(kMost);
+    std::vector<float> rows(kBlocks * 16), sizes(kMost), bounds(kBlocks * kMost), best(kMost), inverses(kInputs), steps(kInputs / 32, 0.0625f);
+    std::vector<int8_t> codes(kInputs);
     std::vector<int32_t> offsets(kMost * kInputs / 16);
-    const Screening of = {kMost, sizes.data(), offsets.data(), bounds.data(), best.data()};
+    std::vector<double> energies(kInputs);
+    for (size_t i = 0; i < kInputs; ++i) codes[i] = static_cast<int8_t>(1 + i * 37 % 127), inverses[i] = 16.0001f / codes[i];
+    const ChannelScales channels = {codes.data(), steps.data(), inverses.data(), 2.82f};
+    kKernels.linear->left_out(matrix, energies.data());
+    kKernels.linear->fit(matrix, channels, 0, kBlocks, rows.data(), scratch);
+    for (const double each : energies) out.put(each);
+    out.put_floats(rows.data(), rows.size());
+    const Screening of = {kMost, channels, rows.data(), sizes.data(), offsets.data(), bounds.data(), best.data()};
     for (size_t token = 0; token < kMost; ++token) kKernels.linear->measure(x.of(), matrix.k, token, of);
     out.put(kKernels.linear->screen(matrix, x.of(), of, 0, kBlocks, scratch));
     out.put_floats(sizes.data(), sizes.size()), out.put_floats(bounds.data(), bounds.size()), out.put_floats(best.data(), best.size());
