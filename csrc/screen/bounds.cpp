@@ -248,11 +248,11 @@ void fit_rows(const Matrix& matrix, const ChannelScales& channels, size_t first,
     const double rounding = 1.0 + (static_cast<double>(parts.groups) + 8.0) * 0x1p-23;
     for (size_t block = first; block < first + count; ++block) {
         Vec sum;
-        float twice[kLanes];
+        float squared[kLanes];           // of 2 |c e|
         direct<LowSquares, 1, 1>(1, matrix.data + block * parts.whole, 0, matrix.k, squares, &sum);
-        store(twice, sum);
+        store(squared, sum);
         for (size_t r = 0; r < kLanes; ++r) {
-            const double left = 0.5 * sqrt(twice[r] * rounding), rounded = static_cast<double>(channels.largest) * parts.roundings_of(matrix, block)[r];
+            const double left = 0.5 * sqrt(squared[r] * rounding), rounded = static_cast<double>(channels.largest) * parts.roundings_of(matrix, block)[r];
             rows[block * kLanes + r] = static_cast<float>(0.125 * (left + rounded) * (1.0 + 0x1p-20));
         }
     }
